@@ -9,6 +9,6 @@ class InputError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the closest of the `known` words, or `""` if none is close."""
+    """Return `" (did you mean 'x'?)"` for the closest `known` word, or `""` if none is close."""
     close = get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

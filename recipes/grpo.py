@@ -1,0 +1,61 @@
+"""Policy-gradient algorithms (chapter 6) on TRL's GRPOTrainer.
+
+accelerate launch --config_file configs/accelerate/cpu.yaml recipes/grpo.py \
+    --config configs/tiny/grpo.yaml
+"""
+
+from dataclasses import dataclass, field
+
+from rlhf_trl.run.config import load_config
+from rlhf_trl.run.launch import Expect, recipe
+from rlhf_trl.tasks.gym import GymData, GymTasks
+from rlhf_trl.tasks.rewards import load_rewards, task_metrics
+
+
+@dataclass
+class Run:
+    """The fields of this recipe beside TRL's GRPOConfig and ModelConfig."""
+
+    dataset: GymData
+    algorithm: str = "grpo"
+    formulation: str = "chapter"
+    reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
+    expect: Expect | None = None
+
+
+def main() -> None:
+    """Parse, load, train, evaluate, save, report."""
+    loaded = load_config(Run, "GRPOConfig")
+    own, args, model = loaded.own, loaded.trl, loaded.model
+
+    from datasets import Dataset
+    from trl import get_peft_config, get_quantization_config
+
+    from rlhf_trl.run import train
+    from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
+    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
+
+    name = f"{own.algorithm} ({own.formulation})"
+    train.begin(loaded, name)
+    tasks = GymTasks(own.dataset)
+    rewards = load_rewards(own.reward_funcs, tasks)
+    train.check_generation_batch(args, tasks.train)
+    tokenizer = load_tokenizer(model, args)
+    check_prompts(tasks.train + tasks.held_out, tokenizer, model, args)
+
+    trainer = PolicyGradientTrainer(
+        model=prepare_model(model, args),
+        reward_funcs=rewards,
+        args=args,
+        train_dataset=Dataset.from_list(tasks.train),
+        eval_dataset=Dataset.from_list(tasks.held_out),
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+    )
+    trainer.scores = task_metrics(tasks)
+    train.run(trainer, loaded, tasks, name)
+
+
+if __name__ == "__main__":
+    recipe(main)

@@ -1,0 +1,1 @@
+"""What surrounds training: config loading, launch guard, evaluation, output, reports."""

@@ -1,0 +1,138 @@
+"""The guard around a launch: what came up is what was asked for, and errors are sentences."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_trl.errors import InputError
+
+STRATEGIES = ("none", "ddp", "fsdp", "deepspeed")
+
+
+@dataclass
+class Expect:
+    """The `expect:` block: the launch a config is meant for; a different one is refused."""
+
+    processes: int | None = None
+    strategy: str | None = None
+
+
+def recipe(main: Callable[[], None]) -> None:
+    """Run a recipe's `main`; an `InputError` ends it with its sentence and exit code 1."""
+    try:
+        check_process_count_asked()
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+def check_process_count_asked() -> None:
+    """Stop a launch that was to have several processes and has one.
+
+    `accelerate launch --cpu --num_processes 2` (and MULTI_CPU in its config) sets MASTER_ADDR, but
+    starts a single process without WORLD_SIZE.
+    """
+    if os.environ.get("MASTER_ADDR") and not os.environ.get("WORLD_SIZE"):
+        raise InputError(
+            "accelerate was asked for several processes but started only this one, as it does with "
+            "--cpu; launch with --config_file configs/accelerate/cpu_2proc.yaml (for a CPU), or "
+            "unset MASTER_ADDR if one process is what you want."
+        )
+
+
+def check_processes(args: Any, expect: Expect | None = None) -> None:
+    """Stop unless the processes that were launched are the ones that found each other.
+
+    Args:
+        args (`TrainingArguments`): holds the live world size.
+        expect (`Expect`, *optional*): what the config is meant for.
+    """
+    live, launched = args.world_size, int(os.environ.get("WORLD_SIZE") or 1)
+    if live != launched:
+        raise InputError(
+            f"{launched} processes were launched but this one sees {live}, so each would train on "
+            "its own into the same output_dir; on a machine without GPUs write use_cpu: true in "
+            "the config (or set ACCELERATE_USE_CPU=true)."
+        )
+    if expect is None:
+        return
+    if expect.processes is not None and expect.processes != live:
+        raise InputError(
+            f"this config expects {expect.processes} processes and {live} came up; launch with "
+            f"--num_processes {expect.processes}, or change expect.processes together with the "
+            "batch sizes."
+        )
+    if expect.strategy is not None and expect.strategy not in STRATEGIES:
+        raise InputError(
+            f"expect.strategy: {expect.strategy!r} is not one of {', '.join(STRATEGIES)}."
+        )
+
+
+def strategy_of(accelerator: Any) -> str:
+    """Return `none`, `ddp`, `fsdp` or `deepspeed`: how this accelerator wraps a model."""
+    kind = accelerator.distributed_type.value
+    if kind in ("FSDP", "DEEPSPEED"):
+        return kind.lower()
+    return "ddp" if accelerator.num_processes > 1 else "none"
+
+
+def check_strategy(trainer: Any, expect: Expect | None = None) -> None:
+    """Stop unless the trainer's accelerator uses the strategy that the launch asked for.
+
+    On a CPU, accelerate silently falls back from FSDP to DDP.
+    """
+    came_up = strategy_of(trainer.accelerator)
+    asked = expect.strategy if expect else None
+    for name in ("fsdp", "deepspeed"):
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() == "true":
+            asked = name
+    if asked is not None and asked != came_up:
+        raise InputError(
+            f"strategy {asked} was asked for and {came_up} came up on "
+            f"{trainer.accelerator.device.type}; use a configs/accelerate/*.yaml that fits this "
+            "machine (FSDP needs GPUs), or change expect.strategy."
+        )
+
+
+def check_wrapper(trainer: Any) -> None:
+    """Stop unless the model that trains is wrapped the way the strategy wraps models."""
+    wanted = {
+        "ddp": ("DistributedDataParallel",),
+        "fsdp": ("FSDPModule", "FullyShardedDataParallel"),
+        "deepspeed": ("DeepSpeedEngine",),
+    }.get(strategy_of(trainer.accelerator))
+    names = [cls.__name__ for cls in type(trainer.model_wrapped).__mro__]
+    if wanted and not set(wanted) & set(names):
+        raise InputError(
+            f"the model is a {names[0]} where strategy {strategy_of(trainer.accelerator)} wraps it "
+            f"in {' or '.join(wanted)}; the processes would train apart, so check the accelerate "
+            "config."
+        )
+
+
+def describe_launch(args: Any, name: str) -> str:
+    """Return the first line of a run: device, processes, dtype and batch arithmetic."""
+    processes = args.world_size
+    line = (
+        f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
+        f"strategy {_asked_strategy(processes)}, "
+        f"{'bfloat16' if args.bf16 else 'float16' if args.fp16 else 'float32'}; "
+    )
+    per_step = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
+    if not hasattr(args, "generation_batch_size"):
+        return line + f"{per_step} examples per optimizer step"
+    prompts = args.generation_batch_size // args.num_generations
+    updates = args.num_iterations * args.steps_per_generation / args.gradient_accumulation_steps
+    return line + (
+        f"{prompts} prompts x {args.num_generations} completions per generation, "
+        f"{per_step} completions per optimizer step, {updates:g} optimizer steps per generation"
+    )
+
+
+def _asked_strategy(processes: int) -> str:
+    for name in ("fsdp", "deepspeed"):
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() == "true":
+            return name
+    return "ddp" if processes > 1 else "none"

@@ -1,0 +1,107 @@
+"""The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded."""
+
+from typing import Any
+
+from rlhf_trl.errors import InputError
+
+EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
+UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
+
+
+def load_tokenizer(model: Any, args: Any) -> Any:
+    """Return the tokenizer of `model.model_name_or_path`, with a pad token.
+
+    Args:
+        model (`ModelConfig`): `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub
+            name.
+        args (`TrainingArguments`): `trust_remote_code` is honoured where the config has it.
+
+    Raises:
+        InputError: no such model, or a tokenizer without an end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    from rlhf_trl import tiny
+
+    name = model.model_name_or_path
+    if name is None:
+        raise InputError(
+            f"model_name_or_path is missing; write {EMBEDDED} for the embedded model, a folder or "
+            "a hub name."
+        )
+    if name == UNTRAINED:
+        return tiny.build_tokenizer()
+    tokenizer = _from_pretrained(AutoTokenizer, model, args)
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"the tokenizer of {name!r} has no eos_token, so no completion could ever end; set "
+            "eos_token in its tokenizer_config.json."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def prepare_model(model: Any, args: Any) -> Any:
+    """Return what a TRL trainer takes as `model`: a path or hub name, or a built model.
+
+    Sets `args.model_init_kwargs` from the `ModelConfig` the way TRL's own scripts do.
+    """
+    from rlhf_trl import tiny
+
+    if model.model_name_or_path == UNTRAINED:
+        return tiny.build_model(args.seed)
+    args.model_init_kwargs = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(args.model_init_kwargs or {}),
+    }
+    return _path(model)
+
+
+def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
+    """Stop before loading the model if a prompt plus its completion cannot fit the context.
+
+    Raises:
+        InputError: a prompt of no tokens, or one longer than the model's context allows.
+    """
+    from transformers import AutoConfig
+
+    if model.model_name_or_path == UNTRAINED:
+        return
+    config = _from_pretrained(AutoConfig, model, args)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    encoded = tokenizer.apply_chat_template(
+        [row["prompt"] for row in rows], add_generation_prompt=True, tokenize=True, return_dict=True
+    )["input_ids"]
+    longest = max(range(len(rows)), key=lambda i: len(encoded[i]))
+    needed = len(encoded[longest]) + args.max_completion_length
+    if limit is not None and needed > limit:
+        raise InputError(
+            f"the longest prompt has {len(encoded[longest])} tokens and with max_completion_length "
+            f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
+            f"context of {limit}: {rows[longest]['question'][:80]!r}; shorten the task's config or "
+            "max_completion_length."
+        )
+
+
+def _path(model: Any) -> str:
+    from rlhf_trl import tiny
+
+    name = model.model_name_or_path
+    return tiny.checkpoint_path() if name == EMBEDDED else name
+
+
+def _from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
+    trust = getattr(args, "trust_remote_code", False)
+    try:
+        return auto_class.from_pretrained(
+            _path(model), revision=model.model_revision, trust_remote_code=trust
+        )
+    except OSError as error:
+        raise InputError(
+            f"model_name_or_path: {model.model_name_or_path!r} is neither a model folder here nor "
+            f"a hub model that can be reached ({str(error).splitlines()[0]}); write {EMBEDDED} for "
+            "the embedded model, or the path of a local copy."
+        ) from error

@@ -1,0 +1,137 @@
+"""What a run shows: progress bar, warnings, evaluations, learning curve, table, summary."""
+
+import importlib.metadata
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+from rlhf_trl.run.output import write_json, write_whole
+
+logger = logging.getLogger(__name__)
+
+SAMPLES_SHOWN = 5
+PATIENCE = 10  # logged steps in a row before a warning
+
+
+class RewardProgress(ProgressCallback):
+    """The usual progress bar with the reward (or loss) behind it instead of a line per log."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Show the newest reward on the bar, and each evaluation as one line above it."""
+        if not state.is_world_process_zero or self.training_bar is None or logs is None:
+            return
+        for key in ("reward", "loss"):
+            if logs.get(key) is not None:
+                self.training_bar.set_postfix({key: f"{logs[key]:.3f}"}, refresh=False)
+                break
+        if "eval_exact_match" in logs:
+            self.training_bar.write(
+                f"step {state.global_step:>5}  exact match {logs['eval_exact_match']:.3f} greedy, "
+                f"{logs['eval_sampled_exact_match']:.3f} sampled"
+            )
+
+
+class Watch(TrainerCallback):
+    """Warns once when training runs on without learning anything."""
+
+    signs = {  # noqa: RUF012 - read only
+        "frac_reward_zero_std": (
+            "every group of completions got equal rewards for %d logged steps up to step %d, so "
+            "all advantages are 0 and nothing is learnt; look at the reward functions and at the "
+            "difficulty of the task."
+        ),
+        "completions/clipped_ratio": (
+            "every completion was cut off at max_completion_length for %d logged steps up to step "
+            "%d; raise max_completion_length, or check that the model knows its eos token."
+        ),
+    }
+
+    def __init__(self):
+        self._streak = dict.fromkeys(self.signs, 0)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Count logged steps in a row on which a sign of standstill is total."""
+        for key, message in self.signs.items():
+            if key not in (logs or {}):
+                continue
+            self._streak[key] = self._streak[key] + 1 if logs[key] == 1.0 else 0
+            if self._streak[key] == PATIENCE and state.is_world_process_zero:
+                logger.warning(message, PATIENCE, state.global_step)
+                self._streak[key] = -(10**9)  # once
+
+
+def save_answers(folder: Path, step: int, metrics: dict, answers: list[dict]) -> None:
+    """Write one evaluation, metrics and every answer, as `step-N.json`."""
+    write_json(folder / f"step-{step:06d}.json", {"metrics": metrics, "answers": answers})
+
+
+def read_evaluations(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the evaluations of a run by step, in order."""
+    return {
+        int(path.stem.removeprefix("step-")): json.loads(path.read_text())
+        for path in sorted(folder.glob("step-*.json"))
+    }
+
+
+def table(evaluations: dict[int, dict[str, Any]]) -> str:
+    """Return the before/after table: every score, then sample answers side by side."""
+    first, last = min(evaluations), max(evaluations)
+    before, after = evaluations[first], evaluations[last]
+    lines = [f"{'':24}{f'step {first}':>12}{f'step {last}':>12}"]
+    for key, value in before["metrics"].items():
+        name = key.removeprefix("eval_").replace("_", " ")
+        lines.append(f"{name:24}{value:12.3f}{after['metrics'][key]:12.3f}")
+    lines += ["", "greedy answers to held-out questions"]
+    pairs = zip(before["answers"], after["answers"], strict=True)
+    for old, new in list(pairs)[:SAMPLES_SHOWN]:
+        lines += [
+            f"  {old['question']}   (right: {old['answer']})",
+            f"    step {first:<6} {old['greedy']!r}",
+            f"    step {last:<6} {new['greedy']!r}",
+        ]
+    return "\n".join(lines)
+
+
+def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], title: str) -> None:
+    """Draw reward (or loss) per step and exact match per evaluation into a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    key = "reward" if any("reward" in entry for entry in log) else "loss"
+    points = [(e["step"], e[key]) for e in log if e.get(key) is not None]
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    axis.plot(*zip(*points, strict=True), color="tab:blue", label=f"training {key}")
+    axis.set(xlabel="optimizer step", ylabel=key, title=title)
+    if evaluations:
+        right = axis.twinx()
+        for name, style in (("exact_match", "o-"), ("sampled_exact_match", "s--")):
+            scores = [e["metrics"][f"eval_{name}"] for e in evaluations.values()]
+            label = "held-out exact match, " + ("sampled" if "sampled" in name else "greedy")
+            right.plot(list(evaluations), scores, style, color="tab:orange", label=label)
+        right.set(ylabel="exact match", ylim=(0, 1.02))
+        figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    write_whole(path, lambda p: figure.savefig(p, dpi=130))
+    plt.close(figure)
+
+
+def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
+    """Return the last line of a run."""
+    before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
+    count = len(evaluations[min(evaluations)]["answers"])
+    noun = "words" if tasks == {"spell_backward"} else "questions"
+    return (
+        f"exact match {before['eval_exact_match']:.3f} -> {after['eval_exact_match']:.3f} "
+        f"(greedy, {count} held-out {noun}, seed {seed})"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that decide what a run computes."""
+    names = ("rlhf_trl", "trl", "transformers", "torch", "accelerate", "peft", "reasoning_gym")
+    return {name: importlib.metadata.version(name) for name in names}

@@ -1,0 +1,150 @@
+"""Strict YAML: duplicate keys and tags are errors, and a scalar means what YAML 1.2 says it means.
+
+YAML 1.1, which PyYAML reads, takes `1e-6` for a string, `no` for a boolean and `010` for 8. Here
+`1e-6` is a number, `yes` and `on` are strings (so a boolean field refuses them) and 010 is 10.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf_trl.errors import InputError
+
+_SCALARS = [
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+]
+
+
+class Unset:
+    """The value of `key: !unset`: the key that the base file sets is removed."""
+
+    def __repr__(self) -> str:
+        return "!unset"
+
+
+UNSET = Unset()
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML's own registry)
+    yaml_constructors = {}  # noqa: RUF012
+
+    def _fail(self, problem: str, node: yaml.Node) -> None:
+        raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
+        mapping, lines = {}, {}
+        for key_node, value_node in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                self._fail(f"the key {key!r} is not a string; put it in quotes", key_node)
+            if key == "<<":
+                self._fail("the merge key '<<' is not read here; use extends: PATH", key_node)
+            if key in mapping:
+                self._fail(
+                    f"{key!r} is given twice, first on line {lines[key]}; keep one", key_node
+                )
+            lines[key] = key_node.start_mark.line + 1
+            mapping[key] = self.construct_object(value_node, deep=True)
+        return mapping
+
+    def _list(self, node: yaml.SequenceNode) -> list[Any]:
+        items = [self.construct_object(item, deep=True) for item in node.value]
+        if UNSET in items:
+            self._fail("!unset removes a key of a mapping, not an item of a list", node)
+        return items
+
+    def _float(self, node: yaml.ScalarNode) -> float:
+        text = node.value.lower()
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+    def _unset(self, node: yaml.Node) -> Unset:
+        if node.value:
+            self._fail("!unset takes no value", node)
+        return UNSET
+
+    def _unknown_tag(self, node: yaml.Node) -> None:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        self._fail(f"the tag {tag} is not read here; write a plain value", node)
+
+
+def _core(kind: str) -> str:
+    return f"tag:yaml.org,2002:{kind}"
+
+
+for _kind, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_core(_kind), re.compile(f"^(?:{_pattern})$"), _first)
+_Loader.add_constructor(_core("null"), lambda loader, node: None)
+_Loader.add_constructor(_core("bool"), lambda loader, node: node.value.lower() == "true")
+_Loader.add_constructor(_core("int"), lambda loader, node: int(node.value))
+_Loader.add_constructor(_core("str"), lambda loader, node: loader.construct_scalar(node))
+_Loader.add_constructor(_core("float"), _Loader._float)
+_Loader.add_constructor(_core("map"), _Loader._mapping)
+_Loader.add_constructor(_core("seq"), _Loader._list)
+_Loader.add_constructor("!unset", _Loader._unset)
+_Loader.add_constructor(None, _Loader._unknown_tag)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind, _pattern, _first in _SCALARS:
+    _Dumper.add_implicit_resolver(_core(_kind), re.compile(f"^(?:{_pattern})$"), _first)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the mapping that the file at `path` holds.
+
+    Raises:
+        InputError: the file cannot be read, is not YAML, repeats a key or is not a mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: the config cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: the config is not UTF-8 text.") from error
+    try:
+        content = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise InputError(f"{where}: {problem}.") from error
+    if not isinstance(content, dict):
+        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        raise InputError(f"{path}: the config must be a mapping of key: value, and holds {kind}.")
+    return content
+
+
+def read_word(text: str) -> Any:
+    """Return what a word of the command line means as a YAML scalar, `[list]` or `{mapping}`.
+
+    A string comes back as it was typed: the shell has already taken the quotes.
+    """
+    try:
+        value = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError):
+        return text
+    is_collection = isinstance(value, dict | list)
+    if not text.strip() or isinstance(value, str) or (is_collection and text[0] not in "[{"):
+        return text
+    return value
+
+
+def dump_yaml(content: dict[str, Any]) -> str:
+    """Return YAML that `read_yaml` reads back as exactly `content`."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,1 @@
+"""Tasks, rewards and data sets in the formats that TRL's trainers take."""

@@ -1,0 +1,167 @@
+"""reasoning-gym tasks as prompt data sets with a training and a held-out side that never meet."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rlhf_trl.errors import InputError, nearest
+
+HELD_OUT_PART = 10  # one question in ten belongs to evaluation
+
+
+@dataclass
+class Spec:
+    """One reasoning-gym task: its registered `name`, `weight` in the mixture, and own `config`."""
+
+    name: str
+    weight: float = 1.0
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class GymData:
+    """The `dataset:` block: a weighted mixture of reasoning-gym tasks.
+
+    `size` training rows are drawn with `seed`, `eval_size` different held-out rows with
+    `eval_seed`. `system_prompt` is `none`, `deepseek_zero` (the gym's own text) or the text itself.
+    """
+
+    specs: list[Spec]
+    source: str = "reasoning_gym"
+    size: int = 2000
+    seed: int = 0
+    eval_size: int = 256
+    eval_seed: int = 1000
+    system_prompt: str = "none"
+
+
+def is_held_out(question: str) -> bool:
+    """Whether a question belongs to the held-out side: a fixed tenth, by the hash of its text.
+
+    Letter case and outer white space do not count, so a word is never on both sides, whatever the
+    seeds of training and evaluation.
+    """
+    digest = hashlib.sha256(question.strip().lower().encode()).hexdigest()
+    return int(digest, 16) % HELD_OUT_PART == 0
+
+
+class GymTasks:
+    """The entries of a run, numbered, with the gym's scorer beside them.
+
+    Attributes:
+        train (`list[dict]`): `size` rows with `prompt`, `question`, `answer`, `task`, `id`.
+        held_out (`list[dict]`): `eval_size` rows with different questions, same columns.
+        passed_over (`int`): training candidates left out because they belong to the held-out side.
+
+    Raises:
+        InputError: unknown task or option, nothing to draw from, or too few different questions.
+    """
+
+    def __init__(self, config: GymData):
+        if config.source != "reasoning_gym":
+            raise InputError(
+                f"dataset.source: {config.source!r} is not known here; write reasoning_gym."
+            )
+        for key in ("size", "eval_size"):
+            if (count := getattr(config, key)) < 1:
+                raise InputError(
+                    f"dataset.{key}: {count} leaves the data set empty; write 1 or more."
+                )
+        self._system = _system_prompt(config.system_prompt)
+        self._entries: list[tuple[Any, dict[str, Any]]] = []
+        self.passed_over = 0
+        self.train = [self._row(*e) for e in self._draw(config, config.seed, config.size, False)]
+        self.held_out = [
+            self._row(*e) for e in self._draw(config, config.eval_seed, config.eval_size, True)
+        ]
+
+    def score(self, answer: str | None, row_id: int) -> float:
+        """Return the gym's own score of an `answer` (None: no answer found) to row `row_id`."""
+        scorer, entry = self._entries[row_id]
+        return float(scorer(answer, entry))
+
+    def _row(self, scorer: Any, entry: dict[str, Any]) -> dict[str, Any]:
+        self._entries.append((scorer, entry))
+        return {
+            "prompt": [*self._system, {"role": "user", "content": entry["question"]}],
+            "question": entry["question"],
+            "answer": str(entry["answer"]),
+            "task": entry["metadata"]["source_dataset"],
+            "id": len(self._entries) - 1,
+        }
+
+    def _draw(
+        self, config: GymData, seed: int, count: int, held_out: bool
+    ) -> Iterator[tuple[Any, dict[str, Any]]]:
+        candidates = 100 * count + 10_000
+        dataset = _mixture(config.specs, seed, candidates)
+        seen: set[str] = set()
+        found = 0
+        for index in range(candidates):
+            entry = dataset[index]
+            key = entry["question"].strip().lower()
+            if is_held_out(key) != held_out:
+                self.passed_over += not held_out
+            elif not (held_out and key in seen):
+                seen.add(key)
+                found += 1
+                yield dataset.score_answer, entry
+                if found == count:
+                    return
+        side, key = ("held-out", "eval_size") if held_out else ("training", "size")
+        raise InputError(
+            f"dataset.{key}: the tasks {[s.name for s in config.specs]} gave only {found} {side} "
+            f"questions for the {count} asked; write {key}: {found} or widen the tasks' config."
+        )
+
+
+def _system_prompt(name: str) -> list[dict[str, str]]:
+    if name == "none":
+        return []
+    if name == "deepseek_zero":
+        from reasoning_gym.utils import SYSTEM_PROMPTS
+
+        name = SYSTEM_PROMPTS["DeepSeekZero"]
+    return [{"role": "system", "content": name}]
+
+
+def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
+    import reasoning_gym
+    from reasoning_gym.composite import DatasetSpec
+    from reasoning_gym.factory import DATASETS
+
+    if not specs:
+        raise InputError("dataset.specs is empty; name at least one reasoning-gym task.")
+    for i, spec in enumerate(specs):
+        where = f"dataset.specs.{i}"
+        if spec.name not in DATASETS:
+            raise InputError(
+                f"{where}.name: reasoning-gym has no task {spec.name!r}"
+                f"{nearest(spec.name, DATASETS)}."
+            )
+        if not spec.weight > 0:
+            raise InputError(
+                f"{where}.weight: {spec.weight} is not a weight; write a positive number."
+            )
+        known = {f.name for f in fields(DATASETS[spec.name][1])} - {"seed", "size"}
+        for option in spec.config:
+            if option not in known:
+                raise InputError(
+                    f"{where}.config.{option}: task {spec.name!r} has no such option"
+                    f"{nearest(option, known)} (it has {', '.join(sorted(known))})."
+                )
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise InputError(f"dataset.specs names a task twice ({names}); give each task one entry.")
+    try:
+        return reasoning_gym.create_dataset(
+            "composite",
+            size=size,
+            seed=seed,
+            datasets=[DatasetSpec(s.name, s.weight, s.config) for s in specs],
+        )
+    except (AssertionError, TypeError, ValueError) as error:
+        raise InputError(
+            f"dataset.specs: reasoning-gym refused the options of {names}: {error}."
+        ) from error

@@ -1,0 +1,1 @@
+"""The overrides on TRL's trainers; each is the smallest that does its job."""

@@ -1,0 +1,127 @@
+"""Evaluation by answering: held-out prompts, greedily and by sampling, scored by the task."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from trl.data_utils import is_conversational
+from trl.distributed import DistributedBackend
+from trl.models import unwrap_model_for_generation
+
+Score = Callable[..., list[float]]
+
+
+class AnswersHeldOut:
+    """Trainer mixin whose `evaluate` generates answers to `eval_dataset` and scores them.
+
+    Replaces `transformers.Trainer.evaluate`, so that `eval_strategy`, `eval_steps`,
+    `eval_on_start`, trackers and `metric_for_best_model` work as usual. TRL's own evaluation of a
+    policy-gradient run reports the loss on fresh samples, which says nothing about the task.
+
+    Metrics are `eval_<score>` for greedy answers and `eval_sampled_<score>` for answers sampled at
+    temperature 1 under a fixed seed. The training's random state is left untouched.
+
+    Attributes:
+        scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
+        on_answers (`Callable`): called on the main process with (step, metrics, answers).
+    """
+
+    scores: dict[str, Score]
+    on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
+        rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
+        was_training = self.model.training
+        self.model.eval()
+        answers = self._answer(rows)
+        metrics = {}
+        for kind, infix in (("greedy", ""), ("sampled", "sampled_")):
+            columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
+            for name, score in self.scores.items():
+                values = score(completions=[a[kind] for a in answers], **columns)
+                metrics[f"{metric_key_prefix}_{infix}{name}"] = sum(values) / len(values)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        if self.on_answers is not None and self.is_world_process_zero():
+            self.on_answers(self.state.global_step, metrics, answers)
+        self.model.train(was_training)
+        return metrics
+
+    def _answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return question, right answer, greedy and sampled text for every row, in order."""
+        # Every process gets the same number of rows (the last ones repeat): generation is
+        # collective under ZeRO-3 and FSDP.
+        share = math.ceil(len(rows) / self.accelerator.num_processes)
+        first = share * self.accelerator.process_index
+        mine = [i % len(rows) for i in range(first, first + share)]
+        found = []
+        device = self.accelerator.device
+        with (
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as model,
+            torch.no_grad(),
+            torch.random.fork_rng([] if device.type == "cpu" else [device], device_type="cuda"),
+            DistributedBackend(self.accelerator).summon_full_params(
+                self.model_wrapped, recurse=False
+            ),
+        ):
+            torch.manual_seed(self.args.seed + self.accelerator.process_index)
+            size = self.args.per_device_eval_batch_size
+            for batch in (mine[i : i + size] for i in range(0, share, size)):
+                prompts = [rows[i]["prompt"] for i in batch]
+                greedy = self._generate_text(model, prompts, do_sample=False)
+                sampled = self._generate_text(model, prompts, do_sample=True)
+                found += zip(batch, greedy, sampled, strict=True)
+        by_row = {i: (greedy, sampled) for i, greedy, sampled in gather_object(found)}
+        return [
+            {
+                "question": row.get("question"),
+                "answer": row.get("answer"),
+                "greedy": by_row[i][0],
+                "sampled": by_row[i][1],
+            }
+            for i, row in enumerate(rows)
+        ]
+
+    def _generate_text(self, model: Any, prompts: list[Any], do_sample: bool) -> list[str]:
+        tokenizer = self.processing_class
+        if is_conversational({"prompt": prompts[0]}):
+            prompts = tokenizer.apply_chat_template(
+                prompts, add_generation_prompt=True, tokenize=False
+            )
+            inputs = tokenizer(
+                prompts,
+                return_tensors="pt",
+                padding=True,
+                padding_side="left",
+                add_special_tokens=False,
+            )
+        else:
+            inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0} if do_sample else {}
+        output = model.generate(
+            input_ids=inputs["input_ids"].to(self.accelerator.device),
+            attention_mask=inputs["attention_mask"].to(self.accelerator.device),
+            max_new_tokens=self.max_completion_length,
+            do_sample=do_sample,
+            eos_token_id=getattr(self, "eos_token_ids", tokenizer.eos_token_id),
+            pad_token_id=tokenizer.pad_token_id,
+            disable_compile=True,
+            **sampling,
+        )
+        completions = output[:, inputs["input_ids"].size(1) :]
+        return tokenizer.batch_decode(completions, skip_special_tokens=True)

@@ -1,0 +1,201 @@
+"""The launch guard and the output folder: every refusal is one sentence with a remedy."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.run import launch, output
+from rlhf_trl.run.launch import Expect
+
+
+def args_with(world_size, **more):
+    return SimpleNamespace(world_size=world_size, **more)
+
+
+def trainer_with(kind, processes=1, device="cpu", model=None):
+    accelerator = SimpleNamespace(
+        distributed_type=SimpleNamespace(value=kind),
+        num_processes=processes,
+        device=SimpleNamespace(type=device),
+    )
+    return SimpleNamespace(accelerator=accelerator, model_wrapped=model)
+
+
+def refused(match, call, *args):
+    with pytest.raises(InputError, match=match):
+        call(*args)
+
+
+def test_several_processes_asked_for_and_one_started(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    refused("started only this one.*cpu_2proc.yaml", launch.check_process_count_asked)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    launch.check_process_count_asked()
+
+
+def test_processes_that_do_not_see_each_other(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(
+        "2 processes were launched but this one sees 1.*use_cpu",
+        launch.check_processes,
+        args_with(1),
+    )
+    launch.check_processes(args_with(2))
+
+
+def test_expected_processes_and_strategy(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    launch.check_processes(args_with(2), Expect(processes=2, strategy="ddp"))
+    refused("expects 4 processes and 2 came up", launch.check_processes, args_with(2), Expect(4))
+    refused("not one of none, ddp", launch.check_processes, args_with(2), Expect(2, "dpp"))
+    refused(
+        "strategy fsdp was asked for and ddp came up",
+        launch.check_strategy,
+        trainer_with("MULTI_GPU", 2),
+        Expect(strategy="fsdp"),
+    )
+
+
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed"])
+def test_silent_fallback_to_another_strategy(monkeypatch, name):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name.upper()}", "true")
+    refused(
+        f"strategy {name} was asked for and ddp came up on cpu",
+        launch.check_strategy,
+        trainer_with("MULTI_CPU", 2),
+    )
+    launch.check_strategy(trainer_with(name.upper(), 2))
+
+
+def test_wrapper_must_fit_the_strategy():
+    plain = torch.nn.Linear(1, 1)
+    launch.check_wrapper(trainer_with("NO", model=plain))
+    refused(
+        "Linear where strategy ddp", launch.check_wrapper, trainer_with("MULTI_CPU", 2, model=plain)
+    )
+
+    class DeepSpeedEngine(torch.nn.Module):
+        pass
+
+    launch.check_wrapper(trainer_with("DEEPSPEED", 2, model=DeepSpeedEngine()))
+    refused("wraps it in FSDPModule", launch.check_wrapper, trainer_with("FSDP", 2, model=plain))
+
+
+def test_first_line_states_the_batch_arithmetic():
+    args = args_with(
+        2,
+        device=torch.device("cpu"),
+        bf16=False,
+        fp16=False,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        generation_batch_size=64,
+        num_generations=8,
+        num_iterations=1,
+        steps_per_generation=16,
+    )
+    line = launch.describe_launch(args, "grpo (chapter)")
+    assert line == (
+        "grpo (chapter) on cpu, 2 processes, strategy ddp, float32; 8 prompts x 8 completions per "
+        "generation, 16 completions per optimizer step, 4 optimizer steps per generation"
+    )
+
+
+def test_recipe_turns_an_input_error_into_one_line_and_exit_code_1(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(
+        "from rlhf_trl.errors import InputError\nfrom rlhf_trl.run.launch import recipe\n"
+        "def main():\n    raise InputError('the key x is wrong; write y.')\nrecipe(main)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: the key x is wrong; write y.\n")
+
+
+# --- the output folder
+
+
+def test_write_whole_leaves_nothing_behind_when_writing_fails(tmp_path):
+    def broken(path):
+        path.write_text("half")
+        raise RuntimeError
+
+    target = tmp_path / "summary.json"
+    output.write_json(target, {"a": 1})
+    with pytest.raises(RuntimeError):
+        output.write_whole(target, broken)
+    assert json.loads(target.read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_replace_folder_swaps_whole_folders(tmp_path):
+    target = tmp_path / "model"
+    for text in ("one", "two"):
+        output.replace_folder(target, lambda p, t=text: (p.mkdir(), (p / "w").write_text(t)), True)
+        assert (target / "w").read_text() == text
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_claim_refuses_what_it_must(tmp_path):
+    (tmp_path / "file").write_text("")
+    refused("is a file", output.claim, str(tmp_path / "file"), None)
+    refused("cannot be written", output.claim, "/proc/no/such/place", None)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "summary.json").write_text("{}")
+    refused(
+        "already holds files.*resume_from_checkpoint auto.*output_dir",
+        output.claim,
+        str(tmp_path / "old"),
+        None,
+    )
+    refused(
+        "no whole checkpoint.*no checkpoint-N folder", output.claim, str(tmp_path / "old"), "auto"
+    )
+    assert output.claim(str(tmp_path / "new"), None) is None
+    assert output.claim(str(tmp_path / "new"), "auto") is None
+
+
+def checkpoint(folder):
+    folder.mkdir(parents=True)
+    save_file({"w": torch.zeros(8)}, folder / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"x": torch.zeros(8)}, folder / name)
+    (folder / "trainer_state.json").write_text("{}")
+    return folder
+
+
+def test_auto_resumes_from_the_newest_whole_checkpoint(tmp_path):
+    checkpoint(tmp_path / "checkpoint-9")
+    half = checkpoint(tmp_path / "checkpoint-10")
+    assert output.claim(str(tmp_path), "auto") == str(half)
+    (half / "trainer_state.json").unlink()  # written last by transformers
+    assert output.claim(str(tmp_path), "auto") == str(tmp_path / "checkpoint-9")
+    refused("checkpoint-10.*trainer_state.json", output.claim, str(tmp_path), str(half))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("optimizer.pt", "optimizer.pt"),
+        ("scheduler.pt", "scheduler.pt"),
+        ("rng_state.pth", "rng_state"),
+        ("model.safetensors", "no model weights"),
+    ],
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_half_written_checkpoints_are_recognised(tmp_path, name, fault, cut):
+    folder = checkpoint(tmp_path / "checkpoint-1")
+    assert output.checkpoint_fault(folder) is None
+    if cut:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) - 7])
+        fault = f"cut-off {name}"
+    else:
+        (folder / name).unlink()
+    assert fault in output.checkpoint_fault(folder)

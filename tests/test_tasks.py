@@ -1,0 +1,204 @@
+"""Tasks and rewards: what is drawn, what is held out, and what every broken input says."""
+
+import asyncio
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
+from rlhf_trl.tasks.rewards import checked, exact_match, format_reward, load_rewards, task_metrics
+
+SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
+SUM = Spec("chain_sum", config={"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1})
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return GymTasks(GymData(specs=[SPELL], size=300, eval_size=64))
+
+
+def said(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def test_sizes_and_columns(tasks):
+    assert (len(tasks.train), len(tasks.held_out)) == (300, 64)
+    row = tasks.train[0]
+    word = row["question"].rsplit(" ", 1)[1]
+    assert row["answer"] == word[::-1]
+    assert row["prompt"] == [{"role": "user", "content": row["question"]}]
+    assert 3 <= len(word) <= 8
+
+
+def test_held_out_words_never_occur_in_training_whatever_the_seeds(tasks):
+    other = GymTasks(GymData(specs=[SPELL], size=2000, seed=9, eval_size=128, eval_seed=9))
+    train = {r["question"].lower() for r in tasks.train + other.train}
+    held = [r["question"].lower() for r in tasks.held_out + other.held_out]
+    assert not train & set(held)
+    assert len({r["question"].lower() for r in other.held_out}) == 128
+    assert tasks.passed_over > 0
+    for question in held:  # the rule as documented, spelled out independently
+        assert int(hashlib.sha256(question.encode()).hexdigest(), 16) % 10 == 0
+
+
+def test_drawing_is_deterministic_and_depends_on_the_seed(tasks):
+    again = GymTasks(GymData(specs=[SPELL], size=300, eval_size=64))
+    other = GymTasks(GymData(specs=[SPELL], size=300, seed=1, eval_size=64))
+    assert [r["answer"] for r in again.train] == [r["answer"] for r in tasks.train]
+    assert [r["answer"] for r in other.train] != [r["answer"] for r in tasks.train]
+    assert [r["answer"] for r in other.held_out] == [r["answer"] for r in tasks.held_out]
+
+
+def test_mixture_follows_the_weights():
+    mixed = GymTasks(
+        GymData(specs=[Spec("spell_backward", 3.0, SPELL.config), SUM], size=400, eval_size=40)
+    )
+    share = sum(r["task"] == "spell_backward" for r in mixed.train) / 400
+    assert abs(share - 0.75) < 0.09  # four standard errors
+    assert {r["task"] for r in mixed.held_out} == {"spell_backward", "chain_sum"}
+
+
+def test_system_prompts():
+    own = GymTasks(GymData(specs=[SPELL], size=2, eval_size=2, system_prompt="Be brief."))
+    assert own.train[0]["prompt"][0] == {"role": "system", "content": "Be brief."}
+    zero = GymTasks(GymData(specs=[SPELL], size=2, eval_size=2, system_prompt="deepseek_zero"))
+    assert "<think>" in zero.train[0]["prompt"][0]["content"]
+    assert len(zero.train[0]["prompt"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "parts"),
+    [
+        (GymData(specs=[Spec("spel_backward")]), ["dataset.specs.0.name", "'spell_backward'?"]),
+        (
+            GymData(specs=[SPELL, Spec("chain_sum", config={"min_term": 2})]),
+            ["dataset.specs.1.config.min_term", "did you mean 'min_terms'?"],
+        ),
+        (GymData(specs=[]), ["dataset.specs is empty"]),
+        (GymData(specs=[SPELL, SPELL]), ["names a task twice"]),
+        (GymData(specs=[Spec("chain_sum", weight=0)]), ["dataset.specs.0.weight", "positive"]),
+        (
+            GymData(specs=[Spec("chain_sum", config={"min_terms": 5, "max_terms": 2})]),
+            ["refused", "chain_sum", "max_terms must be >= min_terms"],
+        ),
+        (GymData(specs=[SPELL], size=0), ["dataset.size: 0", "1 or more"]),
+        (GymData(specs=[SPELL], source="hub"), ["dataset.source: 'hub'", "reasoning_gym"]),
+        (
+            GymData(specs=[Spec("chain_sum", config={**SUM.config, "max_terms": 2})]),
+            ["dataset.eval_size", "held-out questions for the 256 asked"],
+        ),
+    ],
+)
+def test_bad_data_blocks_say_what_where_and_the_remedy(data, parts):
+    with pytest.raises(InputError) as error:
+        GymTasks(data)
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_exact_match_is_string_equality_of_the_last_answer():
+    texts = [
+        "<answer>nus</answer>",
+        "<answer> nus </answer>",
+        "<answer>Nus</answer>",  # case counts
+        "<answer>nuss</answer>",
+        "nus",
+        "<answer>sun</answer><answer>nus</answer>",
+    ]
+    scores = exact_match([said(t) for t in texts], ["nus"] * 6, ["spell_backward"] * 6)
+    assert scores == [1, 1, 0, 0, 0, 1]
+
+
+def test_numbers_match_however_they_are_written():
+    texts = ["<answer>7</answer>", "<answer>+07.0</answer>", "<answer>70</answer>"]
+    assert exact_match(texts, ["7"] * 3, ["chain_sum"] * 3) == [1, 1, 0]
+    assert exact_match(["<answer>007</answer>"], ["7"], ["spell_backward"]) == [0]
+
+
+def test_format_counts_a_quarter_per_tag():
+    texts = ["<think></think><answer>x</answer>", "<answer>x</answer>", "</think>", "x"]
+    assert format_reward([said(t) for t in texts]) == [1.0, 0.5, 0.25, 0.0]
+
+
+def test_gym_score_can_be_hacked_where_exact_match_cannot(tasks):
+    row = tasks.train[0]
+    longer = said(f"<answer>{row['answer']}zz</answer>")
+    columns = {"answer": [row["answer"]], "task": [row["task"]], "id": [row["id"]]}
+    scores = {n: f(completions=[longer], **columns)[0] for n, f in task_metrics(tasks).items()}
+    # 1/n added n times: 1.0 exactly loses .2, the rounding error just below or above 1 does not
+    assert scores["exact_match"] == 0
+    assert scores["gym_score"] >= 0.8
+
+
+def test_rewards_by_name_and_by_dotted_path(tasks, tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text(
+        "def brevity(completions, **kwargs):\n    return [-len(c) for c in completions]\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    functions = load_rewards(["exact_match", "my_rewards.brevity"], tasks)
+    assert [f.__name__ for f in functions] == ["exact_match", "brevity"]
+    assert functions[1](completions=["abc"]) == [-3]
+    for name, part in [
+        ("exact_mach", "did you mean 'exact_match'?"),
+        ("my_rewards.brevit", "cannot be imported"),
+        ("no_such_module.f", "cannot be imported"),
+        ("my_rewards.number", "not callable"),
+    ]:
+        with pytest.raises(InputError, match="reward_funcs") as error:
+            load_rewards([name], tasks)
+        assert part in str(error.value)
+    with pytest.raises(InputError, match="reward_funcs is empty"):
+        load_rewards([], tasks)
+
+
+BATCH = {
+    "prompts": [[{"role": "user", "content": "p0"}], [{"role": "user", "content": "p1"}]],
+    "completions": [said("good"), said("bad")],
+    "trainer_state": SimpleNamespace(global_step=7),
+}
+
+
+@pytest.mark.parametrize(
+    ("result", "parts"),
+    [
+        ([1.0, float("nan")], ["'mine'", "nan", "step 7", "'p1'", "'bad'", "finite"]),
+        ([float("inf"), 0], ["inf", "'p0'", "'good'"]),
+        (1.0, ["1.0", "list of 2 numbers"]),
+        (None, ["None", "list of 2 numbers"]),
+        (["a", "b"], ["'a'", "finite number"]),
+        ([1.0], ["1 values for 2 completions"]),
+    ],
+)
+def test_broken_reward_results(result, parts):
+    with pytest.raises(InputError) as error:
+        checked(lambda **_: result, "pkg.mine".rpartition(".")[2])(**BATCH)
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_a_reward_that_raises_names_the_sample():
+    def mine(completions, **_):
+        return [1 / (c[0]["content"] != "bad") for c in completions]
+
+    with pytest.raises(InputError) as error:
+        checked(mine, "mine")(**BATCH)
+    for part in ("'mine'", "ZeroDivisionError", "step 7", "'p1'", "'bad'"):
+        assert part in str(error.value)
+
+
+def test_none_for_some_samples_is_allowed():
+    assert checked(lambda **_: [None, 1], "mine")(**BATCH) == [None, 1]
+
+
+def test_async_rewards_are_checked_too():
+    async def mine(completions, **_):
+        return [0.0, float("nan")]
+
+    with pytest.raises(InputError, match="nan"):
+        asyncio.run(checked(mine, "mine")(**BATCH))
+
+
+def test_rows_are_plain_data(tasks):
+    assert json.loads(json.dumps(tasks.held_out[0])) == tasks.held_out[0]
