@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.launch import Expect, recipe
 from rlhf_trl.tasks.gym import GymData, GymTasks
-from rlhf_trl.tasks.rewards import load_rewards, task_metrics
+from rlhf_trl.tasks.rewards import load_rewards
 
 
 @dataclass
@@ -53,7 +53,6 @@ def main() -> None:
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
     )
-    trainer.scores = task_metrics(tasks)
     train.run(trainer, loaded, tasks, name)
 
 

@@ -1,1 +1,24 @@
 """The algorithms of the RLHF Book as thin subclasses and loss hooks on Hugging Face TRL."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhf_trl.losses import PolicyGradientLoss, policy_gradient_loss
+
+__all__ = ["PolicyGradientLoss", "policy_gradient_loss"]
+
+# Loaded on first use: `import rlhf_trl` itself loads neither torch nor trl.
+_HOME = {"PolicyGradientLoss": "rlhf_trl.losses", "policy_gradient_loss": "rlhf_trl.losses"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that defines it."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List what is loaded and what can be."""
+    return sorted({*globals(), *_HOME})

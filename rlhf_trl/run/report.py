@@ -108,6 +108,7 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     axis.plot(*zip(*points, strict=True), color="tab:blue", label=f"training {key}")
     axis.set(xlabel="optimizer step", ylabel=key, title=title)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     if evaluations:
         right = axis.twinx()
         for name, style in (("exact_match", "o-"), ("sampled_exact_match", "s--")):

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch, output, report
+from rlhf_trl.tasks.rewards import task_metrics
 
 
 class _WrapperGuard(TrainerCallback):
@@ -48,10 +48,7 @@ def begin(loaded: Any, name: str) -> None:
         if args.resume_from_checkpoint:
             print(f"resuming from {args.resume_from_checkpoint}", flush=True)
         else:
-            output.write_whole(
-                folder / "config.yaml",
-                lambda p: p.write_text(yaml.safe_dump(loaded.given, sort_keys=False)),
-            )
+            loaded.save(folder / "config.yaml")
 
 
 def check_generation_batch(args: Any, rows: list[Any]) -> None:
@@ -78,6 +75,7 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
         name: the algorithm, for people.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
+    trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
     launch.check_strategy(trainer, loaded.own.expect)
     trainer.on_answers = partial(report.save_answers, folder / "evaluations")
     trainer.add_callback(_WrapperGuard(trainer))

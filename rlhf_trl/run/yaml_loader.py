@@ -58,9 +58,9 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
     def _list(self, node: yaml.SequenceNode) -> list[Any]:
-        items = [self.construct_object(item, deep=True) for item in node.value]
-        if UNSET in items:
-            self._fail("!unset removes a key of a mapping, not an item of a list", node)
+        items = self.construct_sequence(node, deep=True)
+        if _holds_unset(items):
+            self._fail("!unset removes a key of a base file, and lists replace whole", node)
         return items
 
     def _float(self, node: yaml.ScalarNode) -> float:
@@ -75,6 +75,11 @@ class _Loader(yaml.SafeLoader):
     def _unknown_tag(self, node: yaml.Node) -> None:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         self._fail(f"the tag {tag} is not read here; write a plain value", node)
+
+
+def _holds_unset(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is UNSET or any(_holds_unset(v) for v in inner)
 
 
 def _core(kind: str) -> str:
@@ -119,10 +124,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: the config is not UTF-8 text.") from error
     try:
         content = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        if context := getattr(error, "context", None):
+            problem = f"{context}, {problem}"
         raise InputError(f"{where}: {problem}.") from error
     if not isinstance(content, dict):
         kind = "nothing" if content is None else f"a {type(content).__name__}"
@@ -139,8 +146,8 @@ def read_word(text: str) -> Any:
         value = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError):
         return text
-    is_collection = isinstance(value, dict | list)
-    if not text.strip() or isinstance(value, str) or (is_collection and text[0] not in "[{"):
+    accidental = isinstance(value, dict | list) and text[0] not in "[{"
+    if not text.strip() or isinstance(value, str | Unset) or accidental:
         return text
     return value
 

@@ -14,7 +14,7 @@ Score = Callable[..., list[float]]
 
 
 class AnswersHeldOut:
-    """Trainer mixin whose `evaluate` generates answers to `eval_dataset` and scores them.
+    """Trainer mixin whose `evaluate` answers the `held_out` prompts and scores the answers.
 
     Replaces `transformers.Trainer.evaluate`, so that `eval_strategy`, `eval_steps`,
     `eval_on_start`, trackers and `metric_for_best_model` work as usual. TRL's own evaluation of a
@@ -24,11 +24,14 @@ class AnswersHeldOut:
     temperature 1 under a fixed seed. The training's random state is left untouched.
 
     Attributes:
+        held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
         scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
         on_answers (`Callable`): called on the main process with (step, metrics, answers).
     """
 
+    held_out: list[dict[str, Any]]
     scores: dict[str, Score]
+    max_completion_length: int
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
 
     def evaluate(
@@ -38,7 +41,7 @@ class AnswersHeldOut:
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
-        rows = list(self.eval_dataset if eval_dataset is None else eval_dataset)
+        rows = self.held_out
         was_training = self.model.training
         self.model.eval()
         answers = self._answer(rows)
@@ -48,7 +51,7 @@ class AnswersHeldOut:
             for name, score in self.scores.items():
                 values = score(completions=[a[kind] for a in answers], **columns)
                 metrics[f"{metric_key_prefix}_{infix}{name}"] = sum(values) / len(values)
-        self.log(metrics)
+        self.log(dict(metrics))  # a copy: it adds the epoch
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )

@@ -1,0 +1,617 @@
+"""The table: one row per algorithm, what it is made of, and what TRL computes with which settings.
+
+A formulation names functions of `rlhf_trl.book` (a callable may stand in their place): `advantage`
+in advantages, `ratio` and `surrogate` in surrogates, `value_loss` in value, `aggregation` in
+aggregation, `kl_penalty` in rewards. `chapter` is the equation as the book prints it, or the
+paper's where the book prints none; `code` is what the book's published code computes; `trl` is the
+stock trainer with the settings that come closest. This module imports neither torch nor trl.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, Literal
+
+from rlhf_trl.errors import InputError, nearest
+
+REQUIRED = "required"
+"""Stands in `reads` for a default where there is none: the caller must give the parameter."""
+
+Part = str | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """One way of computing an algorithm's loss.
+
+    Attributes:
+        advantage: the estimator.
+        ratio: the likelihood ratio, or "none".
+        surrogate: the per-token loss.
+        aggregation: from per-token losses to a number.
+        window: what the denominator of the aggregation spans: "micro_batch", or "window" for the
+            whole accumulation step (its token count is then passed as `normalizer`).
+        kl: where beta * KL goes: "none", "loss" (per token) or "reward".
+        kl_sign: whose estimators k1, k2, k3 are: "chapter" or "code".
+        kl_penalty: how the KL enters the reward, if that is where it goes.
+        value_loss: the critic's loss, or "none".
+        reads: the parameters a user may set, with their defaults.
+        constants: numbers that the formulation fixes, by the name its functions know them by.
+        settings: the TRL config fields that the formulation fixes.
+        trl: True: the stock GRPOTrainer with `settings` computes this, at the default
+            kl_estimator; a string: why it does not.
+        trl_offset: what to add to a parameter when it is handed to TRL, which means another thing.
+        trainer_reads: config fields that only the trainer reads, with their defaults.
+        differs: one sentence: what differs from the chapter (for the chapter: what to know).
+        label: filled in by `formulation`: "grpo (chapter)".
+    """
+
+    advantage: Part
+    ratio: Part
+    surrogate: Part
+    aggregation: Part
+    window: Literal["micro_batch", "window"] = "micro_batch"
+    kl: Literal["none", "loss", "reward"] = "none"
+    kl_sign: Literal["chapter", "code"] = "chapter"
+    kl_penalty: Part = "none"
+    value_loss: Part = "none"
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trl: bool | str = ""
+    trl_offset: Mapping[str, float] = field(default_factory=dict)
+    trainer_reads: Mapping[str, Any] = field(default_factory=dict)
+    differs: str = ""
+    label: str = ""
+
+    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the given parameters and add the defaults and constants of the row.
+
+        Args:
+            given: parameters by name.
+
+        Returns:
+            Every parameter of the row; `epsilon_high` follows `epsilon` if unset.
+
+        Raises:
+            InputError: if a parameter is unknown to the row, missing, or out of range.
+        """
+        for name, value in given.items():
+            if name not in self.reads:
+                known = ", ".join(self.reads) or "no parameter"
+                hint = nearest(name, self.reads)
+                raise InputError(f"{self.label} does not read {name}{hint}; it reads {known}")
+            _check(self.label, name, value, optional=self.reads[name] is None)
+        values = {**self.reads, **given}
+        for name, value in values.items():
+            if value == REQUIRED:
+                raise InputError(f"{self.label} needs {name}, which has no default")
+        if values.get("epsilon_high", 0) is None:
+            values["epsilon_high"] = values["epsilon"]
+        if "baseline" in values:
+            moving = values["baseline"] == "moving_average"
+            if moving == (values["baseline_value"] is None):
+                raise InputError(
+                    f"{self.label} needs baseline_value (the average before this batch) with "
+                    "baseline='moving_average', and only then"
+                )
+        return {**values, **self.constants}
+
+    def chosen(self, values: Mapping[str, Any]) -> "Formulation":
+        """Return the row as these parameters make it.
+
+        Args:
+            values: what `parameters` returned.
+
+        Returns:
+            The row; `baseline` replaces its advantage, `importance_cap` its ratio and surrogate.
+        """
+        row = self
+        if "baseline" in values:
+            row = replace(row, advantage=BASELINES[values["baseline"]])
+        if values.get("importance_cap") is not None:
+            row = replace(row, ratio="token_ratio", surrogate="truncated_importance_weight")
+        return row
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of the table.
+
+    Attributes:
+        name: what a config says.
+        title: what people say.
+        family: "policy_gradient"; "direct_alignment" and "reward_model" join it.
+        source: chapter and labels of the equations.
+        paper: where it was introduced.
+        chapter: the book's equation, or the paper's where `source` says that none is printed.
+        code: what the book's published code computes, or why there is nothing to compare.
+        trl: the stock trainer with the settings that come closest, or why it is not offered.
+    """
+
+    name: str
+    title: str
+    family: Literal["policy_gradient", "direct_alignment", "reward_model"]
+    source: str
+    paper: str
+    chapter: Formulation
+    code: Formulation | str
+    trl: Formulation | str
+
+    @property
+    def formulations(self) -> dict[str, Formulation]:
+        """The formulations that exist, by name."""
+        named = {name: getattr(self, name) for name in FORMULATIONS}
+        return {name: row for name, row in named.items() if isinstance(row, Formulation)}
+
+
+FORMULATIONS = ("chapter", "code", "trl")
+
+BASELINES = {
+    "none": "raw",
+    "batch_mean": "batch_mean_baseline",
+    "moving_average": "moving_average_baseline",
+}
+
+_CLIP = {"epsilon": 0.2, "epsilon_high": None}
+_CLIP_HIGHER = {"epsilon": 0.2, "epsilon_high": 0.28}
+_CLIP_WEIGHT = {"epsilon": 0.2, "epsilon_high": 0.4}
+_GATE = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+_CORRECTION = {"importance_cap": None}
+_KL1 = {"beta": 0.0, "kl_estimator": "k1"}
+_KL3 = {"beta": 0.0, "kl_estimator": "k3"}
+_LENGTH = {"max_completion_length": REQUIRED}
+
+
+def _trl(loss_type: str, scale_rewards: str = "group", level: str = "token") -> dict[str, Any]:
+    """Spell out the fields of GRPOConfig that decide its loss."""
+    return {
+        "loss_type": loss_type,
+        "scale_rewards": scale_rewards,
+        "importance_sampling_level": level,
+        "multi_objective_aggregation": "sum_then_normalize",
+        "use_bias_correction_kl": False,
+    }
+
+
+_REINFORCE = Formulation(
+    advantage="batch_mean_baseline",
+    ratio="none",
+    surrogate="log_prob_weighting",
+    aggregation="sequence_sum",
+    kl="reward",
+    kl_penalty="summed_kl_penalty",
+    reads={"baseline": "batch_mean", "baseline_value": None} | _CORRECTION | _KL1,
+    settings=_trl("grpo", "none"),
+    trl="TRL has no plain REINFORCE: it centres rewards in their group and refuses groups of one",
+    trainer_reads={"baseline_decay": 0.9},
+    differs="The chapter also lists a mean over the tokens; the derived equation sums, as here.",
+)
+_RLOO = replace(
+    _REINFORCE,
+    advantage="leave_one_out",
+    reads=_CORRECTION | _KL1,
+    trl="GRPOTrainer has neither the leave-one-out factor K/(K-1) nor the sum over tokens",
+    trainer_reads={},
+    differs="The sum over tokens is as derived; TRL's own RLOOTrainer agrees while on-policy.",
+)
+_PPO = Formulation(
+    advantage="gae",
+    ratio="token_ratio",
+    surrogate="clipped_ratio",
+    aggregation="sequence_mean",
+    kl="reward",
+    kl_penalty="per_token_kl_penalty",
+    value_loss="clipped_value_loss",
+    reads=_CLIP | {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1} | _KL1,
+    settings=_trl("grpo", "none"),
+    trl="TRL removed PPO and its value heads in 1.13",
+    differs="The critic's loss joins the policy's under one mean; advantages are not whitened.",
+)
+_GRPO = Formulation(
+    advantage="group_standardised",
+    ratio="token_ratio",
+    surrogate="clipped_ratio",
+    aggregation="sequence_mean",
+    kl="loss",
+    reads=_CLIP | _KL3,
+    constants={"std_epsilon": 1e-4},
+    settings=_trl("grpo"),
+    trl=True,
+    differs="The printed equation divides by the bare standard deviation; its listing adds 1e-4.",
+)
+_DRGRPO = replace(
+    _GRPO,
+    advantage="group_centred",
+    aggregation="fixed_length",
+    reads=_CLIP | _KL3 | _LENGTH,
+    constants={},
+    settings=_trl("dr_grpo", "none"),
+    differs="The length L_max is max_completion_length, a constant of the whole training.",
+)
+_GSPO = replace(
+    _GRPO,
+    ratio="sequence_ratio",
+    settings=_trl("grpo", level="sequence"),
+    differs="Clipping works on whole sequences, so useful bounds are far smaller than GRPO's.",
+)
+_CISPO = replace(
+    _GRPO,
+    surrogate="clipped_importance_weight",
+    aggregation="token_mean",
+    window="window",
+    reads=_CLIP_WEIGHT | _KL3,
+    settings=_trl("cispo"),
+    trl="TRL bounds the weight from above only",
+    trl_offset={"epsilon_high": 1.0},
+    differs="The equation's mean over tokens is taken over the whole accumulation window.",
+)
+_SAPO = replace(
+    _GRPO,
+    surrogate="soft_gate",
+    reads=_GATE | _KL3,
+    settings=_trl("sapo"),
+    differs="The chapter prints no equation; this is the paper's.",
+)
+_DAPO = replace(
+    _GRPO,
+    aggregation="token_mean",
+    window="window",
+    kl="none",
+    reads=_CLIP_HIGHER,
+    settings=_trl("dapo"),
+    trainer_reads={"correctness_reward": REQUIRED, "soft_punish_cache": 128},
+    differs="TRL's window is the real one only if steps_per_generation is the accumulation.",
+)
+_MAXRL = replace(
+    _REINFORCE,
+    advantage="maxrl",
+    kl="none",
+    kl_penalty="none",
+    reads=_CORRECTION,
+    trl="TRL divides centred rewards by their standard deviation, never by their mean",
+    trainer_reads={"correctness_reward": REQUIRED, "format_reward": None},
+    differs="The chapter prints no equation; this is the paper's, with whole-sequence scores.",
+)
+
+# What the code and stock TRL change in every row that standardises rewards in their group.
+_CODE = {
+    "kl_sign": "code",
+    "constants": {"std_epsilon": 1e-8},
+    "trl": "TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
+    "differs": "1e-8 is added to the standard deviation, and the KL has the other sign.",
+}
+_STOCK = {
+    "constants": {"std_epsilon": 1e-4, "kl_estimator": "k3"},
+    "trl": True,
+    "trainer_reads": {},
+    "differs": "Nothing.",
+}
+_BETA = {"beta": 0.0}
+
+_ROWS = (
+    Algorithm(
+        name="reinforce",
+        title="REINFORCE",
+        family="policy_gradient",
+        source="chapter 6, eq:REINFORCE_with_baseline",
+        paper="Williams 1992, doi:10.1007/BF00992696",
+        chapter=_REINFORCE,
+        code=replace(
+            _REINFORCE,
+            advantage="raw",
+            aggregation="sequence_mean",
+            kl_sign="code",
+            kl_penalty="averaged_kl_penalty",
+            reads=_KL3,
+            trainer_reads={},
+            differs="No baseline, and a mean over the tokens of a sequence instead of a sum.",
+        ),
+        trl="TRL has no plain REINFORCE: it centres rewards in groups and refuses groups of one",
+    ),
+    Algorithm(
+        name="rloo",
+        title="RLOO",
+        family="policy_gradient",
+        source="chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt",
+        paper="arXiv:2402.14740",
+        chapter=_RLOO,
+        code=replace(
+            _RLOO,
+            aggregation="sequence_mean",
+            kl_sign="code",
+            kl_penalty="averaged_kl_penalty",
+            reads=_KL3,
+            trl="GRPOTrainer's centred rewards lack the leave-one-out factor K/(K-1)",
+            differs="A mean over the tokens of a sequence instead of a sum.",
+        ),
+        trl="RLOOTrainer is not the trainer that the recipe builds on; compare shows it",
+    ),
+    Algorithm(
+        name="ppo",
+        title="PPO",
+        family="policy_gradient",
+        source="chapter 6, eq:PPO_EQN_EXPANDED and eq:GAE_DFN",
+        paper="arXiv:1707.06347",
+        chapter=_PPO,
+        code=replace(
+            _PPO,
+            kl_sign="code",
+            kl_penalty="averaged_kl_penalty",
+            reads=_CLIP
+            | {"gamma": 1.0, "lam": 0.98, "cliprange_value": 0.4, "vf_coef": 0.5}
+            | _KL3,
+            differs="The KL is averaged over the completion and taken from the last reward.",
+        ),
+        trl="TRL removed PPO and its value heads in 1.13",
+    ),
+    Algorithm(
+        name="grpo",
+        title="GRPO",
+        family="policy_gradient",
+        source="chapter 6, eq:GRPO_token and eq:GRPO_ADV",
+        paper="arXiv:2402.03300",
+        chapter=_GRPO,
+        code=replace(_GRPO, **_CODE),
+        trl=replace(_GRPO, **_STOCK, reads=_CLIP | _BETA),
+    ),
+    Algorithm(
+        name="drgrpo",
+        title="Dr. GRPO",
+        family="policy_gradient",
+        source="chapter 6, eq:DrGRPO_ADV and eq:loss_fixed_length",
+        paper="arXiv:2503.20783",
+        chapter=_DRGRPO,
+        code=replace(
+            _DRGRPO,
+            aggregation="sequence_mean",
+            kl_sign="code",
+            reads=_CLIP | _KL3,
+            settings=_trl("grpo", "none"),
+            trl="equal while beta is 0; TRL's KL has the right sign",
+            differs="Only the advantage changes against GRPO: each sequence keeps its mean.",
+        ),
+        trl=replace(_DRGRPO, **_STOCK, reads=_CLIP | _BETA | _LENGTH),
+    ),
+    Algorithm(
+        name="gspo",
+        title="GSPO",
+        family="policy_gradient",
+        source="chapter 6, eq:GSPO_ratio and eq:GSPO_objective",
+        paper="arXiv:2507.18071",
+        chapter=_GSPO,
+        code=replace(_GSPO, **_CODE),
+        trl=replace(_GSPO, **_STOCK, reads=_CLIP | _BETA),
+    ),
+    Algorithm(
+        name="cispo",
+        title="CISPO",
+        family="policy_gradient",
+        source="chapter 6, eq:CISPO_objective and eq:CISPO_ratio",
+        paper="arXiv:2506.13585",
+        chapter=_CISPO,
+        code=replace(
+            _CISPO,
+            **_CODE
+            | {
+                "trl": "TRL bounds the weight from above only and counts each token the same",
+                "differs": "A mean over the tokens of each sequence, not over all tokens.",
+            },
+            aggregation="sequence_mean",
+            window="micro_batch",
+        ),
+        trl=replace(
+            _CISPO,
+            **_STOCK
+            | {
+                # a ratio is never below 0, so a lower bound of 1 - 1 is none
+                "constants": _STOCK["constants"] | {"epsilon": 1.0},
+                "differs": "No lower bound; TRL's own epsilon_high is 1 + epsilon_high.",
+            },
+            reads={"epsilon_high": 0.4} | _BETA,
+        ),
+    ),
+    Algorithm(
+        name="sapo",
+        title="SAPO",
+        family="policy_gradient",
+        source="chapter 6, Further Reading (prose)",
+        paper="arXiv:2511.20347",
+        chapter=_SAPO,
+        code=replace(_SAPO, **_CODE),
+        trl=replace(_SAPO, **_STOCK, reads=_GATE | _BETA),
+    ),
+    Algorithm(
+        name="dapo",
+        title="DAPO",
+        family="policy_gradient",
+        source="chapter 6, eq:loss_per_token and Further Reading (prose)",
+        paper="arXiv:2503.14476",
+        chapter=_DAPO,
+        code=replace(
+            _DAPO,
+            window="micro_batch",
+            constants={"std_epsilon": 1e-8},
+            settings=_trl("bnpo"),
+            trl="TRL adds 1e-4 to the standard deviation, not 1e-8",
+            differs="The mean over tokens is taken in each micro-batch; 1e-8 is added to the std.",
+        ),
+        trl=replace(
+            _DAPO,
+            **_STOCK | {"differs": "No dynamic sampling, no overlong penalty; a KL can be added."},
+            kl="loss",
+            reads=_CLIP_HIGHER | _BETA,
+        ),
+    ),
+    Algorithm(
+        name="maxrl",
+        title="MaxRL",
+        family="policy_gradient",
+        source="not in the book; its published code has it",
+        paper="arXiv:2602.02710",
+        chapter=_MAXRL,
+        code=replace(
+            _MAXRL,
+            aggregation="sequence_mean",
+            reads={},
+            differs="A mean over the tokens of a sequence instead of a sum.",
+        ),
+        trl="TRL divides centred rewards by their standard deviation, never by their mean",
+    ),
+)
+
+ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}
+
+
+def algorithm(name: str) -> Algorithm:
+    """Return the row of an algorithm.
+
+    Args:
+        name: its identifier, such as "grpo".
+
+    Raises:
+        InputError: if there is no such row.
+    """
+    if name not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        raise InputError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}; known: {known}")
+    return ALGORITHMS[name]
+
+
+def formulation(algorithm_name: str, formulation_name: str) -> Formulation:
+    """Return one formulation of an algorithm.
+
+    Args:
+        algorithm_name: the identifier of the algorithm, such as "grpo".
+        formulation_name: "chapter", "code" or "trl".
+
+    Raises:
+        InputError: if there is no such algorithm, or it has no such formulation.
+    """
+    row = algorithm(algorithm_name)
+    if formulation_name not in row.formulations:
+        known = ", ".join(row.formulations)
+        known_name = formulation_name in FORMULATIONS
+        why = (
+            f": {getattr(row, formulation_name)}"
+            if known_name
+            else nearest(formulation_name, FORMULATIONS)
+        )
+        raise InputError(
+            f"{algorithm_name} has no formulation {formulation_name!r}{why}; it has {known}"
+        )
+    label = f"{algorithm_name} ({formulation_name})"
+    return replace(row.formulations[formulation_name], label=label)
+
+
+_CHOICES = {"kl_estimator": ("k1", "k2", "k3"), "baseline": tuple(BASELINES)}
+_POSITIVE = {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
+_UP_TO_ONE = {"gamma", "lam"}
+
+
+def _check(label: str, name: str, value: Any, optional: bool) -> None:
+    """Refuse a value that a parameter cannot have; parameters without a rule here take any."""
+    if value is None and optional:
+        return
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            known = ", ".join(_CHOICES[name])
+            raise InputError(
+                f"{label}: {name} must be one of {known}, not {value!r}"
+                f"{nearest(value, _CHOICES[name])}"
+            )
+        return
+    if name not in LOSS_FIELDS | SHARED_FIELDS:
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+        raise InputError(f"{label}: {name} must be a number, not {value!r}")
+    if name == "max_completion_length" and (value < 1 or value != int(value)):
+        raise InputError(f"{label}: {name} must be a whole number of tokens, not {value!r}")
+    if name == "baseline_value":
+        return
+    if value < 0 or (value == 0 and name in _POSITIVE) or (value > 1 and name in _UP_TO_ONE):
+        allowed = "between 0 and 1" if name in _UP_TO_ONE else "at least 0"
+        allowed = "above 0" if name in _POSITIVE else allowed
+        raise InputError(f"{label}: {name} must be {allowed}, not {value!r}")
+
+
+def _fields(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Every field of TRL's GRPO, RLOO, SFT, DPO, KTO, ORPO, CPO and Reward configs stands in one of the
+# three lists below. A field in LOSS_FIELDS that a config sets, and that the chosen formulation
+# neither reads nor fixes to the same value, is an error.
+
+LOSS_FIELDS = _fields(
+    """
+    alpha beta center_rewards_coefficient cpo_alpha delta desirable_weight discopop_tau
+    entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
+    epsilon_high f_alpha_divergence_coef f_divergence_type importance_sampling_level
+    label_smoothing ld_alpha loss_type loss_weights multi_objective_aggregation
+    normalize_advantages off_policy_mask_threshold reward_clip_range sapo_temperature_neg
+    sapo_temperature_pos scale_rewards simpo_gamma top_entropy_quantile undesirable_weight
+    use_adaptive_entropy use_bias_correction_kl use_weighting vespo_k_neg vespo_k_pos
+    vespo_lambda_neg vespo_lambda_pos
+
+    baseline baseline_decay baseline_value cliprange_value correctness_reward format_reward
+    gamma importance_cap kl_estimator lam soft_punish_cache vf_coef
+    """
+)
+"""Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""
+
+SHARED_FIELDS = _fields(
+    """
+    assistant_only_loss average_tokens_across_devices cast_lm_head_to_fp32 completion_only_loss
+    disable_dropout generation_batch_size label_smoothing_factor mask_truncated_completions
+    max_completion_length max_length neftune_noise_alpha num_generations num_generations_eval
+    num_iterations ref_model_mixup_alpha ref_model_sync_steps reward_weights
+    router_aux_loss_coef steps_per_generation sync_ref_model temperature truncation_mode
+    vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+    vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode
+    """
+)
+"""Fields that matter to every algorithm of a family alike: allowed for all."""
+
+NEUTRAL_FIELDS = _fields(
+    """
+    accelerator_config activation_checkpointing activation_checkpointing_kwargs
+    activation_offloading adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size
+    batch_eval_metrics bf16 bf16_full_eval cache_implementation chat_template_kwargs
+    chat_template_path data_seed dataloader_drop_last dataloader_in_order
+    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers
+    dataloader_pin_memory dataloader_prefetch_factor dataset_kwargs dataset_num_proc
+    dataset_text_field ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
+    ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed disable_tqdm
+    do_eval do_predict do_train ds3_gather_for_generation enable_jit_checkpoint eos_token
+    eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_packing
+    eval_steps eval_strategy eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config
+    full_determinism generate_during_eval generation_kwargs gradient_accumulation_steps
+    gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push
+    hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip
+    include_for_metrics include_num_input_tokens_seen is_encoder_decoder label_names
+    learning_rate length_column_name liger_kernel_config load_best_model_at_end local_rank
+    log_completions log_completions_hub_repo log_level log_level_replica log_multimodal
+    log_on_each_node log_unique_prompts logging_first_step logging_nan_inf_filter logging_steps
+    logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps
+    max_tool_calling_iterations metric_for_best_model min_p model_init_kwargs
+    num_completions_to_print num_train_epochs optim optim_args optim_target_modules output_dir
+    packing packing_strategy pad_to_multiple_of pad_token padding_free padding_value
+    parallelism_config per_device_eval_batch_size per_device_train_batch_size
+    precompute_ref_batch_size precompute_ref_log_probs prediction_loss_only project push_to_hub
+    remove_unused_columns repetition_penalty report_to restore_callback_states_from_checkpoint
+    resume_from_checkpoint run_name save_on_each_node save_only_model save_steps save_strategy
+    save_total_limit seed shuffle_dataset skip_memory_metrics tf32 top_k top_p torch_compile
+    torch_compile_backend torch_compile_mode torch_empty_cache_steps trackio_bucket_id
+    trackio_space_id trackio_static_space_id train_sampling_strategy
+    transformers_continuous_batching_config trust_remote_code use_cache use_cpu
+    use_liger_kernel use_transformers_continuous_batching use_transformers_paged use_vllm
+    vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length
+    vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port
+    vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size warmup_steps
+    weight_decay
+    """
+)
+"""Fields that never touch a loss: sampling, data, logging, the rest of TrainingArguments."""

@@ -1,0 +1,5 @@
+"""The equations of the book as pure functions: tensors in, tensors out, nothing else."""
+
+from rlhf_trl.book import advantages, aggregation, kl, rewards, surrogates, value
+
+__all__ = ["advantages", "aggregation", "kl", "rewards", "surrogates", "value"]

@@ -1,0 +1,235 @@
+"""Advantage estimators: how much better was this completion (or token) than expected.
+
+Groups are consecutive runs of `num_generations` completions of one prompt; None means that the
+whole batch is one group.
+"""
+
+import torch
+from torch import Tensor
+
+from rlhf_trl.errors import InputError
+
+
+def raw(rewards: Tensor) -> Tensor:
+    """Return the reward itself: REINFORCE without a baseline.
+
+    A_i = R_i
+
+    Source: chapter 6, eq:policy_gradient_returns; what the book's code trains REINFORCE with.
+
+    Args:
+        rewards: (B,) rewards of the completions.
+
+    Returns:
+        (B,) advantages.
+    """
+    return rewards
+
+
+def batch_mean_baseline(rewards: Tensor) -> Tensor:
+    """Subtract the mean reward of the batch.
+
+    A_i = R_i - b,  b = (1/B) sum_j R_j
+
+    Source: chapter 6, eq:REINFORCE_with_baseline, with the first of its two simplest baselines.
+
+    Args:
+        rewards: (B,) rewards of the whole batch, gathered over all processes.
+
+    Returns:
+        (B,) advantages.
+    """
+    return rewards - rewards.mean()
+
+
+def moving_average_baseline(rewards: Tensor, baseline_value: float) -> Tensor:
+    """Subtract a moving average of the rewards of earlier batches.
+
+    A_i = R_i - b
+
+    Source: chapter 6, eq:REINFORCE_with_baseline, with the second of its two simplest baselines.
+
+    Args:
+        rewards: (B,) rewards of the completions.
+        baseline_value: b, the average before this batch (see `moving_average`).
+
+    Returns:
+        (B,) advantages.
+    """
+    return rewards - baseline_value
+
+
+def moving_average(baseline_value: float, rewards: Tensor, baseline_decay: float) -> float:
+    """Move the baseline towards the mean reward of this batch.
+
+    b <- d b + (1 - d) (1/B) sum_j R_j
+
+    Source: chapter 6, the moving average named before eq:REINFORCE_with_baseline.
+
+    Args:
+        baseline_value: b, the average so far.
+        rewards: (B,) rewards of the whole batch, gathered over all processes.
+        baseline_decay: d in [0, 1]; 1 never moves.
+
+    Returns:
+        The average to use for the next batch.
+    """
+    return baseline_decay * baseline_value + (1 - baseline_decay) * rewards.mean().item()
+
+
+def leave_one_out(rewards: Tensor, num_generations: int | None = None) -> Tensor:
+    """Subtract the mean reward of the *other* completions of the prompt.
+
+    A_i = R_i - 1/(K-1) sum_{j != i} R_j = K/(K-1) (R_i - mean(R))
+
+    Source: chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt; RLOO (arXiv:2402.14740).
+
+    Args:
+        rewards: (B,) rewards, prompt after prompt.
+        num_generations: K, the completions per prompt, at least 2.
+
+    Returns:
+        (B,) advantages.
+
+    Raises:
+        InputError: if B is not a multiple of K, or K is 1.
+    """
+    grouped = as_groups(rewards, num_generations, "leave_one_out", at_least=2)
+    size = grouped.shape[1]
+    return (size / (size - 1) * (grouped - grouped.mean(1, keepdim=True))).flatten()
+
+
+def group_centred(rewards: Tensor, num_generations: int | None = None) -> Tensor:
+    """Subtract the mean reward of the prompt's completions.
+
+    A_i = r_i - mean(r_1 ... r_G)
+
+    Source: chapter 6, eq:DrGRPO_ADV; Dr. GRPO (arXiv:2503.20783).
+
+    Args:
+        rewards: (B,) rewards, prompt after prompt.
+        num_generations: G, the completions per prompt.
+
+    Returns:
+        (B,) advantages.
+
+    Raises:
+        InputError: if B is not a multiple of G.
+    """
+    grouped = as_groups(rewards, num_generations, "group_centred")
+    return (grouped - grouped.mean(1, keepdim=True)).flatten()
+
+
+def group_standardised(
+    rewards: Tensor, num_generations: int | None = None, std_epsilon: float = 1e-4
+) -> Tensor:
+    """Centre the rewards of the prompt's completions and divide by their standard deviation.
+
+    A_i = (r_i - mean(r_1 ... r_G)) / (std(r_1 ... r_G) + e),  std with G - 1 in the denominator
+
+    Source: chapter 6, eq:GRPO_ADV; GRPO (arXiv:2402.03300). The equation has no e; the chapter's
+    listing and TRL have 1e-4, the book's code has 1e-8.
+
+    Args:
+        rewards: (B,) rewards, prompt after prompt.
+        num_generations: G, the completions per prompt, at least 2.
+        std_epsilon: e, in units of the reward.
+
+    Returns:
+        (B,) advantages; 0 in a group of equal rewards.
+
+    Raises:
+        InputError: if B is not a multiple of G, or G is 1.
+    """
+    grouped = as_groups(rewards, num_generations, "group_standardised", at_least=2)
+    centred = grouped - grouped.mean(1, keepdim=True)
+    return (centred / (grouped.std(1, keepdim=True) + std_epsilon)).flatten()
+
+
+def maxrl(binary_rewards: Tensor, num_generations: int | None = None) -> Tensor:
+    """Centre the successes of the prompt's completions and divide by the success rate.
+
+    A_i = (r_i - mean(r)) / mean(r),  0 where mean(r) = 0
+
+    Source: MaxRL (arXiv:2602.02710); the book prints no equation.
+
+    Args:
+        binary_rewards: (B,) 1 for a success and 0 for a failure, prompt after prompt.
+        num_generations: the completions per prompt.
+
+    Returns:
+        (B,) advantages.
+
+    Raises:
+        InputError: if B is not a multiple of the group size, or a reward is neither 0 nor 1.
+    """
+    if not ((binary_rewards == 0) | (binary_rewards == 1)).all():
+        raise InputError("maxrl: binary_rewards must hold only 0 and 1 (a failure and a success)")
+    grouped = as_groups(binary_rewards, num_generations, "maxrl")
+    mean = grouped.mean(1, keepdim=True)
+    solved = mean > 0
+    return torch.where(solved, (grouped - mean) / torch.where(solved, mean, 1), 0).flatten()
+
+
+def gae(
+    token_rewards: Tensor, old_values: Tensor, mask: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """Estimate one advantage per token by generalized advantage estimation.
+
+    A_t = sum_l (gamma lam)^l delta_{t+l},  delta_t = r_t + gamma V_{t+1} - V_t
+
+    V after the last token is 0, and "the next token" is the next one that counts.
+
+    Source: chapter 6, eq:TD_RESIDUAL and eq:GAE_DFN; GAE (arXiv:1506.02438).
+
+    Args:
+        token_rewards: (B, T) rewards of the tokens.
+        old_values: (B, T) values V_t of the state before token t, from the rollout.
+        mask: (B, T) 1 on tokens that count.
+        gamma: discount factor in [0, 1].
+        lam: mixing parameter in [0, 1]; 0 is one-step TD, 1 the whole return.
+
+    Returns:
+        (B, T) advantages, 0 on masked positions.
+    """
+    counts = mask.bool()
+    rewards = torch.where(counts, token_rewards, 0)
+    values = torch.where(counts, old_values, 0)
+    next_value = torch.zeros_like(values[:, 0])
+    running = torch.zeros_like(values[:, 0])
+    advantages = torch.zeros_like(values)
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        running = torch.where(counts[:, t], delta + gamma * lam * running, running)
+        next_value = torch.where(counts[:, t], values[:, t], next_value)
+        advantages[:, t] = torch.where(counts[:, t], running, 0)
+    return advantages
+
+
+def as_groups(rewards: Tensor, size: int | None, function: str, at_least: int = 1) -> Tensor:
+    """View the batch as one row per prompt.
+
+    Args:
+        rewards: (B,) any number per completion, prompt after prompt.
+        size: G, the completions per prompt; None: the batch is one group.
+        function: the caller, for the error message.
+        at_least: the smallest G the caller can work with.
+
+    Returns:
+        (P, G).
+
+    Raises:
+        InputError: if B is not a multiple of G, or G is below `at_least`.
+    """
+    if rewards.dim() != 1:
+        raise InputError(f"{function}: rewards must have shape (B,), not {tuple(rewards.shape)}")
+    size = len(rewards) if size is None else size
+    if size < at_least:
+        raise InputError(
+            f"{function} needs at least {at_least} completions per prompt, but a group has {size}"
+        )
+    if len(rewards) % size:
+        raise InputError(
+            f"{function}: the batch of {len(rewards)} is not a multiple of num_generations={size}"
+        )
+    return rewards.view(-1, size)

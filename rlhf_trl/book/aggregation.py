@@ -1,0 +1,104 @@
+"""From per-token losses to one number, over a micro-batch or over a whole accumulation window.
+
+Without a normalizer the denominator is counted from the mask that is given: a micro-batch. With
+the number of sequences or tokens of the whole window as normalizer, the results of its
+micro-batches add up to the value over the window. Masked positions are skipped, not multiplied by
+zero: a NaN there does not matter.
+"""
+
+import torch
+from torch import Tensor
+
+
+def masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Replace what stands on masked positions by 0, in the values and in their gradient.
+
+    Args:
+        values: (B, T), or (B, 1) to be spread over the tokens.
+        mask: (B, T) 1 on tokens that count.
+
+    Returns:
+        (B, T).
+    """
+    return torch.where(mask.bool(), values, 0)
+
+
+def sequence_mean(losses: Tensor, mask: Tensor, normalizer: Tensor | float | None = None) -> Tensor:
+    """Average over the tokens of each sequence, then over sequences: each sequence counts the same.
+
+    L = (1/B) sum_i (1/|a_i|) sum_t l_{i,t}
+
+    Source: chapter 6, eq:loss_per_sequence; GRPO (arXiv:2402.03300).
+
+    Args:
+        losses: (B, T) or (B, 1).
+        mask: (B, T) 1 on tokens that count.
+        normalizer: sequences of the window; None: B.
+
+    Returns:
+        The scalar loss. A sequence without tokens adds 0 and counts in B.
+    """
+    means = masked(losses, mask).sum(1) / mask.sum(1).clamp(min=1)
+    return means.sum() / (len(mask) if normalizer is None else normalizer)
+
+
+def sequence_sum(losses: Tensor, mask: Tensor, normalizer: Tensor | float | None = None) -> Tensor:
+    """Sum over the tokens of each sequence, then average: the policy gradient as it is derived.
+
+    L = (1/B) sum_i sum_t l_{i,t}
+
+    Source: chapter 6, eq:REINFORCE_with_baseline, the listing after eq:trajectory_log_grad.
+
+    Args:
+        losses: (B, T) or (B, 1).
+        mask: (B, T) 1 on tokens that count.
+        normalizer: sequences of the window; None: B.
+
+    Returns:
+        The scalar loss.
+    """
+    return masked(losses, mask).sum() / (len(mask) if normalizer is None else normalizer)
+
+
+def token_mean(losses: Tensor, mask: Tensor, normalizer: Tensor | float | None = None) -> Tensor:
+    """Average over all tokens: each token counts the same.
+
+    L = sum_i sum_t l_{i,t} / sum_i |a_i|
+
+    Source: chapter 6, eq:loss_per_token; DAPO (arXiv:2503.14476).
+
+    Args:
+        losses: (B, T) or (B, 1).
+        mask: (B, T) 1 on tokens that count.
+        normalizer: tokens of the window; None: those of the mask.
+
+    Returns:
+        The scalar loss; 0 for a batch without tokens.
+    """
+    return masked(losses, mask).sum() / (
+        mask.sum().clamp(min=1) if normalizer is None else normalizer
+    )
+
+
+def fixed_length(
+    losses: Tensor,
+    mask: Tensor,
+    max_completion_length: int,
+    normalizer: Tensor | float | None = None,
+) -> Tensor:
+    """Divide the sum over the tokens by a constant: no length is favoured.
+
+    L = (1/B) sum_i (1/L_max) sum_t l_{i,t}
+
+    Source: chapter 6, eq:loss_fixed_length; Dr. GRPO (arXiv:2503.20783).
+
+    Args:
+        losses: (B, T) or (B, 1).
+        mask: (B, T) 1 on tokens that count.
+        max_completion_length: L_max, the same for the whole training.
+        normalizer: sequences of the window; None: B.
+
+    Returns:
+        The scalar loss.
+    """
+    return sequence_sum(losses, mask, normalizer) / max_completion_length

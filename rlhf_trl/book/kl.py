@@ -1,0 +1,117 @@
+"""Per-token estimators of KL(pi || pi_ref) from the log-probabilities of the sampled tokens.
+
+The chapter's sign is r = log pi_ref - log pi (chapter 15, eq:kl_expectation: KL is the mean of
+log pi - log pi_ref over samples of pi). The book's published code uses the opposite sign of r in
+the same three formulas, which estimate something else; they stand here under their own names.
+Chapter 15 prints the expectation only; k1, k2 and k3 are Schulman's
+(joschu.net/blog/kl-approx.html).
+"""
+
+from torch import Tensor, expm1
+
+
+def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return the k1 estimate of KL(pi || pi_ref): unbiased, high variance, may be negative.
+
+    k1 = -r,  r = log pi_ref - log pi
+
+    Source: chapter 15, eq:kl_expectation.
+
+    Args:
+        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
+        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
+
+    Returns:
+        (B, T) estimates in nats.
+    """
+    return logps - ref_logps
+
+
+def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return the k2 estimate of KL(pi || pi_ref): biased, low variance, never negative.
+
+    k2 = r^2 / 2,  r = log pi_ref - log pi
+
+    Its gradient, taken through sampled tokens, is an unbiased estimate of the gradient of the KL;
+    that of k1 has mean zero and that of k3 is biased.
+
+    Source: chapter 15 (regularization), estimator by Schulman.
+
+    Args:
+        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
+        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
+
+    Returns:
+        (B, T) estimates in nats.
+    """
+    return (ref_logps - logps) ** 2 / 2
+
+
+def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return the k3 estimate of KL(pi || pi_ref): unbiased, low variance, never negative.
+
+    k3 = exp(r) - 1 - r,  r = log pi_ref - log pi
+
+    Source: chapter 15 (regularization), estimator by Schulman; the KL of GRPO (arXiv:2402.03300).
+
+    Args:
+        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
+        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
+
+    Returns:
+        (B, T) estimates in nats.
+    """
+    log_ratio = ref_logps - logps
+    return expm1(log_ratio) - log_ratio
+
+
+def code_k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return k1 as the book's code has it: an estimate of minus KL(pi || pi_ref).
+
+    code_k1 = -r,  r = log pi - log pi_ref
+
+    Source: the book's code, policy_gradients/loss.py.
+
+    Args:
+        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
+        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
+
+    Returns:
+        (B, T) estimates in nats, with the sign turned: subtracted from a reward they reward drift.
+    """
+    return ref_logps - logps
+
+
+def code_k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return k2 as the book's code has it: r is squared, so it equals `k2`.
+
+    code_k2 = r^2 / 2,  r = log pi - log pi_ref
+
+    Source: the book's code, policy_gradients/loss.py.
+
+    Args:
+        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
+        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
+
+    Returns:
+        (B, T) estimates in nats.
+    """
+    return (logps - ref_logps) ** 2 / 2
+
+
+def code_k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return k3 as the book's code has it: an estimate of chi2(pi || pi_ref) - KL(pi || pi_ref).
+
+    code_k3 = exp(r) - 1 - r,  r = log pi - log pi_ref
+
+    Source: the book's code, policy_gradients/loss.py.
+
+    Args:
+        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
+        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
+
+    Returns:
+        (B, T) estimates in nats, never negative.
+    """
+    log_ratio = logps - ref_logps
+    return expm1(log_ratio) - log_ratio

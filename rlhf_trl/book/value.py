@@ -1,0 +1,60 @@
+"""The critic of PPO: its targets and its loss per token."""
+
+import torch
+from torch import Tensor
+
+
+def lambda_returns(advantages: Tensor, old_values: Tensor) -> Tensor:
+    """Return the regression targets of the value function.
+
+    G_t = A_t + V_old(s_t)
+
+    Source: chapter 6, listing after eq:GAE_DFN.
+
+    Args:
+        advantages: (B, T) advantages by generalized advantage estimation.
+        old_values: (B, T) values at rollout time.
+
+    Returns:
+        (B, T) targets.
+    """
+    return advantages + old_values
+
+
+def value_loss(values: Tensor, returns: Tensor) -> Tensor:
+    """Return the squared error of the value function.
+
+    l_t = (V_t - G_t)^2 / 2
+
+    Source: chapter 6, listing of PPO.
+
+    Args:
+        values: (B, T) values of the critic that is trained.
+        returns: (B, T) targets.
+
+    Returns:
+        (B, T) losses.
+    """
+    return (values - returns) ** 2 / 2
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, cliprange_value: float
+) -> Tensor:
+    """Return the larger of the squared errors of the value and of the value held near the old one.
+
+    l_t = max((V_t - G_t)^2, (clip(V_t, V_old - c, V_old + c) - G_t)^2) / 2
+
+    Source: chapter 6, listing of the value network's loss; the book's code.
+
+    Args:
+        values: (B, T) values of the critic that is trained.
+        old_values: (B, T) values at rollout time.
+        returns: (B, T) targets.
+        cliprange_value: c, in units of the reward.
+
+    Returns:
+        (B, T) losses.
+    """
+    near_old = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
+    return torch.max(value_loss(values, returns), value_loss(near_old, returns))

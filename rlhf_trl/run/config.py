@@ -1,0 +1,552 @@
+"""From `--config x.yaml --key value ...` to checked dataclasses, or one sentence on what is wrong.
+
+YAML file -> the files it `extends` -> command line -> types -> algorithm -> TRL. Everything that
+can be checked without TRL, which takes seconds to import, is checked before it is imported.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
+from importlib import import_module
+from json import dumps
+from math import isnan
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, Union, get_type_hints
+from typing import get_args as type_args
+from typing import get_origin as type_origin
+
+from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.run.output import write_whole
+from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
+
+COMMAND_LINE = "command line"
+# What TRL's own parser takes for a boolean on the command line.
+BOOLEAN_WORDS = {
+    **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
+    **dict.fromkeys(("no", "false", "f", "n", "0"), False),
+}
+
+Own = TypeVar("Own")
+Trl = TypeVar("Trl")
+
+
+class Loaded(NamedTuple, Generic[Own, Trl]):
+    """A checked configuration: the recipe's fields, TRL's, the model's, and what the user gave.
+
+    `given` is one plain mapping with `extends` resolved and the command line folded in.
+    """
+
+    own: Own
+    trl: Trl
+    model: Any
+    given: dict[str, Any]
+
+    def save(self, path: str | Path) -> None:
+        """Write `given` as YAML, whole or not at all; `--config PATH` then repeats the run."""
+        write_whole(path, lambda part: part.write_text(dump_yaml(self.given), encoding="utf-8"))
+
+
+def load_config(
+    own: type[Own], trl: type[Trl] | str, argv: Sequence[str] | None = None
+) -> Loaded[Own, Trl]:
+    """Read the command line and the config it names.
+
+    Args:
+        own: dataclass of the recipe's own fields; a field typed as a dataclass is a block.
+        trl: TRL's config class. Given as a string (`GRPOConfig`, or a dotted path for a class of
+            another module than `trl`), it is imported only after all cheaper checks have passed.
+        argv (*optional*, defaults to `sys.argv[1:]`): the command line.
+
+    Raises:
+        InputError: one sentence that names the file, the key and the remedy.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in words or "-h" in words:
+        _print_help(own, trl)
+        raise SystemExit(0)
+    path, overrides = _read_command_line(words)
+    config = _read(path)
+    for option, values in overrides:
+        config.override(option, values)
+    if "env" in config.values:
+        config.fail(("env",), "is not read from a config; set environment variables in the shell")
+
+    own_fields = _fields(own)
+    own_given = config.check_block(config.pick(own_fields), own_fields, ())
+    own_run = config.build(own_given, own, ())
+    fixed = _check_algorithm(config, own_run) if "algorithm" in own_fields else {}
+
+    trl_class, model_class = _import(trl), _import("ModelConfig")
+    trl_fields, model_fields = _fields(trl_class), _fields(model_class)
+    if twice := own_fields.keys() & (trl_fields.keys() | model_fields.keys()):
+        raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
+    config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
+    trl_given = config.check_block(config.pick(trl_fields), trl_fields, ())
+    model_given = config.check_block(config.pick(model_fields), model_fields, ())
+    settings = config.check_block(
+        {key: value for key, value in fixed.items() if key in trl_fields}, trl_fields, ()
+    )
+    _check_generation_batch(config, {**settings, **trl_given}, trl_fields)
+
+    checked = {**own_given, **trl_given, **model_given}
+    return Loaded(
+        own=own_run,
+        trl=config.build({**settings, **trl_given}, trl_class, ()),
+        model=config.build(model_given, model_class, ()),
+        given={key: checked[key] for key in config.values},
+    )
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the mapping of a YAML file with everything it extends, without checking its keys."""
+    return _read(str(path)).values
+
+
+def world_size() -> int:
+    """Return the number of processes that the launcher started."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What followed an option on the command line; the type of its field says what it means."""
+
+    words: tuple[str, ...]
+
+    def untyped(self) -> Any:
+        """Return the value these words have where no type is known; a bare option is true."""
+        values = [read_word(word) for word in self.words] or [True]
+        return values[0] if len(values) == 1 else values
+
+
+def _read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, _Words]]]:
+    """Return the path after `--config`, and the other options in order."""
+    options: list[tuple[str, list[str]]] = []
+    takes_more = False
+    for word in argv:
+        if re.match("--?$|-[A-Za-z]", word):
+            raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            options.append((name, [value] if equals else []))
+            takes_more = not equals
+        elif not takes_more:
+            raise InputError(f"{COMMAND_LINE}: {word!r} belongs to no option; write --key value.")
+        else:
+            options[-1][1].append(word)
+    configs = [words for name, words in options if name == "config"]
+    if len(configs) != 1 or len(configs[0]) != 1 or not configs[0][0]:
+        raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
+    overrides = [(name, _Words(tuple(words))) for name, words in options if name != "config"]
+    return configs[0][0], overrides
+
+
+def _read_files(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return (file, content) for a config and all it extends, the deepest base first."""
+    files: list[tuple[str, dict[str, Any]]] = []
+    seen: list[Path] = []
+    while True:
+        name = os.path.normpath(path)
+        chain = " extends ".join([*(file for file, _ in files), name])
+        if path.resolve() in seen:
+            raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
+        if files and not path.is_file():
+            raise InputError(
+                f"{chain}, which is not a file; the path is relative to the file that declares it."
+            )
+        content = read_yaml(path)
+        files.append((name, content))
+        seen.append(path.resolve())
+        if "extends" not in content:
+            return files[::-1]
+        base = content.pop("extends")
+        if not isinstance(base, str):
+            raise InputError(f"{name}: extends is {_show(base)}; write the path of one YAML file.")
+        path = path.parent / base
+
+
+def _read(path: str) -> "_Config":
+    config = _Config(path)
+    for file, content in _read_files(Path(path)):
+        config.merge(content, file)
+    return config
+
+
+class _Config:
+    """The merged mapping, where each of its keys was written, and the checks on it."""
+
+    def __init__(self, file: str):
+        self.file = file
+        self.values: dict[str, Any] = {}
+        self._written: dict[tuple[str, ...], str] = {}
+
+    def source(self, path: tuple[str, ...]) -> str:
+        """Return where the key at `path`, or the block it is missing from, was written."""
+        prefixes = [path[:n] for n in range(len(path), 0, -1)]
+        return next((self._written[p] for p in prefixes if p in self._written), self.file)
+
+    def fail(self, path: tuple[str, ...], message: str) -> NoReturn:
+        """Raise an `InputError` about the key at `path`."""
+        raise InputError(f"{self.source(path)}: {'.'.join(path)} {message}.")
+
+    def pick(self, names: dict[str, Any]) -> dict[str, Any]:
+        """Return the values whose top-level key is one of `names`."""
+        return {key: value for key, value in self.values.items() if key in names}
+
+    def merge(self, content: dict[str, Any], source: str) -> None:
+        """Lay the mapping of one file over the files it extends."""
+        self._merge(self.values, content, source, ())
+
+    def _merge(self, base: dict, new: dict, source: str, path: tuple[str, ...]) -> None:
+        for key, value in new.items():
+            here = (*path, key)
+            if value is UNSET and key not in base:
+                raise InputError(
+                    f"{source}: {'.'.join(here)} is !unset, but no base file sets it"
+                    f"{nearest(key, base)}."
+                )
+            if value is UNSET:
+                del base[key]
+            elif isinstance(value, dict):
+                if not isinstance(base.get(key), dict):
+                    base[key] = {}
+                    self._note(here, source)
+                self._merge(base[key], value, source, here)
+            else:
+                base[key] = value
+                self._note(here, source)
+
+    def _note(self, path: tuple[str, ...], source: str) -> None:
+        for old in [p for p in self._written if p[: len(path)] == path]:
+            del self._written[old]
+        self._written[path] = source
+
+    def override(self, option: str, value: _Words) -> None:
+        """Set one option of the command line; dots lead into blocks, mappings and lists."""
+        head, *tail = option.split(".")
+        head = head.replace("-", "_")
+        new: Any = value
+        if head.startswith("no_") and not tail and not value.words:
+            head, new = head.removeprefix("no_"), False
+        path = (head, *tail)
+        node: Any = self.values
+        for depth, key in enumerate(path):
+            parent = ".".join(path[:depth])
+            place: Any = key
+            if isinstance(node, list):
+                if not key.isdecimal() or int(key) >= len(node):
+                    raise InputError(
+                        f"{COMMAND_LINE}: --{option}: {parent} is a list of {len(node)}, and "
+                        f"{key!r} is not the index of one of them (the first is 0)."
+                    )
+                place = int(key)
+            elif not isinstance(node, dict):
+                raise InputError(
+                    f"{COMMAND_LINE}: --{option}: {parent} is neither a mapping nor a list."
+                )
+            if depth == len(path) - 1:
+                node[place] = new
+                break
+            child = node[place] if isinstance(node, list) else node.get(place)
+            if isinstance(child, _Words):
+                child = child.untyped()
+            if child is None:
+                child = {}
+                self._note(path[: depth + 1], COMMAND_LINE)
+            node[place] = child
+            node = child
+        self._note(path, COMMAND_LINE)
+
+    def refuse_unknown(self, values: dict, known: dict[str, Any], path: tuple[str, ...]) -> None:
+        """Stop at the first key of `values` that is not one of the `known`."""
+        for key in values:
+            if key not in known:
+                near = nearest(key, known)
+                if not near and len(known) <= 12:
+                    near = f" (known here: {', '.join(known)})"
+                self.fail((*path, key), f"is not a known key{near}")
+
+    def check_block(
+        self, values: dict[str, Any], known: dict[str, tuple[Any, Field]], path: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return the plain values of a block, each checked against the type of its field."""
+        self.refuse_unknown(values, known, path)
+        for name, (kind, field) in known.items():
+            if field.default is MISSING and field.default_factory is MISSING and name not in values:
+                self.fail((*path, name), f"is missing; write {_describe(kind)}")
+        checked = {}
+        for key, value in values.items():
+            kind, field = known[key]
+            here = (*path, key)
+            checked[key] = self.check(value, kind, here)
+            choices = field.metadata.get("choices")
+            if choices and checked[key] is not None and checked[key] not in choices:
+                self._refuse_choice(checked[key], choices, here)
+        return checked
+
+    def _refuse_choice(self, value: Any, allowed: Sequence[Any], path: tuple[str, ...]) -> NoReturn:
+        self.fail(path, f"is {_show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
+
+    def check(self, value: Any, kind: Any, path: tuple[str, ...]) -> Any:
+        """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
+        members = _members(kind)
+        if isinstance(value, _Words):
+            value = self._mean(value.words, members, path)
+        if isinstance(value, str) and list[str] in members and str not in members:
+            value = [value]  # one string is a list of one, as in TRL's own parser
+        member = next((m for m in members if _fits(value, m)), None)
+        if member is None:
+            self.fail(path, f"is {_show(value)}{_name(value)}; write {_remedy(value, members)}")
+        if member is Any and isinstance(value, dict | list):
+            member = dict[str, Any] if isinstance(value, dict) else list[Any]
+        if is_dataclass(member):
+            return self.check_block(value, _fields(member), path)
+        if isinstance(value, list):
+            item = (type_args(member) or (Any,))[0]  # TRL's tuples are of one type, too
+            return [self.check(v, item, (*path, str(i))) for i, v in enumerate(value)]
+        if isinstance(value, dict):
+            item = (type_args(member) or (str, Any))[1]
+            return {key: self.check(v, item, (*path, key)) for key, v in value.items()}
+        if (allowed := _choices(member)) and value not in allowed:
+            self._refuse_choice(value, allowed, path)
+        if isinstance(value, float) and isnan(value):
+            self.fail(path, "is not a number (nan); write one")
+        return float(value) if member is float else value
+
+    def _mean(self, words: tuple[str, ...], members: list[Any], path: tuple[str, ...]) -> Any:
+        """Return the plain value that command-line words have for a field of these types."""
+        if not words:
+            if bool in members or Any in members:
+                return True
+            self.fail(path, f"has no value; write {_describe_all(members)}")
+        lists = [m for m in members if _is(m, list) or _is(m, tuple)]
+        items = [_members((type_args(m) or (Any,))[0]) for m in lists]
+        if Any in members:
+            return _Words(words).untyped()
+        if len(words) > 1:
+            if not items:
+                self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
+            return [self._mean((word,), items[0], path) for word in words]
+        word = words[0]
+        if bool in members and str not in members and word.lower() in BOOLEAN_WORDS:
+            return BOOLEAN_WORDS[word.lower()]
+        value = read_word(word)
+        for candidate in (value, word):
+            if any(_fits(candidate, member) for member in members):
+                return candidate
+        return [self._mean((word,), items[0], path)] if items else value
+
+    def build(self, value: Any, kind: Any, path: tuple[str, ...]) -> Any:
+        """Turn a checked plain value into instances of the dataclasses and enums of its type."""
+        member = next(m for m in _members(kind) if _fits(value, m))
+        if is_dataclass(member):
+            known = _fields(member)
+            inner = {k: self.build(v, known[k][0], (*path, k)) for k, v in value.items()}
+            try:
+                return member(**inner)
+            except ValueError as error:
+                name = ".".join(path) or member.__name__
+                message = " ".join(str(error).split())
+                raise InputError(f"{self.source(path)}: {name}: {message}") from error
+        if isinstance(value, list):
+            item = (type_args(member) or (Any,))[0]
+            built = [self.build(v, item, (*path, str(i))) for i, v in enumerate(value)]
+            return tuple(built) if _is(member, tuple) else built
+        if isinstance(value, dict):
+            return deepcopy(value)
+        return member(value) if isinstance(member, type) and issubclass(member, Enum) else value
+
+
+def _fields(cls: Any) -> dict[str, tuple[Any, Field]]:
+    """Return name -> (type, field) for what a dataclass takes."""
+    hints = get_type_hints(cls)
+    return {field.name: (hints[field.name], field) for field in fields(cls) if field.init}
+
+
+def _members(kind: Any) -> list[Any]:
+    """Return the alternatives of a type; beside an enum, `str` only stands for its values."""
+    members = list(type_args(kind)) if type_origin(kind) in (Union, UnionType) else [kind]
+    has_enum = any(isinstance(m, type) and issubclass(m, Enum) for m in members)
+    return [m for m in members if not (has_enum and m is str)]
+
+
+def _is(member: Any, container: type) -> bool:
+    return member is container or type_origin(member) is container
+
+
+def _choices(member: Any) -> list[Any]:
+    """Return the values that a Literal or an Enum allows, or [] for another type."""
+    if type_origin(member) is Literal:
+        return list(type_args(member))
+    if isinstance(member, type) and issubclass(member, Enum):
+        return [item.value for item in member]
+    return []
+
+
+def _fits(value: Any, member: Any) -> bool:
+    """Whether a plain value has the shape of one alternative of a type."""
+    if member is Any:
+        return True
+    if choices := _choices(member):
+        return type(value) in {type(choice) for choice in choices}
+    if member in (None, NoneType):
+        return value is None
+    if member in (bool, int, str):
+        return type(value) is member
+    if member is float:
+        return type(value) in (int, float)
+    if _is(member, tuple):
+        return isinstance(value, list) and len(value) == len(type_args(member))
+    if _is(member, list):
+        return isinstance(value, list)
+    if _is(member, dict) or is_dataclass(member):
+        return isinstance(value, dict)
+    raise TypeError(f"a config field cannot be typed {member}")
+
+
+def _describe(kind: Any) -> str:
+    return _describe_all(_members(kind))
+
+
+def _describe_all(members: list[Any]) -> str:
+    return " or ".join(dict.fromkeys(_describe_one(member) for member in members))
+
+
+def _describe_one(member: Any) -> str:
+    if choices := _choices(member):
+        return _one_of(choices)
+    if _is(member, tuple):
+        return f"a list of {len(type_args(member))}"
+    if _is(member, list):
+        return "a list"
+    if _is(member, dict) or is_dataclass(member):
+        return "a mapping"
+    simple = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+    return simple.get(member, "any value" if member is Any else "null")
+
+
+def _one_of(choices: Sequence[Any]) -> str:
+    words = [choice if isinstance(choice, str) else _show(choice) for choice in choices]
+    return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+
+
+def _show(value: Any) -> str:
+    text = dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _name(value: Any) -> str:
+    names = {bool: "a boolean", int: "an integer", float: "a float", str: "a string"}
+    names |= {list: "a list", dict: "a mapping"}
+    return f", {names[type(value)]}" if type(value) in names else ""
+
+
+def _remedy(value: Any, members: list[Any]) -> str:
+    if int in members and isinstance(value, float) and value.is_integer():
+        return f"{int(value)}"
+    if str in members and {str, NoneType} >= set(members) and not isinstance(value, list | dict):
+        return f'it in quotes ("{_show(value)}")' if value is not None else "a string"
+    return _describe_all(members)
+
+
+def _check_algorithm(config: _Config, run: Any) -> dict[str, Any]:
+    """Refuse loss fields that the chosen algorithm does not read.
+
+    Returns the values that the algorithm fixes, and its defaults for what it reads.
+    """
+    from rlhf_trl import algorithms
+
+    formulation = getattr(run, "formulation", "chapter")
+    try:
+        row = algorithms.formulation(run.algorithm, formulation)
+    except InputError as error:
+        key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
+        raise InputError(f"{config.source((key,))}: {error}") from error
+    name = f"algorithm {run.algorithm} (formulation {formulation})"
+    reads = {**row.reads, **row.trainer_reads}
+    for key, value in config.values.items():
+        if key in reads:
+            continue
+        value = value.untyped() if isinstance(value, _Words) else value
+        if key in row.settings:
+            fixed = row.settings[key]
+            if not (_same(value, fixed) or _same([value], fixed)):
+                config.fail(
+                    (key,),
+                    f"is {_show(value)}, which contradicts {name}, which fixes {key}: "
+                    f"{_show(fixed)}; remove it or choose another algorithm",
+                )
+        elif key in algorithms.LOSS_FIELDS:
+            readers = [
+                other.name
+                for other in algorithms.ALGORITHMS.values()
+                if (f := other.formulations.get(formulation))
+                and (key in f.reads or key in f.trainer_reads)
+            ]
+            instead = f", or choose one that reads it: {', '.join(readers)}" if readers else ""
+            config.fail((key,), f"is not read by {name}; remove it{instead}")
+    defaults = {key: value for key, value in reads.items() if value != algorithms.REQUIRED}
+    return {**defaults, **row.settings}
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _check_generation_batch(
+    config: _Config, args: dict[str, Any], known: dict[str, tuple[Any, Field]]
+) -> None:
+    """Say which num_generations divide the generation batch, where the given one does not."""
+    if not {"num_generations", "generation_batch_size", "steps_per_generation"} <= known.keys():
+        return
+
+    def value(name: str) -> Any:
+        return args.get(name, known[name][1].default)
+
+    generations, batch = value("num_generations"), value("generation_batch_size")
+    if batch is None:
+        per_device, processes = value("per_device_train_batch_size"), world_size()
+        steps = "steps_per_generation"
+        if value(steps) is None:
+            steps = "gradient_accumulation_steps"
+        batch = per_device * processes * value(steps)
+        how = (
+            f"per_device_train_batch_size {per_device} x {processes} "
+            f"process{'es' * (processes > 1)} x {steps} {value(steps)}"
+        )
+    else:
+        how = "generation_batch_size"
+    if batch > 0 and generations and batch % generations == 0:
+        return
+    divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
+    config.fail(
+        ("num_generations",),
+        f"is {_show(generations)}, which does not divide the generation batch of {batch} ({how}); "
+        + (f"write {_one_of(divisors)}, or change the batch" if divisors else "raise the batch"),
+    )
+
+
+def _import(name: Any) -> Any:
+    """Return the class that a dotted path names (in `trl` where it has no dot), or the class."""
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module or "trl"), attribute)
+
+
+def _print_help(own: Any, trl: Any) -> None:
+    from trl import TrlParser
+
+    print("usage: --config FILE [--key VALUE ...] [--block.key VALUE ...]\n\nthis recipe's fields:")
+    for name, (kind, _) in _fields(own).items():
+        print(f"  --{name}: {_describe(kind)}")
+        for block in filter(is_dataclass, _members(kind)):
+            for inner, (inner_kind, _) in _fields(block).items():
+                print(f"  --{name}.{inner}: {_describe(inner_kind)}")
+    parser = TrlParser([_import(trl), _import("ModelConfig")], usage="see above", add_help=False)
+    print(parser.format_help())
