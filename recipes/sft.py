@@ -32,7 +32,7 @@ def main() -> None:
 
     from rlhf_trl.run import train
     from rlhf_trl.run.model import load_tokenizer, prepare_model
-    from rlhf_trl.tiny.demonstrator import demonstrations
+    from rlhf_trl.tasks.demonstrations import demonstrations
     from rlhf_trl.trainers.sft import AnsweringSFTTrainer
 
     train.begin(loaded, "sft")
@@ -42,7 +42,9 @@ def main() -> None:
     trainer = AnsweringSFTTrainer(
         model=prepare_model(model, args),
         args=args,
-        train_dataset=Dataset.from_list(demonstrations(tasks.train, own.demonstrator)),
+        train_dataset=Dataset.from_list(
+            demonstrations(tasks.train, own.demonstrator, own.dataset.seed)
+        ),
         eval_dataset=Dataset.from_list(demonstrations(tasks.held_out, "right")),
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),

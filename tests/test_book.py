@@ -149,7 +149,7 @@ def test_standardised_advantages_forget_the_scale(scale):
     ],
 )
 def test_groups_that_do_not_fit_are_refused(estimate, size):
-    with pytest.raises(InputError, match="multiple of num_generations=4|at least 2 completions"):
+    with pytest.raises(InputError, match=r"multiple of num_generations=4|at least 2 completions"):
         estimate(torch.zeros(6, dtype=torch.float64), size)
 
 
@@ -417,16 +417,14 @@ def test_mean_of_a_kl_estimator(estimator, expected):
     assert (f64(P) * every_token).sum().item() == pytest.approx(expected, abs=1e-14)
 
 
-def test_k2_is_biased_by_less_than_a_fifth_here():
-    assert 0.01 < abs(HALF_SQUARE / EXACT_KL - 1) < 0.2
-
-
-@pytest.mark.parametrize("estimator", [kl.k1, kl.k3])
-def test_unbiased_estimators_hit_the_kl_within_sampling_error(estimator):
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [(kl.k1, EXACT_KL), (kl.k2, HALF_SQUARE), (kl.k3, EXACT_KL)]
+)
+def test_sampled_estimate_is_within_its_monte_carlo_error(estimator, expected):
     drawn = torch.multinomial(f64(P), 200_000, True, generator=torch.Generator().manual_seed(0))
     samples = estimator(f64(P).log()[drawn], f64(Q).log()[drawn])
     error = samples.std().item() / math.sqrt(len(samples))
-    assert abs(samples.mean().item() - EXACT_KL) < 4 * error < 0.02
+    assert abs(samples.mean().item() - expected) < 4 * error < 0.01
 
 
 def mean_gradient(estimator):

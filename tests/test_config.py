@@ -200,6 +200,13 @@ def test_config_equals_path(tmp_path):
     assert loaded.trl.seed == 4
 
 
+def test_an_override_reaches_one_of_two_lists_with_the_same_anchor(load):
+    head = "use_cpu: true\ndataset:\n  specs:\n  - {name: a, config: {n: &n [1]}}\n"
+    text = "  - {name: b, config: {n: *n}}\n"
+    loaded = load(text, "--dataset.specs.0.config.n.0", "7", head=head)
+    assert [spec.config["n"] for spec in loaded.own.dataset.specs] == [[7], [1]]
+
+
 def test_dots_lead_into_a_mapping_given_on_the_command_line(load):
     argv = ["--generation_kwargs", "{top_k: 1}", "--generation_kwargs.top_p", "0.5"]
     assert load("", *argv).trl.generation_kwargs == {"top_k": 1, "top_p": 0.5}
@@ -509,7 +516,6 @@ LINE_MISTAKES = {
     "wrong choice": (["--save_strategy", "stesp"], 'is "stesp"', "no, steps, epoch, best"),
     "unknown algorithm": (["--algorithm", "grop"], "unknown algorithm 'grop'", "'grpo'"),
     "no such formulation": (["--formulation", "book"], "no formulation 'book'", "chapter"),
-    "the block's own check": (["--dataset.size", "0"], "dataset: size must be positive", ""),
     "no value": (["--learning_rate"], "learning_rate has no value", "a number"),
     "no value for a list": (["--reward_funcs"], "reward_funcs has no value", "a list"),
     "two values": (["--seed", "1", "2"], "seed takes one value and got 2: 1 2", ""),

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
@@ -218,7 +217,7 @@ class _Config:
                     self._note(here, source)
                 self._merge(base[key], value, source, here)
             else:
-                base[key] = value
+                base[key] = _copy(value)
                 self._note(here, source)
 
     def _note(self, path: tuple[str, ...], source: str) -> None:
@@ -358,8 +357,15 @@ class _Config:
             built = [self.build(v, item, (*path, str(i))) for i, v in enumerate(value)]
             return tuple(built) if _is(member, tuple) else built
         if isinstance(value, dict):
-            return deepcopy(value)
+            return _copy(value)
         return member(value) if isinstance(member, type) and issubclass(member, Enum) else value
+
+
+def _copy(value: Any) -> Any:
+    """Copy a YAML value; unlike deepcopy, it parts what two aliases of an anchor share."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _fields(cls: Any) -> dict[str, tuple[Any, Field]]:

@@ -127,7 +127,8 @@ def describe_launch(args: Any, name: str) -> str:
     updates = args.num_iterations * args.steps_per_generation / args.gradient_accumulation_steps
     return line + (
         f"{prompts} prompts x {args.num_generations} completions per generation, "
-        f"{per_step} completions per optimizer step, {updates:g} optimizer steps per generation"
+        f"{per_step} completions per optimizer step, "
+        f"{updates:g} optimizer step{'s' * (updates != 1)} per generation"
     )
 
 

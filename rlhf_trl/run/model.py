@@ -3,6 +3,7 @@
 from typing import Any
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
@@ -21,8 +22,6 @@ def load_tokenizer(model: Any, args: Any) -> Any:
     """
     from transformers import AutoTokenizer
 
-    from rlhf_trl import tiny
-
     name = model.model_name_or_path
     if name is None:
         raise InputError(
@@ -30,7 +29,9 @@ def load_tokenizer(model: Any, args: Any) -> Any:
             "a hub name."
         )
     if name == UNTRAINED:
-        return tiny.build_tokenizer()
+        from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+        return build_tokenizer()
     tokenizer = _from_pretrained(AutoTokenizer, model, args)
     if tokenizer.eos_token_id is None:
         raise InputError(
@@ -47,10 +48,10 @@ def prepare_model(model: Any, args: Any) -> Any:
 
     Sets `args.model_init_kwargs` from the `ModelConfig` the way TRL's own scripts do.
     """
-    from rlhf_trl import tiny
-
     if model.model_name_or_path == UNTRAINED:
-        return tiny.build_model(args.seed)
+        from rlhf_trl.tiny.model import build_model
+
+        return build_model(args.seed)
     args.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,
@@ -87,10 +88,8 @@ def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: 
 
 
 def _path(model: Any) -> str:
-    from rlhf_trl import tiny
-
     name = model.model_name_or_path
-    return tiny.checkpoint_path() if name == EMBEDDED else name
+    return checkpoint_path() if name == EMBEDDED else name
 
 
 def _from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:

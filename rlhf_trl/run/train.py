@@ -45,6 +45,9 @@ def begin(loaded: Any, name: str) -> None:
         args.eval_on_start = args.resume_from_checkpoint is None
     if main_process:
         print(launch.describe_launch(args, name), flush=True)
+    if args.world_size > 1:
+        print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
+    if main_process:
         if args.resume_from_checkpoint:
             print(f"resuming from {args.resume_from_checkpoint}", flush=True)
         else:
@@ -84,6 +87,12 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(report.RewardProgress())
 
+    if trainer.is_world_process_zero():
+        print(
+            f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind were "
+            f"kept out of the {len(tasks.train)} training rows",
+            flush=True,
+        )
     started, cpu_started = time.time(), time.process_time()
     result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     seconds, cpu_seconds = time.time() - started, time.process_time() - cpu_started

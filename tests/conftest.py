@@ -1,0 +1,67 @@
+"""Runs of the recipes, in this process or through accelerate, without any network."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+# Before any library reads them.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["WANDB_MODE"] = "offline"
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capfd):
+    """Run `recipes/NAME.py --config configs/tiny/CONFIG.yaml ...` here; return (folder, output)."""
+
+    def run(name, config, *words, folder=None):
+        folder = folder or tmp_path / "out"
+        monkeypatch.chdir(ROOT)
+        argv = ["--config", f"configs/tiny/{config}.yaml", "--output_dir", str(folder)]
+        monkeypatch.setattr(sys, "argv", [name, *argv, "--disable_tqdm", *map(str, words)])
+        capfd.readouterr()
+        runpy.run_path(str(ROOT / "recipes" / f"{name}.py"), run_name="__main__")
+        return folder, capfd.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(run):
+    """Return the sentence with which a run ends that must not succeed."""
+
+    def refused(name, config, *words, **kwargs):
+        with pytest.raises(SystemExit) as stop:
+            run(name, config, *words, **kwargs)
+        sentence = str(stop.value.code)
+        assert sentence.startswith("error: ") and "\n" not in sentence
+        return sentence
+
+    return refused
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Run a recipe through `accelerate launch`; return the finished process, output as text."""
+
+    def launch(accelerate, recipe, *words, env=None):
+        command = ["-m", "accelerate.commands.launch", *accelerate, f"recipes/{recipe}.py", *words]
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        clean = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
+        return subprocess.run(
+            [sys.executable, *command, "--disable_tqdm"],
+            cwd=ROOT,
+            env={**clean, "PATH": path, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+
+    return launch

@@ -1,0 +1,201 @@
+"""The table: complete, consistent with the functions it names and with the installed TRL."""
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_trl import algorithms, book
+from rlhf_trl.algorithms import ALGORITHMS, FORMULATIONS, REQUIRED, algorithm, formulation
+from rlhf_trl.errors import InputError
+
+ROWS = [(name, which) for name, row in ALGORITHMS.items() for which in row.formulations]
+TENSORS = {
+    "logps", "old_logps", "mask", "rewards", "token_rewards", "binary_rewards", "num_generations",
+    "advantages", "ratio", "kl", "values", "old_values", "returns", "losses", "normalizer",
+}  # fmt: skip
+HOMES = {
+    "advantage": book.advantages,
+    "ratio": book.surrogates,
+    "surrogate": book.surrogates,
+    "aggregation": book.aggregation,
+    "kl_penalty": book.rewards,
+    "value_loss": book.value,
+}
+
+
+def test_the_rows():
+    assert list(ALGORITHMS) == [
+        "reinforce", "rloo", "ppo", "grpo", "drgrpo", "gspo", "cispo", "sapo", "dapo", "maxrl",
+    ]  # fmt: skip
+    assert {name for name, row in ALGORITHMS.items() if "trl" not in row.formulations} == {
+        "reinforce", "rloo", "ppo", "maxrl",
+    }  # fmt: skip
+    for name, row in ALGORITHMS.items():
+        assert row.name == name
+        assert row.source and row.paper and row.title
+        assert list(row.formulations)[:2] == ["chapter", "code"]
+
+
+@pytest.mark.parametrize(("name", "which"), ROWS)
+def test_a_row_names_functions_and_reads_their_parameters(name, which):
+    row = formulation(name, which)
+    wanted = {"beta", "kl_estimator"} if row.kl != "none" else set()
+    wanted |= {"vf_coef"} if row.value_loss != "none" else set()
+    chosen = [row.chosen(row.reads)]
+    if "baseline" in row.reads:
+        chosen += [row.chosen({"baseline": b}) for b in algorithms.BASELINES]
+    if "importance_cap" in row.reads:
+        chosen += [row.chosen({"importance_cap": 2.0})]
+    for made in chosen:
+        for part, home in HOMES.items():
+            if getattr(made, part) != "none":
+                wanted |= set(inspect.signature(getattr(home, getattr(made, part))).parameters)
+    wanted -= TENSORS
+    only_in_reads = set(row.reads) - wanted
+    assert only_in_reads <= {"baseline"}
+    assert wanted <= set(row.reads) | set(row.constants)
+    assert not set(row.reads) & set(row.constants)
+    assert (row.kl == "reward") == (row.kl_penalty != "none")
+    assert row.differs and (row.trl is True or row.trl)
+
+
+@pytest.mark.parametrize(("name", "which"), ROWS)
+def test_what_a_row_reads_and_fixes_is_a_known_field(name, which):
+    row = formulation(name, which)
+    known = algorithms.LOSS_FIELDS | algorithms.SHARED_FIELDS
+    assert {*row.reads, *row.settings, *row.trainer_reads} <= known
+    assert not set(row.reads) & set(row.settings)
+    json.dumps(dataclasses.asdict(row), allow_nan=False)
+
+
+def test_labels_are_the_chapters():
+    assert "eq:GRPO_token" in algorithm("grpo").source
+    assert formulation("grpo", "code").label == "grpo (code)"
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "says"),
+    [
+        (
+            "grop",
+            "chapter",
+            "unknown algorithm 'grop' (did you mean 'grpo'?); known: reinforce, rl",
+        ),
+        (
+            "grpo",
+            "chaptr",
+            "no formulation 'chaptr' (did you mean 'chapter'?); it has chapter, cod",
+        ),
+        ("ppo", "trl", "TRL removed PPO and its value heads in 1.13; it has chapter, code"),
+        ("rloo", "trl", "RLOOTrainer is not the trainer that the recipe builds on"),
+    ],
+)
+def test_what_does_not_exist_is_named(name, which, says):
+    with pytest.raises(InputError) as error:
+        formulation(name, which)
+    assert says in str(error.value)
+
+
+def test_defaults_and_constants_become_parameters():
+    assert formulation("grpo", "code").parameters({"beta": 0.1}) == {
+        "epsilon": 0.2,
+        "epsilon_high": 0.2,
+        "beta": 0.1,
+        "kl_estimator": "k3",
+        "std_epsilon": 1e-8,
+    }
+    assert formulation("dapo", "chapter").parameters({})["epsilon_high"] == 0.28
+    assert formulation("drgrpo", "trl").reads["max_completion_length"] == REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("sapo", {"epsilon": 0.1}, "does not read epsilon; it reads sapo_temperature_pos, "),
+        ("grpo", {"epsilon_hgh": 0.1}, "epsilon_hgh (did you mean 'epsilon_high'?)"),
+        ("drgrpo", {}, "needs max_completion_length, which has no default"),
+        ("drgrpo", {"max_completion_length": 2.5}, "must be a whole number of tokens, not 2.5"),
+        ("drgrpo", {"max_completion_length": 0}, "must be a whole number of tokens, not 0"),
+        ("grpo", {"epsilon": "0.2"}, "epsilon must be a number, not '0.2'"),
+        ("grpo", {"epsilon": None}, "epsilon must be a number, not None"),
+        ("grpo", {"epsilon": True}, "epsilon must be a number, not True"),
+        ("grpo", {"beta": -0.1}, "beta must be at least 0, not -0.1"),
+        ("grpo", {"beta": float("nan")}, "beta must be a number, not nan"),
+        ("grpo", {"kl_estimator": "kl3"}, "one of k1, k2, k3, not 'kl3' (did you mean 'k3'?)"),
+        ("sapo", {"sapo_temperature_pos": 0}, "sapo_temperature_pos must be above 0, not 0"),
+        ("ppo", {"gamma": 1.5}, "gamma must be between 0 and 1, not 1.5"),
+        ("reinforce", {"baseline": "mean"}, "one of none, batch_mean, moving_average, not 'mean'"),
+        ("reinforce", {"baseline": "moving_average"}, "needs baseline_value"),
+        ("reinforce", {"baseline_value": 1.0}, "needs baseline_value"),
+        ("maxrl", {"beta": 0.1}, "does not read beta; it reads importance_cap"),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(name, given, says):
+    with pytest.raises(InputError) as error:
+        formulation(name, "chapter").parameters(given)
+    assert says in str(error.value)
+    assert str(error.value).startswith(f"{name} (chapter)")
+
+
+def test_the_lists_do_not_overlap():
+    loss, shared = algorithms.LOSS_FIELDS, algorithms.SHARED_FIELDS
+    neutral = algorithms.NEUTRAL_FIELDS
+    assert not loss & shared and not loss & neutral and not shared & neutral
+
+
+@pytest.fixture(scope="module")
+def trl_configs():
+    import trl
+    from trl.experimental.cpo import CPOConfig
+    from trl.experimental.orpo import ORPOConfig
+
+    stable = [trl.GRPOConfig, trl.RLOOConfig, trl.SFTConfig, trl.DPOConfig, trl.KTOConfig]
+    return [*stable, trl.RewardConfig, ORPOConfig, CPOConfig]
+
+
+def test_every_field_of_the_installed_trl_is_listed(trl_configs):
+    listed = algorithms.LOSS_FIELDS | algorithms.SHARED_FIELDS | algorithms.NEUTRAL_FIELDS
+    fields = {field.name: config for config in trl_configs for field in dataclasses.fields(config)}
+    new = sorted(f"{fields[name].__name__}.{name}" for name in fields.keys() - listed)
+    assert not new, (
+        f"TRL has config fields that rlhf_trl does not know: {new}. Put each into LOSS_FIELDS, "
+        "SHARED_FIELDS or NEUTRAL_FIELDS of rlhf_trl/algorithms.py, by what it does to a loss."
+    )
+
+
+def test_no_listed_field_has_left_trl(trl_configs):
+    fields = {field.name for config in trl_configs for field in dataclasses.fields(config)}
+    ours = {name for row in ALGORITHMS.values() for f in row.formulations.values() for name in
+            {*f.reads, *f.trainer_reads}}  # fmt: skip
+    listed = algorithms.LOSS_FIELDS | algorithms.SHARED_FIELDS | algorithms.NEUTRAL_FIELDS
+    assert listed - fields <= ours
+
+
+@pytest.mark.parametrize(("name", "which"), ROWS)
+def test_trl_accepts_the_settings(name, which, tmp_path):
+    from trl import GRPOConfig
+
+    settings = formulation(name, which).settings
+    config = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
+    assert {field: getattr(config, field) for field in settings} == settings
+
+
+def test_importing_the_table_loads_neither_trl_nor_torch():
+    code = (
+        "import sys, rlhf_trl, rlhf_trl.algorithms;"
+        "assert not {'trl', 'torch', 'transformers'} & set(sys.modules);"
+        "rlhf_trl.policy_gradient_loss;"
+        "assert not {'trl', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_formulations_are_listed_in_reading_order():
+    assert all(
+        list(row.formulations) == [f for f in FORMULATIONS if f in row.formulations]
+        for row in ALGORITHMS.values()
+    )

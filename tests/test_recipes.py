@@ -1,0 +1,365 @@
+"""The recipes end to end on the embedded model, and every bad input through them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_trl.tiny import checkpoint_path
+
+ROOT = Path(__file__).parent.parent
+# The smallest run: 2 prompts x 4 completions, a handful of held-out words.
+SMALL = [
+    *["--dataset.size", 40, "--dataset.eval_size", 8, "--max_steps", 2],
+    *["--num_generations", 4, "--per_device_train_batch_size", 8],
+]
+
+
+def test_a_run_leaves_model_summary_curve_config_and_evaluations(run):
+    folder, out = run("grpo", "grpo", *SMALL, "--max_steps", 4, "--eval_steps", 2)
+    assert out.splitlines()[0] == (
+        "grpo (chapter) on cpu, 1 process, strategy none, float32; 2 prompts x 4 completions per "
+        "generation, 8 completions per optimizer step, 1 optimizer step per generation"
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["seed"], summary["held_out"]) == (4, 0, 8)
+    before, after = summary["before"]["eval_exact_match"], summary["after"]["eval_exact_match"]
+    assert out.splitlines()[-1] == (
+        f"exact match {before:.3f} -> {after:.3f} (greedy, 8 held-out words, seed 0)"
+    )
+    assert "held out: 8 questions" in out
+    assert [p.name for p in sorted((folder / "evaluations").iterdir())] == [
+        "step-000000.json",
+        "step-000002.json",
+        "step-000004.json",
+    ]
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not [p for p in folder.rglob("*") if ".part" in p.name or ".old" in p.name]
+    assert "<answer>" in out  # sample completions in the table
+
+
+def test_the_exported_model_answers_alike_in_plain_transformers(run):
+    folder, _ = run("grpo", "grpo", *SMALL, "--learning_rate", "1e-3")
+    last = json.loads((folder / "evaluations" / "step-000002.json").read_text())
+    program = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+answers = []
+for question in json.loads(sys.argv[2]):
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt",
+        return_dict=True)
+    out = model.generate(**ids, do_sample=False, max_new_tokens=20)
+    answers.append(tokenizer.decode(out[0, ids["input_ids"].size(1):], skip_special_tokens=True))
+print(json.dumps(answers))
+"""
+    questions = json.dumps([a["question"] for a in last["answers"]])
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder / "model"), questions],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [a["greedy"] for a in last["answers"]]
+
+
+def test_a_run_repeats_from_its_saved_config(run, tmp_path):
+    first, _ = run("grpo", "grpo", *SMALL, "--seed", 3)
+    saved = os.path.relpath(first / "config", ROOT / "configs" / "tiny")
+    again, _ = run("grpo", saved, folder=tmp_path / "again")
+    weights = [(f / "model" / "model.safetensors").read_bytes() for f in (first, again)]
+    assert weights[0] == weights[1]
+
+
+def test_stopped_and_resumed_is_bit_identical(run, tmp_path):
+    saving = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 2]
+    whole, _ = run("grpo", "grpo", *saving, folder=tmp_path / "whole")
+    stopped = tmp_path / "stopped"
+    shutil.copytree(whole / "checkpoint-2", stopped / "checkpoint-2")
+    shutil.copytree(whole / "evaluations", stopped / "evaluations")
+    resume = ["--resume_from_checkpoint", "auto"]
+    resumed, out = run("grpo", "grpo", *saving, *resume, folder=stopped)
+    assert "resuming from" in out and "checkpoint-2" in out
+    weights = [(f / "model" / "model.safetensors").read_bytes() for f in (whole, resumed)]
+    assert weights[0] == weights[1]
+    start = (Path(checkpoint_path()) / "model.safetensors").read_bytes()
+    assert weights[0] != start
+
+
+def test_lora_exports_an_adapter_that_plain_transformers_loads(run):
+    from transformers import AutoModelForCausalLM
+
+    folder, _ = run("grpo", "grpo", *SMALL, "--use_peft", "--lora_target_modules", "q_proj")
+    assert (folder / "model" / "adapter_config.json").exists()
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert any("lora_A" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"])
+def test_trackers_work_offline_and_without_a_key(run, tracker, monkeypatch, tmp_path):
+    for name, folder in [("WANDB_DIR", "wandb"), ("TRACKIO_DIR", "trackio")]:
+        (tmp_path / folder).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    monkeypatch.setenv("WANDB_RUN_NAME", "by-hand")
+    logs = tmp_path / "out" / "runs"
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(logs))
+    run("grpo", "grpo", *SMALL, "--report_to", tracker, "--project", "speller")
+    if tracker == "tensorboard":
+        assert list(logs.rglob("events.out.tfevents.*"))
+    elif tracker == "wandb":
+        import wandb
+
+        assert os.environ["WANDB_PROJECT"] == "speller"
+        assert list((tmp_path / "wandb").rglob("*.wandb"))
+        assert wandb.run is None  # finished
+
+
+def test_a_second_task_and_a_mixture_by_config(run):
+    specs = (
+        "[{name: chain_sum, config: {min_terms: 2, max_terms: 3, max_digits: 1}}, "
+        "{name: spell_backward, weight: 2, config: {max_word_len: 6}}]"
+    )
+    _, out = run("grpo", "grpo", *SMALL, "--dataset.specs", specs)
+    assert "held-out questions" in out.splitlines()[-1]
+
+
+def test_the_users_own_reward_by_dotted_path(run, tmp_path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(
+        "def vowels(completions, trainer_state, **kwargs):\n"
+        "    assert trainer_state.max_steps == 2\n"
+        "    return [float(sum(x in 'aeiou' for x in c[-1]['content'])) for c in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = ["--reward_funcs", "exact_match", "own_rewards.vowels"]
+    folder, _ = run("grpo", "grpo", *SMALL, *rewards)
+    assert (folder / "summary.json").exists()
+
+
+def test_warnings_when_nothing_can_be_learnt(run, caplog):
+    words = ["--max_completion_length", 2, "--max_steps", 11, "--eval_strategy", "no"]
+    run("grpo", "grpo", *SMALL, *words)
+    said = [r.getMessage() for r in caplog.records if r.name == "rlhf_trl.run.report"]
+    assert len([m for m in said if "every completion was cut off" in m]) == 1
+    assert len([m for m in said if "equal rewards for 10 logged steps" in m]) == 1
+
+
+# --- bad input, one sentence each
+
+
+BAD = {
+    "unknown key": (["--learning_rat", "1"], ["learning_rat", "did you mean 'learning_rate'?"]),
+    "wrong type": (["--max_steps", "4.5"], ["max_steps", "integer"]),
+    "unknown algorithm": (["--algorithm", "grop"], ["'grop'", "did you mean 'grpo'?"]),
+    "no such formulation": (["--formulation", "paper"], ["'paper'", "chapter"]),
+    "key the row does not read": (["--sapo_temperature_pos", "1"], ["sapo_temperature_pos"]),
+    "key that contradicts": (["--loss_type", "dapo"], ["loss_type", "contradicts", "grpo"]),
+    "missing model": (
+        ["--model_name_or_path", "no/such-model"],
+        ["'no/such-model'", "neither a model folder", "tiny"],
+    ),
+    "no model": (["--model_name_or_path", "null"], ["model_name_or_path is missing"]),
+    "unknown task": (["--dataset.specs.0.name", "spell"], ["no task 'spell'"]),
+    "unknown task option": (
+        ["--dataset.specs.0.config.max_len", 3],
+        ["no such option", "max_word_len"],
+    ),
+    "empty data": (["--dataset.size", 0], ["dataset.size"]),
+    "smaller than a generation batch": (
+        ["--dataset.size", 15],
+        ["15 rows", "16 prompts", "at least 16"],
+    ),
+    "batch not divisible": (
+        ["--num_generations", 7],
+        ["num_generations", "128", "2, 4, 8, 16, 32, 64"],
+    ),
+    "prompt longer than the context": (
+        ["--dataset.system_prompt", "x" * 300],
+        ["longest prompt has", "context of 256"],
+    ),
+    "unknown reward": (["--reward_funcs", "exact"], ["reward_funcs", "'exact_match'"]),
+    "expects another launch": (["--expect.processes", 2], ["expects 2 processes and 1 came up"]),
+    "zero steps": (
+        [*SMALL, "--max_steps", -1, "--num_train_epochs", 0, "--eval_strategy", "no"],
+        ["0 optimizer steps"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(refused, name):
+    words, parts = BAD[name]
+    sentence = refused("grpo", "grpo", *words)
+    assert all(part in sentence for part in parts), sentence
+
+
+REWARDS = """
+def raises(completions, **kwargs):
+    raise RuntimeError("the judge is away")
+def nan(completions, **kwargs):
+    return [float("nan")] * len(completions)
+def scalar(completions, **kwargs):
+    return 1.0
+def short(completions, **kwargs):
+    return [1.0]
+def words(completions, **kwargs):
+    return ["good"] * len(completions)
+def nothing(completions, **kwargs):
+    return [None] * len(completions)
+def sometimes(completions, **kwargs):
+    return [None if i % 2 else 1.0 for i in range(len(completions))]
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "parts"),
+    [
+        ("raises", ["'bad_rewards.raises'", "the judge is away", "step 0", "prompt", "completion"]),
+        ("nan", ["'bad_rewards.nan'", "nan", "step 0", "prompt", "completion"]),
+        ("scalar", ["1.0", "list of 8 numbers"]),
+        ("short", ["1 values for 8 completions"]),
+        ("words", ["'good'"]),
+        ("nothing", ["no reward function applied to 8 of 8 completions", "step 0"]),
+        ("sometimes", ["no reward function applied to 4 of 8 completions"]),
+    ],
+)
+def test_broken_rewards(refused, tmp_path, monkeypatch, reward, parts):
+    (tmp_path / "bad_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["--reward_funcs", f"bad_rewards.{reward}", "--reward_weights", 1.0]
+    sentence = refused("grpo", "grpo", *SMALL, "--eval_strategy", "no", *own)
+    assert all(part in sentence for part in parts), sentence
+
+
+def test_a_folder_with_another_run_is_not_touched(refused, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "summary.json").write_text("mine")
+    sentence = refused("grpo", "grpo", *SMALL)
+    assert "already holds files" in sentence and "--resume_from_checkpoint auto" in sentence
+    assert [p.read_text() for p in folder.iterdir()] == ["mine"]
+
+
+def with_tokenizer(tmp_path, **changes):
+    """Copy the embedded model and change its tokenizer."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint_path(), folder)
+    path = folder / "tokenizer_config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+def test_a_tokenizer_without_eos(refused, tmp_path):
+    sentence = refused(
+        "grpo", "grpo", *SMALL, "--model_name_or_path", with_tokenizer(tmp_path, eos_token=None)
+    )
+    assert "has no eos_token" in sentence
+
+
+@pytest.mark.parametrize("pad", [None, "<|end|>"])
+def test_eos_doubling_as_pad_trains_the_same(run, tmp_path, pad):
+    """EOS stays inside the completion mask, so weights end where a pad of its own ends."""
+    folder = with_tokenizer(tmp_path, pad_token=pad)
+    own, _ = run("grpo", "grpo", *SMALL, folder=tmp_path / "own")
+    shared, _ = run(
+        "grpo", "grpo", *SMALL, "--model_name_or_path", folder, folder=tmp_path / "shared"
+    )
+    weights = [(f / "model" / "model.safetensors").read_bytes() for f in (own, shared)]
+    assert weights[0] == weights[1]
+
+
+# --- several processes
+
+
+WORDS = [str(w) for w in SMALL]
+
+
+@pytest.mark.multiprocess
+def test_two_processes_on_the_cpu(launch, tmp_path):
+    config = ["--config", "configs/tiny/grpo.yaml", "--output_dir", str(tmp_path / "out")]
+    done = launch(["--config_file", "configs/accelerate/cpu_2proc.yaml"], "grpo", *config, *WORDS)
+    assert done.returncode == 0, done.stdout
+    for part in ("2 processes, strategy ddp", "process 0 of 2", "process 1 of 2"):
+        assert part in done.stdout
+    assert "4 prompts x 4 completions per generation" in done.stdout  # the batch is global
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["processes"] == 2
+
+
+@pytest.mark.multiprocess
+def test_a_launch_that_got_fewer_processes_stops(launch, tmp_path):
+    config = ["--config", "configs/tiny/grpo.yaml", "--output_dir", str(tmp_path / "out")]
+    done = launch(["--cpu", "--num_processes", "2"], "grpo", *config)
+    assert done.returncode != 0
+    assert "error: accelerate was asked for several processes" in done.stdout
+    done = launch(
+        ["--config_file", "configs/accelerate/cpu_2proc.yaml"],
+        *["grpo", *config, *WORDS, "--use_cpu", "false"],
+    )
+    assert done.returncode != 0
+    assert "2 processes were launched but this one sees 1" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.multiprocess
+def test_fsdp_on_a_cpu_is_refused(launch, tmp_path):
+    config = ["--config", "configs/tiny/grpo.yaml", "--output_dir", str(tmp_path / "out")]
+    accelerate = ["--config_file", "configs/accelerate/fsdp2.yaml", "--num_processes", "2"]
+    done = launch(accelerate, "grpo", *config, *WORDS)
+    assert done.returncode != 0
+    assert "strategy fsdp was asked for and ddp came up on cpu" in done.stdout
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
+    from transformers import AutoModelForCausalLM
+
+    config = ["--config", "configs/tiny/grpo.yaml", "--output_dir", str(tmp_path / "out")]
+    accelerate = ["--config_file", f"configs/accelerate/zero{stage}.yaml", "--num_processes", "2"]
+    done = launch(accelerate, "grpo", *config, *WORDS, "--max_steps", "3")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "2 processes, strategy deepspeed" in done.stdout
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 3
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    start = AutoModelForCausalLM.from_pretrained(checkpoint_path())
+    moved = [
+        float((a - b).abs().max())
+        for a, b in zip(model.parameters(), start.parameters(), strict=True)
+    ]
+    assert 0 < max(moved) < 0.01
+
+
+# --- what the project promises
+
+
+@pytest.mark.slow
+def test_grpo_learns_on_one_cpu_thread_within_a_minute(run):
+    folder, _ = run("grpo", "grpo")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["after"]["eval_exact_match"] >= 0.93
+    assert summary["after"]["eval_exact_match"] - summary["before"]["eval_exact_match"] >= 0.4
+    assert summary["train_cpu_seconds"] <= 60
+
+
+@pytest.mark.slow
+def test_the_warm_start_rebuilds_from_nothing(run):
+    rebuilt, _ = run("sft", "sft", "--eval_strategy", "no")
+    shipped = run_shipped(run, rebuilt)
+    new = json.loads((rebuilt / "summary.json").read_text())["after"]["eval_exact_match"]
+    assert abs(new - shipped) <= 0.03
+
+
+def run_shipped(run, rebuilt):
+    folder, _ = run(
+        "grpo", "grpo", "--max_steps", 1, "--learning_rate", 0, folder=rebuilt.parent / "shipped"
+    )
+    return json.loads((folder / "summary.json").read_text())["before"]["eval_exact_match"]
