@@ -9,7 +9,6 @@ from pathlib import Path
 # Before any library reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["WANDB_MODE"] = "offline"
 
 import pytest
 

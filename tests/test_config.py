@@ -187,6 +187,7 @@ def test_the_command_line_wins_over_the_file(load):
     assert loaded.model.use_peft is True
     assert own.dataset.size == 300
     assert own.dataset.specs == [Spec("spell_backward", 2.0, {"max_len": 7})]
+    assert type(own.dataset.specs[0].weight) is float
     assert own.expect == Expect(processes=1)
     assert own.shuffle is False
     assert trl.reward_weights == [-1.0, 0.5]
@@ -237,6 +238,16 @@ def test_ways_to_switch_a_flag_on(load, words):
 @pytest.mark.parametrize("text", ["12", "1e-6", "true", "null", "[a", "a: b", "#x", "'q'", ""])
 def test_a_string_option_is_taken_as_typed(load, text):
     assert load("", "--project", text).trl.project == text
+
+
+def test_an_empty_word_is_not_null(load):
+    assert load("", "--run_name", "").trl.run_name == ""
+    assert load("", "--run_name", "null").trl.run_name is None
+
+
+def test_text_with_a_colon_is_not_a_mapping(load):
+    argv = ["--dataset.specs.0.config.prompt", "Question: why"]
+    assert load("", *argv).own.dataset.specs[0].config == {"prompt": "Question: why"}
 
 
 def test_the_same_command_line_means_what_it_means_to_trl(load):
@@ -299,8 +310,10 @@ def test_the_saved_config_repeats_the_run(load, tmp_path):
 
 def test_dumped_yaml_reads_back_exactly(tmp_path):
     shared = [1e-20, 1e20, float("inf"), -3, True, None]
-    content = {"a": shared, "b": {"c": shared, "d": "1e5"}, "e": "- x"}
-    (tmp_path / "x.yaml").write_text(dump_yaml(content))
+    content = {"a": shared, "b": {"c": shared, "d": "1e5"}, "e": "- ünï"}
+    text = dump_yaml(content)
+    assert "ünï" in text and "&" not in text and "*" not in text  # a person can read it
+    (tmp_path / "x.yaml").write_text(text, encoding="utf-8")
     assert read_yaml(tmp_path / "x.yaml") == content
 
 
@@ -353,6 +366,11 @@ FILE_MISTAKES = {
     "mapping for a list": ("reward_funcs: {a: 1}\n", "is {", "a list"),
     "not a number": ("learning_rate: .nan\n", "learning_rate is not a number", ""),
     "wrong choice of an enum": ("save_strategy: stesp\n", 'is "stesp"', "no, steps, epoch, best"),
+    "number for an enum": (
+        "save_strategy: 3\n",
+        "is 3, an integer; ",
+        "one of no, steps, epoch, best.",
+    ),
     "wrong choice of TRL's list": ("dtype: float8\n", 'dtype is "float8"', "auto, bfloat16"),
     "env": ("env: {A: 1}\n", "env is not read from a config", "in the shell"),
     "unknown algorithm": ("algorithm: grop\n", "x.yaml: unknown algorithm 'grop'", "'grpo'"),
@@ -495,6 +513,13 @@ def test_a_mistake_in_a_base_names_the_base(load, tmp_path):
     assert sentence.startswith(f'{tmp_path / "a.yaml"}: seed is "x", a string')
 
 
+def test_a_block_replaced_on_the_command_line_names_the_command_line(load):
+    files = {"a.yaml": BASE + "expect: {strategy: ddp}\n"}
+    text = "extends: a.yaml\nexpect: {processes: 1}\n"
+    sentence = refusal(load, text, "--expect", "{processes: x}", head="", files=files)
+    assert sentence.startswith('command line: expect.processes is "x", a string')
+
+
 def test_a_key_that_the_child_overrides_names_the_child(load, tmp_path):
     files = {"a.yaml": BASE + "seed: 1\n"}
     sentence = refusal(load, "extends: a.yaml\nseed: x\n", head="", files=files)
@@ -549,6 +574,20 @@ def test_a_config_that_is_not_there(tmp_path):
     path = tmp_path / "none.yaml"
     sentence = refusal(lambda: load_config(Run, "GRPOConfig", ["--config", str(path)]))
     assert sentence == f"{path}: the config cannot be read (No such file or directory)."
+
+
+def test_a_config_that_is_not_text(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_bytes("a: ü\n".encode("latin-1"))
+    sentence = refusal(lambda: load_config(Run, "GRPOConfig", ["--config", str(path)]))
+    assert sentence == f"{path}: the config is not UTF-8 text."
+
+
+def test_one_string_equals_the_list_of_one_that_an_algorithm_fixes(load, monkeypatch):
+    row = algorithms.Formulation("a", "b", "c", "d", settings={"loss_type": ["hinge"]})
+    monkeypatch.setattr(algorithms, "formulation", lambda *names: row)
+    assert load("loss_type: hinge\n", trl="DPOConfig").trl.loss_type == ["hinge"]
+    assert "contradicts" in refusal(load, "loss_type: ipo\n", trl="DPOConfig")
 
 
 def test_true_is_not_the_number_one_that_an_algorithm_fixes(load, monkeypatch):

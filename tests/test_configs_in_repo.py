@@ -1,0 +1,55 @@
+"""Every config in the repository loads, for the number of processes it is meant for."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from test_config import load_for_its_machine
+
+from rlhf_trl.run.config import read_config
+
+ROOT = Path(__file__).parent.parent
+ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
+CONFIGS = sorted(
+    path
+    for path in (ROOT / "configs").rglob("*.yaml")
+    if path not in ACCELERATE and path.name != "base.yaml"  # only extended, never run
+)
+
+
+def name(path):
+    return str(path.relative_to(ROOT / "configs"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_config_loads(monkeypatch, path):
+    given = read_config(path)
+    recipe, trl = ("grpo", "GRPOConfig") if "algorithm" in given else ("sft", "SFTConfig")
+    own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    loaded = load_for_its_machine(monkeypatch, path, own, trl)
+    assert loaded.trl.output_dir.startswith("outputs/")
+    assert loaded.model.model_name_or_path
+    if "algorithm" in given:
+        assert loaded.trl.generation_batch_size % loaded.trl.num_generations == 0
+
+
+def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(monkeypatch):
+    own = runpy.run_path(str(ROOT / "recipes" / "grpo.py"))["Run"]
+    path = ROOT / "configs" / "book" / "grpo.yaml"
+    args = load_for_its_machine(monkeypatch, path, own, "GRPOConfig").trl
+    assert args.generation_batch_size == 4 * 8
+    assert args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps == 4
+    assert args.temperature == 1.0  # scoring
+    assert args.generation_kwargs == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+    assert (args.loss_type, args.scale_rewards) == ("grpo", "group")
+
+
+@pytest.mark.parametrize("path", ACCELERATE, ids=name)
+def test_accelerate_config_loads(path):
+    config = load_config_from_file(str(path))
+    processes = {"cpu": 1, "one_gpu": 1, "cpu_2proc": 2, "multi_node": 16}.get(path.stem, 8)
+    assert config.num_processes == processes
+    kinds = {"fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "cpu": "NO"}
+    wanted = kinds.get(path.stem, "NO" if path.stem == "one_gpu" else "MULTI_GPU")
+    assert str(config.distributed_type).rpartition(".")[2] == wanted
