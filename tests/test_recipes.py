@@ -83,9 +83,12 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path):
     stopped = tmp_path / "stopped"
     shutil.copytree(whole / "checkpoint-2", stopped / "checkpoint-2")
     shutil.copytree(whole / "evaluations", stopped / "evaluations")
-    resume = ["--resume_from_checkpoint", "auto"]
+    shutil.copy(whole / "config.yaml", stopped)
+    resume = ["--resume_from_checkpoint", "auto", "--save_total_limit", 7]
     resumed, out = run("grpo", "grpo", *saving, *resume, folder=stopped)
     assert "resuming from" in out and "checkpoint-2" in out
+    changed = [line for line in out.splitlines() if line.startswith("changed")]
+    assert [line.split()[5] for line in changed] == ["output_dir:", "save_total_limit:"]
     weights = [(f / "model" / "model.safetensors").read_bytes() for f in (whole, resumed)]
     assert weights[0] == weights[1]
     start = (Path(checkpoint_path()) / "model.safetensors").read_bytes()
@@ -198,10 +201,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(refused, name):
+def test_bad_input(refused, tmp_path, name):
     words, parts = BAD[name]
     sentence = refused("grpo", "grpo", *words)
     assert all(part in sentence for part in parts), sentence
+    if name != "zero steps":  # found out before anything is written, so the folder can be used
+        assert not list((tmp_path / "out").glob("*"))
 
 
 REWARDS = """

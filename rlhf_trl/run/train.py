@@ -12,6 +12,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch, output, report
+from rlhf_trl.run.config import read_config
 from rlhf_trl.tasks.rewards import task_metrics
 
 
@@ -47,11 +48,20 @@ def begin(loaded: Any, name: str) -> None:
         print(launch.describe_launch(args, name), flush=True)
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
-    if main_process:
-        if args.resume_from_checkpoint:
-            print(f"resuming from {args.resume_from_checkpoint}", flush=True)
-        else:
-            loaded.save(folder / "config.yaml")
+    if args.resume_from_checkpoint and getattr(args, "sync_ref_model", False):
+        raise InputError(
+            "resume_from_checkpoint: sync_ref_model moves the reference model and checkpoints do "
+            "not hold it, so the run would go on differently; start it anew, or without "
+            "sync_ref_model."
+        )
+    if main_process and args.resume_from_checkpoint:
+        print(f"resuming from {args.resume_from_checkpoint}", flush=True)
+        if (folder / "config.yaml").exists():
+            before = read_config(folder / "config.yaml")
+            for key in sorted((before.keys() | loaded.given.keys()) - {"resume_from_checkpoint"}):
+                old, new = before.get(key, "unset"), loaded.given.get(key, "unset")
+                if old != new:
+                    print(f"changed since the run began: {key}: {old} -> {new}", flush=True)
 
 
 def check_generation_batch(args: Any, rows: list[Any]) -> None:
@@ -88,6 +98,8 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
         trainer.add_callback(report.RewardProgress())
 
     if trainer.is_world_process_zero():
+        if not args.resume_from_checkpoint:
+            loaded.save(folder / "config.yaml")
         print(
             f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind were "
             f"kept out of the {len(tasks.train)} training rows",
