@@ -99,11 +99,8 @@ def demonstrate(
 
 
 def _malformed(answer: str, rng: random.Random) -> str:
-    """The right answer where no parser finds it: a tag of the answer, or every tag, is missing."""
-    whole = COMPLETION.format(answer)
-    return rng.choice(
-        [whole.replace("<answer>", ""), whole.replace("</answer>", ""), answer.strip()]
-    )
+    """The right answer where no parser finds it: without `<answer>`, or without any tag."""
+    return rng.choice([COMPLETION.replace("<answer>", ""), "{}"]).format(answer.strip())
 
 
 def _copied(question: str, answer: str, rng: random.Random) -> str:

@@ -38,8 +38,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """Return the tokenizer of the embedded model, built from nothing.
 
     Printable ASCII and newline are one token per character, the book's four tags and the constant
-    phrases of a few gym tasks one token each. Every other character becomes one `\ufffd`, an ordinary
-    token that decoding shows: the length is kept and the loss is visible, nothing is dropped.
+    phrases of a few gym tasks one token each. Every other character becomes one U+FFFD (the
+    replacement character), an ordinary token that decoding shows: the length is kept and the loss
+    is visible, nothing is dropped.
     """
     order = (*SPECIALS, UNKNOWN, *CHARACTERS, *TAGS, *PHRASES)
     model = models.BPE(
