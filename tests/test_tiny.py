@@ -257,12 +257,12 @@ def test_equal_random_state_equal_demonstration():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"copyed": 1}, "no demonstration of kind 'copyed'; did you mean 'copied'"),
+        ({"copyed": 1}, "no demonstration of kind 'copyed' (did you mean 'copied'?)"),
         ({"off_by_one": 1}, "task 'spell_backward' has no demonstration of kind 'off_by_one'"),
         ({"right": -1}, "the weight of 'right' is -1"),
         ({"right": float("nan")}, "the weight of 'right' is nan"),
-        ({"right": 0}, "weights are all 0"),
-        ({}, "weights are all 0"),
+        ({"right": 0}, "the weights are all 0"),
+        ({}, "the weights are all 0"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused(weights, message):
@@ -329,10 +329,29 @@ def test_shipped_model_is_the_built_architecture(shipped):
 def test_shipped_model_half_knows_the_task(shipped):
     """Words chosen here; the right answer, a copy and a near miss are all the model has seen."""
     model, tokenizer = shipped
-    words = (
-        "sun cat tree moon river stone planet window garden pencil bridge silver yellow "
-        "kitchen morning lantern harvest blanket elephant mountain umbrella"
-    ).split()
+    words = [
+        "sun",
+        "cat",
+        "tree",
+        "moon",
+        "river",
+        "stone",
+        "planet",
+        "window",
+        "garden",
+        "pencil",
+        "bridge",
+        "silver",
+        "yellow",
+        "kitchen",
+        "morning",
+        "lantern",
+        "harvest",
+        "blanket",
+        "elephant",
+        "mountain",
+        "umbrella",
+    ]
     prompts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": SPELL + w}], tokenize=False, add_generation_prompt=True

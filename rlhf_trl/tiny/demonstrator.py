@@ -78,7 +78,7 @@ def demonstrate(
         if kind not in own:
             raise InputError(
                 f"demonstrator: task {task!r} has no demonstration of kind {kind!r}"
-                f"{nearest(kind, own)} (it has {', '.join(own)})."
+                f"{nearest(kind, own)}; it has {', '.join(own)}."
             )
         if not 0 <= weight < float("inf"):
             raise InputError(

@@ -1,0 +1,1 @@
+"""The book's mathematics beside what TRL computes."""
