@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlhf_trl.errors import InputError
 
@@ -16,6 +17,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     algorithms.add_argument("name", nargs="?", help="explain this algorithm")
     algorithms.add_argument("--json", action="store_true", help="the same for programs")
     algorithms.set_defaults(run=_algorithms)
+    race = commands.add_parser("race", help="train algorithms side by side: table and figure")
+    race.add_argument("--algorithms", required=True, help="names, separated by commas")
+    race.add_argument("--seeds", type=int, default=3, help="runs per algorithm (3)")
+    race.add_argument("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
+    race.add_argument("--output_dir", default="outputs/race", help="(outputs/race)")
+    race.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each (1)")
+    race.add_argument(
+        "--on_policy",
+        action="store_true",
+        help="one update per generation; by default two (num_iterations 2), since with one no "
+        "ratio leaves 1 and most losses coincide",
+    )
+    race.set_defaults(run=_race)
     args = parser.parse_args(argv)
     try:
         args.run(args)
@@ -32,6 +46,19 @@ def _algorithms(args: argparse.Namespace) -> None:
         print(json.dumps([explain.describe(name) for name in names], indent=2))
     else:
         print(explain.explain(args.name) if args.name else explain.table())
+
+
+def _race(args: argparse.Namespace) -> None:
+    from rlhf_trl.algorithms import algorithm
+    from rlhf_trl.run.race import race
+
+    names = args.algorithms.split(",")
+    for name in names:
+        algorithm(name)
+    extra = [] if args.on_policy else ["--num_iterations", "2"]
+    folder = Path(args.output_dir)
+    print(race(names, args.seeds, folder, config=args.config, jobs=args.jobs, extra=extra))
+    print(f"\nrace.md, race.json and race.png are in {folder}")
 
 
 if __name__ == "__main__":

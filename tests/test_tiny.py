@@ -329,29 +329,9 @@ def test_shipped_model_is_the_built_architecture(shipped):
 def test_shipped_model_half_knows_the_task(shipped):
     """Words chosen here; the right answer, a copy and a near miss are all the model has seen."""
     model, tokenizer = shipped
-    words = [
-        "sun",
-        "cat",
-        "tree",
-        "moon",
-        "river",
-        "stone",
-        "planet",
-        "window",
-        "garden",
-        "pencil",
-        "bridge",
-        "silver",
-        "yellow",
-        "kitchen",
-        "morning",
-        "lantern",
-        "harvest",
-        "blanket",
-        "elephant",
-        "mountain",
-        "umbrella",
-    ]
+    short = ["sun", "cat", "tree", "moon", "river", "stone", "planet", "window", "garden", "pencil"]
+    long = ["kitchen", "morning", "lantern", "harvest", "blanket", "elephant", "mountain"]
+    words = [*short, *long, "bridge", "silver", "yellow", "umbrella"]
     prompts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": SPELL + w}], tokenize=False, add_generation_prompt=True

@@ -79,7 +79,7 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 
     `<output_dir>` then holds `config.yaml` (the run, reproducible), `evaluations/`, `model/`,
-    `learning_curve.png`, `summary.json` and the checkpoints.
+    `log.json`, `learning_curve.png`, `summary.json` and the checkpoints.
 
     Args:
         trainer: a TRL trainer with `AnswersHeldOut`.
@@ -128,6 +128,7 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     report.learning_curve(
         folder / "learning_curve.png", trainer.state.log_history, evaluations, title
     )
+    output.write_json(folder / "log.json", trainer.state.log_history)
     output.write_json(
         folder / "summary.json",
         {

@@ -1,0 +1,166 @@
+"""Several algorithms, several seeds, one table and one figure."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.run.output import write_json, write_whole
+
+LAST = 10  # logged steps that the final training metrics are averaged over
+COLUMNS = {
+    "exact match": "eval_exact_match",
+    "sampled": "eval_sampled_exact_match",
+    "reward": "reward",
+    "clipped": "clipped",
+    "KL": "kl",
+    "entropy": "entropy",
+    "CPU s": "train_cpu_seconds",
+}
+
+
+def race(
+    algorithms: list[str],
+    seeds: int,
+    folder: Path,
+    *,
+    config: str | None = None,
+    jobs: int = 1,
+    extra: list[str] | None = None,
+) -> str:
+    """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
+
+    A finished run is not repeated, so an interrupted race goes on where it stopped.
+
+    Args:
+        algorithms: names of rows; each uses `configs/tiny/NAME.yaml`, unless `config` is given.
+        seeds: runs per algorithm.
+        folder: where the runs and the results go.
+        config: one config for all; the algorithm is then set on the command line.
+        jobs: runs side by side, each on one thread.
+        extra: further options of the recipe, the same for all.
+
+    Returns:
+        The table, in Markdown.
+
+    Raises:
+        InputError: a config is missing, or a run failed.
+    """
+    runs = []
+    for name in algorithms:
+        path = config or f"configs/tiny/{name}.yaml"
+        if not Path(path).is_file():
+            raise InputError(
+                f"{name}: {path} is not a file here; run from the project's folder, or name a "
+                "config with --config."
+            )
+        for seed in range(seeds):
+            words = ["--config", path, "--algorithm", name, "--seed", str(seed), *(extra or [])]
+            runs.append((folder / name / f"seed-{seed}", words))
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda run: _train(*run), runs))
+    results = {
+        name: [_read(folder / name / f"seed-{seed}") for seed in range(seeds)]
+        for name in algorithms
+    }
+    write_json(folder / "race.json", results)
+    text = table(results)
+    write_whole(folder / "race.md", lambda p: p.write_text(text + "\n"))
+    draw(folder / "race.png", results)
+    return text
+
+
+def _train(folder: Path, words: list[str]) -> None:
+    if (folder / "summary.json").exists():
+        return
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # left by an interrupted race
+    part.parent.mkdir(parents=True, exist_ok=True)
+    launch = ["-m", "accelerate.commands.launch", "--quiet"]
+    command = [
+        *[sys.executable, *launch, "--config_file", "configs/accelerate/cpu.yaml"],
+        *["recipes/grpo.py", *words, "--output_dir", str(part), "--disable_tqdm"],
+    ]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
+        said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
+        raise InputError(f"{' '.join(words)} failed: {said[0] if said else 'no output'}")
+    os.replace(part, folder)
+    print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return the final numbers of a run and its exact match by step."""
+    summary = json.loads((folder / "summary.json").read_text())
+    log = json.loads((folder / "log.json").read_text())
+    steps = [entry for entry in log if "reward" in entry]
+    for entry in steps:  # CISPO has a name of its own for the share of weights cut
+        entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
+    final = {
+        key: statistics.fmean(values)
+        for key in ("reward", "clipped", "kl", "entropy")
+        if (values := [e[key] for e in steps[-LAST:] if e.get(key) is not None])
+    }
+    return {
+        **final,
+        **summary["after"],
+        "start": summary["before"]["eval_exact_match"],
+        "train_cpu_seconds": summary["train_cpu_seconds"],
+        "curve": [[e["step"], e["eval_exact_match"]] for e in log if "eval_exact_match" in e],
+    }
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Return mean and spread (standard deviation over seeds) of each algorithm, in Markdown."""
+    lines = [
+        "| algorithm | " + " | ".join(COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    for name, runs in results.items():
+        cells = []
+        for key in COLUMNS.values():
+            values = [run[key] for run in runs if key in run]
+            if not values:
+                cells.append("-")
+                continue
+            digits = 1 if key.endswith("seconds") else 3
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.fmean(values):.{digits}f} ± {spread:.{digits}f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
+    """Draw exact match over steps, a line for the mean and a band for the spread."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, runs in results.items():
+        steps = [step for step, _ in runs[0]["curve"]]
+        by_step = list(zip(*([y for _, y in run["curve"]] for run in runs), strict=True))
+        mean = [statistics.fmean(ys) for ys in by_step]
+        spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
+        (line,) = axis.plot(steps, mean, label=name)
+        low = [m - s for m, s in zip(mean, spread, strict=True)]
+        high = [m + s for m, s in zip(mean, spread, strict=True)]
+        axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    axis.set(xlabel="optimizer step", ylabel="held-out exact match, greedy", ylim=(0, 1.02))
+    axis.legend(loc="lower right", ncols=3, fontsize="small")
+    write_whole(path, lambda p: figure.savefig(p, dpi=130))
+    plt.close(figure)

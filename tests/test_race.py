@@ -1,0 +1,70 @@
+"""The race: trains, tabulates, draws, and goes on where it was interrupted."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlhf_trl.cli import main
+from rlhf_trl.run import race
+
+ROOT = Path(__file__).parent.parent
+
+
+def finished(folder, exact, reward):
+    """Write what a run leaves behind."""
+    folder.mkdir(parents=True)
+    before, after = {"eval_exact_match": 0.4}, {"eval_exact_match": exact}
+    summary = {"before": before, "after": after, "train_cpu_seconds": 20.0}
+    log = [{"step": 0, "eval_exact_match": 0.4}]
+    log += [{"step": n, "reward": reward * n, "clip_ratio/region_mean": 0.01} for n in range(1, 13)]
+    log += [{"step": 12, "eval_exact_match": exact}]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "log.json").write_text(json.dumps(log))
+
+
+def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    for seed, exact in enumerate([0.9, 0.8, 0.7]):
+        finished(tmp_path / "grpo" / f"seed-{seed}", exact, reward=0.1)
+    main(["race", "--algorithms", "grpo", "--output_dir", str(tmp_path)])  # nothing left to train
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| grpo"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == "0.800 ± 0.100"
+    # the mean of .1 n over the last ten of twelve steps
+    assert math.isclose(float(cells[3].split()[0]), 0.1 * (3 + 12) / 2, abs_tol=1e-3)
+    assert cells[4] == "0.010 ± 0.000" and cells[5] == "-"
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((tmp_path / "race.json").read_text())
+    assert results["grpo"][1]["curve"] == [[0, 0.4], [12, 0.8]]
+
+
+@pytest.mark.slow
+def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    finished(tmp_path / "grpo" / "seed-0", 0.9, reward=0.1)
+    interrupted = tmp_path / "grpo" / ".seed-1.part"
+    interrupted.mkdir()
+    (interrupted / "half").write_text("")
+    small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "2"]
+    batch = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
+    race.race(["grpo"], 2, tmp_path, extra=small + batch)
+    assert json.loads((tmp_path / "grpo" / "seed-1" / "summary.json").read_text())["steps"] == 2
+    kept = json.loads((tmp_path / "grpo" / "seed-0" / "summary.json").read_text())
+    assert kept["after"] == {"eval_exact_match": 0.9}
+    assert not interrupted.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--algorithms", "grpo,grop"], "did you mean 'grpo'?"),
+        (["--algorithms", "grpo", "--config", "no.yaml"], "no.yaml is not a file"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as stop:
+        main(["race", *words, "--output_dir", str(tmp_path)])
+    assert part in str(stop.value.code)
