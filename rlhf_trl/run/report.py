@@ -111,12 +111,15 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     axis.xaxis.get_major_locator().set_params(integer=True)
     if evaluations:
         right = axis.twinx()
-        for name, style in (("exact_match", "o-"), ("sampled_exact_match", "s--")):
-            scores = [e["metrics"][f"eval_{name}"] for e in evaluations.values()]
-            label = "held-out exact match, " + ("sampled" if "sampled" in name else "greedy")
+        for key, style, label in (
+            ("eval_exact_match", "o-", "exact match, greedy"),
+            ("eval_sampled_exact_match", "s--", "exact match, sampled"),
+            ("eval_gym_score", ":", "gym's own score, greedy"),
+        ):
+            scores = [e["metrics"][key] for e in evaluations.values()]
             right.plot(list(evaluations), scores, style, color="tab:orange", label=label)
-        right.set(ylabel="exact match", ylim=(0, 1.02))
-        figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+        right.set(ylabel="held-out questions", ylim=(0, 1.02))
+        figure.legend(loc="outside lower center", ncols=4, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
     plt.close(figure)
 
