@@ -14,7 +14,7 @@ from rlhf_trl.tasks.rewards import load_rewards
 
 @dataclass
 class Run:
-    """The fields of this recipe beside TRL's GRPOConfig and ModelConfig."""
+    """The fields of this recipe beside PolicyGradientConfig and TRL's ModelConfig."""
 
     dataset: GymData
     algorithm: str = "grpo"
@@ -25,7 +25,7 @@ class Run:
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "GRPOConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig")
     own, args, model = loaded.own, loaded.trl, loaded.model
 
     from datasets import Dataset
@@ -52,6 +52,8 @@ def main() -> None:
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
+        algorithm=own.algorithm,
+        formulation=own.formulation,
     )
     train.run(trainer, loaded, tasks, name)
 
