@@ -1,0 +1,1 @@
+"""Book against TRL on one batch."""
