@@ -30,7 +30,7 @@ def drawn(*key):
 def completion(prompt_ids, index, call):
     """Ragged completions of 1 to LIMIT tokens; the longest are cut off."""
     rng = drawn(prompt_ids, index, call)
-    length = rng.randint(1, LIMIT)
+    length = min(rng.randint(1, LIMIT + 2), LIMIT)
     ids = [rng.randrange(7, 119) for _ in range(length)]
     return ids if length == LIMIT else [*ids[:-1], END]
 

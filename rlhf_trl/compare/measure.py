@@ -69,9 +69,12 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
             all processes, so that any number of processes trains on the same completions.
     """
     calls = 0
+    original = trainer._generate_single_turn
 
     def generate(prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
         nonlocal calls
+        if getattr(trainer, "_kept", None) is not None:  # dynamic sampling has chosen already
+            return original(prompt_ids, images, multimodal_fields, num_generations)
         first = len(prompt_ids) * trainer.accelerator.process_index
         call, calls = calls, calls + 1
         return [
