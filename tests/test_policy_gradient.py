@@ -63,10 +63,12 @@ def test_gradient_is_the_public_functions(name, which, schedule, in_order):
             else:
                 drift(trainer.model, scale, number)
             result = measure(trainer, source, reference)
-            assert result.reference.gradient.norm() > 1e-3
+            if not result.reference.gradient.norm():  # MaxRL: a micro-batch without a success
+                assert not result.trainer.gradient.norm()
+                continue
             errors.append(result.relative_error)
             assert result.trainer.loss == pytest.approx(result.reference.loss, rel=1e-4, abs=1e-5)
-        assert max(errors) <= 1e-5, errors
+        assert len(errors) >= windows / 2 and max(errors) <= 1e-5, errors
 
 
 def test_the_drifts_are_mild_and_heavy():

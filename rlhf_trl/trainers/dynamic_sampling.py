@@ -76,21 +76,20 @@ class DynamicSampling:
         if missing:
             rows = gather_object(rows)
         while missing and rounds < self._rounds:
-            count = len(missing)
-            while count * size % world:
-                count += 1
-            fresh = [row for row in self._fresh(count) for _ in range(size)]
+            fresh = self._fresh(len(missing))
+            # as many completions for each process: some prompts stand in twice, uncounted
+            while len(fresh) * size % world:
+                fresh.append(fresh[0])
+            fresh = [row for row in fresh for _ in range(size)]
             part = len(fresh) // world
             start = part * self.accelerator.process_index
             new_rows, new_rewards = self._roll_out(fresh[start : start + part])
             new_rows = gather_object(new_rows)
-            poor = self._without_contrast(new_rewards)
-            order = sorted(range(count), key=lambda group: group in poor)  # noqa: B023
-            for place, group in zip(missing, order, strict=False):
+            for group, place in enumerate(missing):
                 old = slice(place * size, (place + 1) * size)
                 new = slice(group * size, (group + 1) * size)
                 rows[old], rewards[old] = new_rows[new], new_rewards[new]
-            rounds, discarded = rounds + 1, discarded + count
+            rounds, discarded = rounds + 1, discarded + len(missing)
             missing = self._without_contrast(rewards)
         for name, value in (
             ("rounds", rounds),
