@@ -33,9 +33,10 @@ def main() -> None:
 
     from rlhf_trl.run import train
     from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
-    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
+    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer, read_row
 
     name = f"{own.algorithm} ({own.formulation})"
+    read_row(own.algorithm, own.formulation, args)
     train.begin(loaded, name)
     tasks = GymTasks(own.dataset)
     rewards = load_rewards(own.reward_funcs, tasks)

@@ -240,5 +240,3 @@ def drift(model, scale, seed):
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter += scale * parameter.std() * noise if parameter.dim() > 1 else 0
-
-

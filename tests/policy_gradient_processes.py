@@ -1,6 +1,6 @@
 """Train every row for three SGD steps on fixed completions; write the weights to a folder.
 
-accelerate launch --config_file configs/accelerate/cpu_2proc.yaml tests/policy_gradient_processes.py DIR
+Launch it with configs/accelerate/cpu_2proc.yaml and the folder as its only argument.
 """
 
 import sys
@@ -14,12 +14,15 @@ from rlhf_trl.algorithms import formulation
 GENERATION = 24  # three groups of eight, so that with two processes one group is on both
 
 
-def train(name, which, processes, sampling=False):
+def train(name, which, processes, variant=""):
     """Return the weights after three steps: two micro-batches each, beta > 0 where there is one."""
     config = {"num_generations": 8}
     config |= {"beta": 0.1} if "beta" in formulation(name, which).reads else {}
-    config |= {"baseline": "moving_average"} if sampling and name == "reinforce" else {}
-    if sampling and name == "dapo":
+    if variant == "moving average":
+        config |= {"baseline": "moving_average"}
+    if variant == "two generations a step":
+        config |= {"steps_per_generation": 1, "num_generations": 4}
+    if variant == "dynamic sampling":
         # small groups often lack contrast, and odd ones do not always share out evenly
         config |= {"dynamic_sampling_rounds": 2, "num_generations": 3}
     trainer = build(
@@ -42,9 +45,11 @@ def train(name, which, processes, sampling=False):
 
 
 CASES = [
-    *[(name, which, False) for name, which in ROWS],
-    ("reinforce", "chapter", True),
-    ("dapo", "chapter", True),
+    *[(name, which, "") for name, which in ROWS],
+    ("reinforce", "chapter", "moving average"),
+    ("dapo", "chapter", "dynamic sampling"),
+    ("dapo", "chapter", "two generations a step"),
+    ("cispo", "chapter", "two generations a step"),
 ]
 
 
@@ -53,7 +58,7 @@ def main():
     import torch.distributed
 
     for case in CASES:
-        weights, carried = train(*case[:2], processes=2, sampling=case[2])
+        weights, carried = train(*case[:2], processes=2, variant=case[2])
         assert torch.distributed.get_world_size() == 2
         rank = torch.distributed.get_rank()
         file = "-".join(map(str, case)) + f".{rank}"

@@ -260,10 +260,15 @@ def test_trls_bias_corrected_kl_is_k2_on_policy():
     assert against_stock(k3, theirs, off_policy=False).relative_error > 1e-3
 
 
-# Ours, stock, and what TRL's gradient is to the book's off-policy: cosine and norm ratio. They belong
-# to this batch; the exact ones (2.5 and 5 on-policy, 0.833) do not depend on it.
+# Ours, stock, and what TRL's gradient is to the book's off-policy: cosine and norm ratio. All but
+# the last belong to this batch.
 UNEQUAL = {
-    "Dr. GRPO, code for chapter": ({"name": "drgrpo"}, {"name": "drgrpo", "which": "code"}, 0.903, 2.165),
+    "Dr. GRPO, code for chapter": (
+        {"name": "drgrpo"},
+        {"name": "drgrpo", "which": "code"},
+        0.903,
+        2.165,
+    ),
     "TRL's default for GRPO": ({"name": "grpo"}, stock(), 0.903, 1.056),
     "TRL's default loss for GSPO": (
         {"name": "gspo"},

@@ -442,9 +442,7 @@ def test_what_the_overrides_expect_of_a_generation():
 
 def test_trl_still_refuses_one_completion_only_by_number(tmp_path):
     with pytest.raises(ValueError, match="at least 2 generations per prompt"):
-        GRPOConfig(
-            str(tmp_path), num_generations=1, bf16=False, use_cpu=True, report_to="none"
-        )
+        GRPOConfig(str(tmp_path), num_generations=1, bf16=False, use_cpu=True, report_to="none")
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

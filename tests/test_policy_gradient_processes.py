@@ -35,7 +35,7 @@ def two_processes(tmp_path_factory):
 
 
 # a token mean per micro-batch depends on which rows share one: how far apart the weights may end
-APART = {("dapo", "code", False): 5e-3}
+APART = {("dapo", "code", ""): 5e-3}
 
 
 @pytest.mark.multiprocess
@@ -45,9 +45,9 @@ def test_two_processes_train_like_one(case, two_processes):
     name = "-".join(map(str, case))
     first, second = (torch.load(two_processes / f"{name}.{rank}") for rank in (0, 1))
     assert torch.equal(first["weights"], second["weights"])
-    weights, carried = train(*case[:2], processes=1, sampling=case[2])
+    weights, carried = train(*case[:2], processes=1, variant=case[2])
     assert first["carried"] == second["carried"] == pytest.approx(carried)
-    if case[0] == "dapo" and case[2]:
+    if case[2] == "dynamic sampling":
         assert carried["stream_position"] > 0
     apart = float((first["weights"] - weights).abs().max())
     print(f"{name}: {apart:.1e}")

@@ -32,6 +32,7 @@ class DynamicSampling:
     _correctness: int | None = None
     _carried: dict[str, Any]
     _kept: list[dict[str, Any]] | None = None
+    _order: tuple[int, list[int]] | None = None
 
     # Extends GRPOTrainer._generate_and_score_completions: the completions are chosen before.
     def _generate_and_score_completions(self, inputs):
@@ -127,13 +128,14 @@ class DynamicSampling:
 
     def _fresh(self, count: int) -> list[dict[str, Any]]:
         """Take the next rows of the side stream: the training set in orders of its own."""
-        rows = []
-        for _ in range(count):
-            epoch, place = divmod(self._carried["stream_position"], len(self.train_dataset))
-            generator = torch.Generator().manual_seed(self.args.seed + 1 + epoch)
-            order = torch.randperm(len(self.train_dataset), generator=generator)
-            rows.append(self.train_dataset[int(order[place])])
-            self._carried["stream_position"] += 1
+        rows, size, first = [], len(self.train_dataset), self._carried["stream_position"]
+        for position in range(first, first + count):
+            epoch, place = divmod(position, size)
+            if self._order is None or self._order[0] != epoch:
+                generator = torch.Generator().manual_seed(self.args.seed + 1 + epoch)
+                self._order = epoch, torch.randperm(size, generator=generator).tolist()
+            rows.append(self.train_dataset[self._order[1][place]])
+        self._carried["stream_position"] += count
         return rows
 
     def _check_plain(self, inputs: list[dict[str, Any]]) -> None:

@@ -116,13 +116,10 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        row = algorithms.formulation(algorithm, formulation)
-        args = _resolve(row, PolicyGradientConfig() if args is None else args)
-        self._parameters = _parameters(row, args)
-        self._row = row = row.chosen(self._parameters)
-        self._stock = formulation == "trl"
+        given = PolicyGradientConfig() if args is None else args
+        row, self._parameters, args = read_row(algorithm, formulation, given)
+        self._row, self._stock = row, formulation == "trl"
         self._generate_every = args.steps_per_generation * args.num_iterations
-        _check(row, args)
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0}
         self._ahead: list[dict[str, Any]] = []
@@ -257,8 +254,9 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
     def _counts_window(self) -> bool:
         return not self._stock and self._row.window == "window" and self.model.training
 
-    # Extends Trainer.get_batch_samples: remembers the accumulation window, see above.
+    # Extends Trainer.get_batch_samples: a window of several generations is generated as a whole.
     def get_batch_samples(self, *args, **kwargs):
+        """Take the batches of an accumulation window, and remember them."""
         samples, num_items = super().get_batch_samples(*args, **kwargs)
         self._window = samples
         return samples, num_items
@@ -359,6 +357,31 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             )
 
 
+def read_row(
+    algorithm: str, formulation: str, args: PolicyGradientConfig
+) -> tuple[Formulation, dict[str, Any], PolicyGradientConfig]:
+    """Read a row for a config, before anything is loaded.
+
+    Args:
+        algorithm: the row.
+        formulation: "chapter", "code" or "trl".
+        args: the configuration; it is not changed.
+
+    Returns:
+        The row as the config makes it, its parameters, and the config with the row's values in
+        every field that was None.
+
+    Raises:
+        InputError: see PolicyGradientTrainer; or a run that could not be computed or resumed.
+    """
+    row = algorithms.formulation(algorithm, formulation)
+    args = _resolve(row, args)
+    parameters = _parameters(row, args)
+    row = row.chosen(parameters)
+    _check(row, args)
+    return row, parameters, args
+
+
 def updates_per_generation(args: Any) -> int:
     """Return after how many optimizer steps a new generation starts together with a step."""
     every = args.steps_per_generation * args.num_iterations
@@ -410,7 +433,7 @@ def _parameters(row: Formulation, args: PolicyGradientConfig) -> dict[str, Any]:
 
 
 def _check(row: Formulation, args: PolicyGradientConfig) -> None:
-    """Refuse, before anything is loaded, what could not be computed or resumed later."""
+    """Refuse what could not be computed or resumed later."""
     if row.value_loss != "none":
         raise InputError(f"{row.label} has a critic, which this trainer has not.")
     estimate = row.advantage
