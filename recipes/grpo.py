@@ -14,7 +14,7 @@ from rlhf_trl.tasks.rewards import load_rewards
 
 @dataclass
 class Run:
-    """The fields of this recipe beside TRL's GRPOConfig and ModelConfig."""
+    """The fields of this recipe beside PolicyGradientConfig and TRL's ModelConfig."""
 
     dataset: GymData
     algorithm: str = "grpo"
@@ -25,7 +25,7 @@ class Run:
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "GRPOConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig")
     own, args, model = loaded.own, loaded.trl, loaded.model
 
     from datasets import Dataset
@@ -33,9 +33,10 @@ def main() -> None:
 
     from rlhf_trl.run import train
     from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
-    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
+    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer, read_row
 
     name = f"{own.algorithm} ({own.formulation})"
+    read_row(own.algorithm, own.formulation, args)
     train.begin(loaded, name)
     tasks = GymTasks(own.dataset)
     rewards = load_rewards(own.reward_funcs, tasks)
@@ -52,6 +53,8 @@ def main() -> None:
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
+        algorithm=own.algorithm,
+        formulation=own.formulation,
     )
     train.run(trainer, loaded, tasks, name)
 

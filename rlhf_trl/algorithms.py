@@ -261,7 +261,11 @@ _DAPO = replace(
     kl="none",
     reads=_CLIP_HIGHER,
     settings=_trl("dapo"),
-    trainer_reads={"correctness_reward": REQUIRED, "soft_punish_cache": 128},
+    trainer_reads={
+        "correctness_reward": REQUIRED,
+        "soft_punish_cache": 128,
+        "dynamic_sampling_rounds": 8,
+    },
     differs="TRL's window is the real one only if steps_per_generation is the accumulation.",
 )
 _MAXRL = replace(
@@ -555,8 +559,9 @@ LOSS_FIELDS = _fields(
     use_adaptive_entropy use_bias_correction_kl use_weighting vespo_k_neg vespo_k_pos
     vespo_lambda_neg vespo_lambda_pos
 
-    baseline baseline_decay baseline_value cliprange_value correctness_reward format_reward
-    gamma importance_cap kl_estimator lam soft_punish_cache vf_coef
+    baseline baseline_decay baseline_value cliprange_value correctness_reward
+    dynamic_sampling_rounds format_reward gamma importance_cap kl_estimator lam soft_punish_cache
+    vf_coef
     """
 )
 """Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""

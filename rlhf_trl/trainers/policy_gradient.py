@@ -1,17 +1,151 @@
-"""Policy-gradient algorithms on TRL's GRPOTrainer."""
+"""Policy-gradient algorithms on TRL's GRPOTrainer: a row of the table, read over the book."""
+
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field, fields
+from math import gcd
+from typing import Any
 
 import torch
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
-from rlhf_trl.errors import InputError
+from rlhf_trl import algorithms, book
+from rlhf_trl.algorithms import Formulation
+from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
+from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.evaluation import AnswersHeldOut
 
+STATE_FILE = "policy_gradient_state.json"
 
-class PolicyGradientTrainer(AnswersHeldOut, GRPOTrainer):
-    """GRPOTrainer that is evaluated by answering and that stops on a sample without a reward."""
 
-    # Replaces GRPOTrainer._calculate_rewards, which only warns when no reward applies to a sample
-    # and then trains on an advantage of 0.
+def _of_the_row(meaning: str) -> Any:
+    """Declare a config field that is the row's default unless it is set."""
+    return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
+
+
+@dataclass
+class PolicyGradientConfig(GRPOConfig):
+    """GRPOConfig whose loss fields belong to the algorithm, with the fields that TRL lacks.
+
+    None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
+    upper bound of 1 + epsilon_high. One completion per prompt is allowed.
+
+    Args:
+        kl_estimator (`str`, *optional*): "k1", "k2" or "k3".
+        baseline (`str`, *optional*): "none", "batch_mean" or "moving_average" (REINFORCE).
+        baseline_decay (`float`, *optional*): how slowly the moving average moves, in [0, 1].
+        importance_cap (`float`, *optional*): largest importance weight where an algorithm without
+            ratio reuses a batch; None: no correction.
+        correctness_reward (`str`, *optional*): name of the reward function that is 1 for a right
+            answer and 0 for a wrong one (DAPO, MaxRL).
+        format_reward (`str`, *optional*): name of the reward function that must be 1 as well for
+            a success (MaxRL).
+        soft_punish_cache (`int`, *optional*): tokens before max_completion_length over which the
+            penalty of long completions grows (DAPO).
+        dynamic_sampling_rounds (`int`, *optional*): how often groups without contrast are sampled
+            anew before the last ones are kept; 0: never (DAPO).
+    """
+
+    # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
+    epsilon: float | None = _of_the_row("Distance of the lower clip bound from 1.")
+    sapo_temperature_pos: float | None = _of_the_row("Temperature of the gate, advantage above 0.")
+    sapo_temperature_neg: float | None = _of_the_row("Temperature of the gate, other advantages.")
+    loss_type: str | None = _of_the_row("TRL's name of the loss.")
+    scale_rewards: str | None = _of_the_row("How TRL scales rewards.")
+    importance_sampling_level: str | None = _of_the_row("Ratio per token or per sequence.")
+    multi_objective_aggregation: str | None = _of_the_row("How TRL joins several rewards.")
+    use_bias_correction_kl: bool | None = _of_the_row("Whether TRL weighs its KL by the ratio.")
+
+    kl_estimator: str | None = _of_the_row("k1, k2 or k3.")
+    baseline: str | None = _of_the_row("none, batch_mean or moving_average.")
+    baseline_decay: float | None = _of_the_row("How slowly the moving average moves, in [0, 1].")
+    importance_cap: float | None = _of_the_row("Largest importance weight.")
+    correctness_reward: str | None = _of_the_row("Reward that is 1 for a right answer.")
+    format_reward: str | None = _of_the_row("Reward that must be 1 as well for a success.")
+    soft_punish_cache: int | None = _of_the_row("Tokens over which the overlong penalty grows.")
+    dynamic_sampling_rounds: int | None = _of_the_row("Most rounds of sampling groups anew.")
+
+    # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms
+    # because a group of one has no contrast; where there is no group, the trainer allows it.
+    def __post_init__(self) -> None:
+        if self.num_generations != 1:
+            super().__post_init__()
+            return
+        steps = self.steps_per_generation or self.gradient_accumulation_steps
+        # stands in for 1 meanwhile: it divides every generation batch that these fields can give
+        share = self.generation_batch_size or self.per_device_train_batch_size * steps
+        if share < 2:
+            raise InputError(
+                "num_generations is 1 and each process generates a single completion; raise "
+                "per_device_train_batch_size or gradient_accumulation_steps."
+            )
+        given = self.num_generations_eval
+        self.num_generations, self.num_generations_eval = share, given or 1
+        super().__post_init__()
+        self.num_generations, self.num_generations_eval = 1, given
+
+
+class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
+    """GRPOTrainer whose advantages and loss are a row of `rlhf_trl.algorithms`.
+
+    Args:
+        model: see GRPOTrainer, as are all arguments that are not named here.
+        reward_funcs: see GRPOTrainer.
+        args (`PolicyGradientConfig`, *optional*): the configuration.
+        train_dataset: see GRPOTrainer.
+        algorithm (`str`, *optional*, defaults to `"grpo"`): the row.
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
+            the stock trainer with the row's settings.
+
+    Raises:
+        InputError: no such algorithm, or a config field that it does not read, or contradicts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: PolicyGradientConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        algorithm: str = "grpo",
+        formulation: str = "chapter",
+        **kwargs: Any,
+    ):
+        given = PolicyGradientConfig() if args is None else args
+        row, self._parameters, args = read_row(algorithm, formulation, given)
+        self._row, self._stock = row, formulation == "trl"
+        self._generate_every = args.steps_per_generation * args.num_iterations
+        # what goes into and out of checkpoints
+        self._carried = {"baseline_value": None, "stream_position": 0}
+        self._ahead: list[dict[str, Any]] = []
+        super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
+        if "epsilon_high" in self._parameters:
+            offset = row.trl_offset.get("epsilon_high", 0)
+            self.epsilon_high = self._parameters["epsilon_high"] + offset
+        self._correctness = self._reward_column("correctness_reward")
+        self._format = self._reward_column("format_reward")
+        rounds = "dynamic_sampling_rounds"
+        self._rounds = getattr(args, rounds) if rounds in row.trainer_reads else 0
+
+    def _reward_column(self, name: str) -> int | None:
+        """Return which reward function a config field names."""
+        if name not in self._row.trainer_reads or (function := getattr(self.args, name)) is None:
+            return None
+        if function not in self.reward_func_names:
+            raise InputError(
+                f"{name}: {function!r} is not among the reward functions"
+                f"{nearest(function, self.reward_func_names)}; write one of "
+                f"{', '.join(self.reward_func_names)}."
+            )
+        return self.reward_func_names.index(function)
+
+    # Extends GRPOTrainer._calculate_rewards, which only warns when no reward applies to a sample
+    # and then trains on an advantage of 0; keeps the gathered rewards for the advantages.
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscored = torch.isnan(rewards).all(dim=1).nonzero().flatten().tolist()
@@ -21,4 +155,330 @@ class PolicyGradientTrainer(AnswersHeldOut, GRPOTrainer):
                 f"step {self.state.global_step}: all of {self.reward_func_names} returned None; "
                 "let at least one of them return a number for every sample."
             )
+        self._rewards_per_func, self._completion_ids = rewards, completion_ids_list
         return rewards
+
+    # Extends GRPOTrainer._generate_and_score_completions: the row's advantages replace TRL's.
+    def _generate_and_score_completions(self, inputs):
+        windows = self.args.gradient_accumulation_steps // self._generate_every
+        if not self._counts_window() or windows <= 1:
+            return self._generation(inputs)
+        # The window spans several generations, and its first loss needs the tokens of the last.
+        if not self._ahead:
+            self._ahead = [self._generation(b) for b in self._window[:: self._generate_every]]
+            tokens = sum(output["num_items_in_batch"] for output in self._ahead)
+            for output in self._ahead:
+                output["window_tokens"] = tokens * self.num_iterations
+        return self._ahead.pop(0)
+
+    def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        self._scored = None
+        if self._stock:
+            return output
+        per_func, training = self._rewards_per_func, self.model.training
+        rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
+        share = len(output["completion_mask"])
+        mine = slice(share * self.accelerator.process_index, None)
+        if "soft_punish_cache" in self._row.trainer_reads:
+            lengths = torch.tensor([len(i) for i in self._completion_ids], device=rewards.device)
+            rewards = rewards + book.rewards.overlong_penalty(
+                self.accelerator.gather(lengths),
+                self.max_completion_length,
+                self.args.soft_punish_cache,
+            )
+        if self._row.kl == "reward" and self.beta:
+            shaped = shaped_rewards(
+                self._row,
+                self._parameters,
+                rewards=rewards[mine][:share],
+                mask=_loss_mask(output),
+                logps=self._rollout_logps(output),
+                ref_logps=output["ref_per_token_logps"],
+            )
+            rewards = self.accelerator.gather(shaped)
+        self._recall_baseline(rewards, training)
+        advantages = estimate_advantages(
+            self._row,
+            self._parameters,
+            rewards=rewards,
+            binary_rewards=self._binary_rewards(),
+            num_generations=self.num_generations if training else self.num_generations_eval,
+        )
+        output["advantages"] = advantages[mine][:share]
+        logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
+        kept = list(logged)[: len(logged) - len(advantages)]
+        logged.clear()
+        logged.extend([*kept, *advantages.tolist()])
+        return output
+
+    def _rollout_logps(self, output: dict[str, Any]) -> torch.Tensor:
+        """Return the log-probabilities at rollout time; TRL omits them while they are current."""
+        if "old_per_token_logps" in output:
+            return output["old_per_token_logps"]
+        per_step = self.args.per_device_train_batch_size
+        pair = ("prompt", "completion")
+        extra = inspect.signature(super()._get_per_token_logps_and_entropies).parameters
+        with torch.no_grad():
+            logps, _, _ = super()._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output[f"{part}_ids"] for part in pair], dim=1),
+                torch.cat([output[f"{part}_mask"] for part in pair], dim=1),
+                output["completion_ids"].size(1),
+                batch_size=per_step,
+                **{name: output[name] for name in extra if name in output},
+            )
+        return logps
+
+    def _binary_rewards(self) -> torch.Tensor | None:
+        """Return 1 for completions that are right (and well formed, if that is asked)."""
+        if self._correctness is None:
+            return None
+        success = self._rewards_per_func[:, self._correctness] == 1
+        if self._format is not None:
+            success &= self._rewards_per_func[:, self._format] == 1
+        return success.float()
+
+    def _recall_baseline(self, rewards: torch.Tensor, training: bool) -> None:
+        """Set the moving average of earlier batches (the first has its own mean) and move it."""
+        if self._row.advantage != "moving_average_baseline":
+            return
+        carried = self._carried["baseline_value"]
+        baseline = rewards.mean().item() if carried is None else carried
+        self._parameters["baseline_value"] = baseline
+        if training:
+            self._carried["baseline_value"] = book.advantages.moving_average(
+                baseline, rewards, self.args.baseline_decay
+            )
+
+    def _counts_window(self) -> bool:
+        return not self._stock and self._row.window == "window" and self.model.training
+
+    # Extends Trainer.get_batch_samples: a window of several generations is generated as a whole.
+    def get_batch_samples(self, *args, **kwargs):
+        """Take the batches of an accumulation window, and remember them."""
+        samples, num_items = super().get_batch_samples(*args, **kwargs)
+        self._window = samples
+        return samples, num_items
+
+    # Extends GRPOTrainer._prepare_inputs: counts the tokens of each accumulation window of a new
+    # buffer. TRL's num_items_in_batch / steps_per_generation is the tokens of an average window.
+    def _prepare_inputs(self, generation_batch):
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        window = self.args.gradient_accumulation_steps
+        new = self._buffered_inputs is not before
+        if new and self._counts_window() and window <= self._generate_every:
+            counts = torch.stack([_loss_mask(batch).sum() for batch in self._buffered_inputs])
+            counts = self.accelerator.reduce(counts, reduction="sum")
+            self._window_tokens = counts.repeat(self.num_iterations).view(-1, window).sum(dim=1)
+        return inputs
+
+    # Extends GRPOTrainer._get_per_token_logps_and_entropies: keeps the result for the loss.
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        self._scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        return self._scored
+
+    # Extends GRPOTrainer._compute_loss: the row's loss on the log-probabilities of TRL's forward.
+    # TRL's own loss is computed beside it, for its metrics, and dropped.
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        (logps, _, aux_loss), self._scored = self._scored, None
+        if self._stock:
+            return loss
+        mode = "train" if self.model.training else "eval"
+        if self._row.surrogate != "clipped_ratio":  # nothing is clipped
+            for name in [n for n in self._metrics[mode] if n.startswith("clip_ratio/")]:
+                del self._metrics[mode][name]
+        steps = self.current_gradient_accumulation_steps if mode == "train" else 1
+        tokens = None
+        if self._row.window == "window":
+            # DDP averages over processes what is a sum over them
+            tokens = self._tokens_of_window(inputs, mode) / self.accelerator.num_processes
+        loss = surrogate_loss(
+            self._row,
+            self._parameters,
+            logps=logps,
+            mask=_loss_mask(inputs),
+            advantages=inputs["advantages"],
+            old_logps=inputs.get("old_per_token_logps"),
+            ref_logps=inputs.get("ref_per_token_logps"),
+            token_weights=inputs.get("importance_sampling_ratio"),
+            normalizer=tokens,
+        )
+        if tokens is None:
+            loss = loss / steps
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux_loss / steps
+        return loss
+
+    def _tokens_of_window(self, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+        """Return the tokens, over all processes, of the accumulation window of this step."""
+        if mode == "eval":
+            tokens = inputs["num_items_in_batch"]
+        elif "window_tokens" in inputs:
+            tokens = inputs["window_tokens"]
+        else:
+            place = self._step % self._generate_every // self.args.gradient_accumulation_steps
+            tokens = self._window_tokens[place]
+        return tokens.clamp(min=1)
+
+    # Extends GRPOTrainer._save_checkpoint, beside whose entropy_ctrl_state.json this file stands.
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save and not self._stock:
+            folder = self._get_output_dir(trial=trial)
+            path = os.path.join(folder, f"checkpoint-{self.state.global_step}", STATE_FILE)
+            with open(f"{path}.part", "w", encoding="utf-8") as file:
+                json.dump(self._carried, file)
+            os.replace(f"{path}.part", path)
+
+    # Extends GRPOTrainer._load_optimizer_and_scheduler: the counterpart, with a check that no
+    # half-used generation is needed, since checkpoints do not hold one.
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        step, every = self.state.global_step, updates_per_generation(self.args)
+        if step % every:
+            raise InputError(
+                f"resume_from_checkpoint: step {step} of {checkpoint!r} lies inside a generation "
+                f"of {every} optimizer steps, whose completions are gone; name a checkpoint whose "
+                f"step is a multiple of {every}."
+            )
+        path = os.path.join(checkpoint, STATE_FILE)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                self._carried = json.load(file)
+        elif self._rounds or self._row.advantage == "moving_average_baseline":
+            raise InputError(
+                f"resume_from_checkpoint: {checkpoint!r} lacks {STATE_FILE}, without which "
+                f"{self._row.label} cannot go on as it would have; name another checkpoint."
+            )
+
+
+def read_row(
+    algorithm: str, formulation: str, args: PolicyGradientConfig
+) -> tuple[Formulation, dict[str, Any], PolicyGradientConfig]:
+    """Read a row for a config, before anything is loaded.
+
+    Args:
+        algorithm: the row.
+        formulation: "chapter", "code" or "trl".
+        args: the configuration; it is not changed.
+
+    Returns:
+        The row as the config makes it, its parameters, and the config with the row's values in
+        every field that was None.
+
+    Raises:
+        InputError: see PolicyGradientTrainer; or a run that could not be computed or resumed.
+    """
+    row = algorithms.formulation(algorithm, formulation)
+    args = _resolve(row, args)
+    parameters = _parameters(row, args)
+    row = row.chosen(parameters)
+    _check(row, args)
+    return row, parameters, args
+
+
+def updates_per_generation(args: Any) -> int:
+    """Return after how many optimizer steps a new generation starts together with a step."""
+    every = args.steps_per_generation * args.num_iterations
+    return every // gcd(every, args.gradient_accumulation_steps)
+
+
+def _loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return (B, T) 1 on the tokens that the policy generated and that count."""
+    mask = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def _resolve(row: Formulation, args: Any) -> PolicyGradientConfig:
+    """Return a copy of the config with what the row fixes and its defaults filled in."""
+    if not isinstance(args, PolicyGradientConfig):
+        raise InputError(
+            f"args must be a PolicyGradientConfig, not a {type(args).__name__}, whose defaults "
+            "cannot be told from what was asked for."
+        )
+    resolved = copy(args)
+    reads = {**row.reads, **row.trainer_reads}
+    stock = {f.name: f.default for f in fields(GRPOConfig)}
+    for name, default in ((f.name, f.default) for f in fields(args)):
+        value = getattr(args, name)
+        if name in row.settings:
+            if value not in (None, row.settings[name]):
+                raise InputError(
+                    f"{name} is {value!r}, which contradicts {row.label}, which fixes {name}: "
+                    f"{row.settings[name]!r}; remove it or choose another algorithm."
+                )
+            setattr(resolved, name, row.settings[name])
+        elif name in reads:
+            if value is None and reads[name] == algorithms.REQUIRED:
+                raise InputError(f"{row.label} needs {name}, which has no default.")
+            setattr(resolved, name, reads[name] if value is None else value)
+        elif name in algorithms.LOSS_FIELDS:
+            if value != default:
+                raise InputError(f"{name} is not read by {row.label}; remove it.")
+            setattr(resolved, name, stock.get(name))
+    return resolved
+
+
+def _parameters(row: Formulation, args: PolicyGradientConfig) -> dict[str, Any]:
+    """Return every parameter of the row, checked."""
+    given = {name: getattr(args, name, None) for name in row.reads}
+    if given.get("baseline") == "moving_average":
+        given["baseline_value"] = 0.0  # each generation sets it
+    return row.parameters({name: value for name, value in given.items() if value is not None})
+
+
+def _check(row: Formulation, args: PolicyGradientConfig) -> None:
+    """Refuse what could not be computed or resumed later."""
+    if row.value_loss != "none":
+        raise InputError(f"{row.label} has a critic, which this trainer has not.")
+    estimate = row.advantage
+    estimate = estimate if callable(estimate) else getattr(book.advantages, estimate)
+    grouped = "num_generations" in inspect.signature(estimate).parameters
+    if args.num_generations < 2 and (grouped or row.label.endswith("(trl)")):
+        raise InputError(
+            f"num_generations is 1, but {row.label} compares the completions of a prompt; write 2 "
+            "or more."
+        )
+    if "soft_punish_cache" in row.trainer_reads:
+        cache, limit = args.soft_punish_cache, args.max_completion_length
+        if not 1 <= cache <= limit:
+            raise InputError(
+                f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
+                f"({limit})."
+            )
+    window, every = args.gradient_accumulation_steps, args.steps_per_generation
+    updates = every * args.num_iterations
+    if row.window == "window" and window % updates and updates % window:
+        raise InputError(
+            f"{row.label} is normalised over the accumulation window, which must not end inside a "
+            f"generation that goes on: make steps_per_generation ({every}) x num_iterations "
+            f"({args.num_iterations}) a multiple of gradient_accumulation_steps ({window}), or "
+            "the other way round."
+        )
+    _check_saving(args)
+
+
+def _check_saving(args: PolicyGradientConfig) -> None:
+    """Refuse checkpoints between whose generation and end of use a run could not be resumed."""
+    every = updates_per_generation(args)
+    names = {"steps": "save_steps", "best": "eval_steps"}
+    name = names.get(getattr(args.save_strategy, "value", args.save_strategy))
+    if every == 1 or name is None or args.save_only_model:
+        return
+    steps = getattr(args, name)
+    if steps < 1:
+        raise InputError(
+            f"{name} is {steps}, a share of the run, but a generation lasts {every} optimizer "
+            f"steps and only between two of them can a run be resumed; write a multiple of {every}."
+        )
+    if steps % every:
+        near = [n for n in (steps // every * every, -(-steps // every) * every) if n > 0]
+        raise InputError(
+            f"{name} is {steps:g}, which would save inside a generation of {every} optimizer "
+            f"steps, where a run cannot be resumed; write {' or '.join(f'{n:g}' for n in near)}."
+        )

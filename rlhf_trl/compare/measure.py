@@ -1,0 +1,162 @@
+"""The harness: loss and gradient of a trainer and of a reference on the same fixed batch.
+
+A fixed batch is a data set and completions that depend on nothing but the prompt, the place in the
+group and the number of the call. Everything behind generation is the trainer's own: scoring,
+advantages, shuffling, splitting, loss, accumulation.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+Batch = dict[str, Any]
+Completion = Callable[[tuple[int, ...], int, int], list[int]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one accumulation window gives.
+
+    Attributes:
+        loss: the sum over the window's micro-batches of the scaled losses.
+        gradient: (N,) with respect to all parameters, by sorted name, flattened, in float64.
+    """
+
+    loss: float
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two measurements of the same batch.
+
+    Attributes:
+        trainer: the trainer's side.
+        reference: the side that it is held against.
+    """
+
+    trainer: Measured
+    reference: Measured
+
+    @property
+    def relative_error(self) -> float:
+        """|g_trainer - g_reference| / |g_reference|."""
+        difference = (self.trainer.gradient - self.reference.gradient).norm()
+        return float(difference / self.reference.gradient.norm())
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the gradients."""
+        ours, theirs = self.trainer.gradient, self.reference.gradient
+        return float(ours @ theirs / (ours.norm() * theirs.norm()))
+
+    @property
+    def norm_ratio(self) -> float:
+        """|g_trainer| / |g_reference|."""
+        return float(self.trainer.gradient.norm() / self.reference.gradient.norm())
+
+
+def fix_completions(trainer: Any, completion: Completion) -> None:
+    """Let `completion(prompt_ids, index_in_group, call)` answer in place of the model.
+
+    Args:
+        trainer: a GRPOTrainer; its `_generate_single_turn` is replaced.
+        completion: returns the token ids of one completion. The index counts within the group over
+            all processes, so that any number of processes trains on the same completions.
+    """
+    calls = 0
+    original = trainer._generate_single_turn
+
+    def generate(prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+        nonlocal calls
+        if getattr(trainer, "_kept", None) is not None:  # dynamic sampling has chosen already
+            return original(prompt_ids, images, multimodal_fields, num_generations)
+        first = len(prompt_ids) * trainer.accelerator.process_index
+        call, calls = calls, calls + 1
+        return [
+            completion(tuple(ids), (first + i) % num_generations, call)
+            for i, ids in enumerate(prompt_ids)
+        ], None
+
+    trainer._generate_single_turn = generate
+
+
+def batches(trainer: Any) -> Iterator[Any]:
+    """Return what the trainer's own data loader yields, epoch after epoch."""
+    while True:
+        yield from trainer.get_train_dataloader()
+
+
+def accumulate(trainer: Any, source: Iterator[Any]) -> tuple[Measured, list[Batch]]:
+    """Run the trainer's own loop over one accumulation window, without an optimizer step.
+
+    Args:
+        trainer: a GRPOTrainer on one process.
+        source: what `batches` returned; one window is taken from it.
+
+    Returns:
+        Loss and gradient, and the micro-batches as the loss saw them.
+    """
+    prepared: list[Batch] = []
+    compute_loss = trainer._compute_loss
+
+    def remember(model: Module, inputs: Batch) -> Tensor:
+        prepared.append(inputs)
+        return compute_loss(model, inputs)
+
+    args, model = trainer.args, trainer.model
+    window, _ = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
+    trainer.current_gradient_accumulation_steps = len(window)
+    trainer._compute_loss = remember
+    model.zero_grad()
+    try:
+        loss = sum(float(trainer.training_step(model, batch, None)) for batch in window)
+    finally:
+        trainer._compute_loss = compute_loss
+    measured = Measured(loss, flat_gradient(model))
+    model.zero_grad()
+    return measured, prepared
+
+
+def flat_gradient(model: Module) -> Tensor:
+    """Return the gradients of all parameters, by sorted name; 0 where there is none."""
+    parts = [
+        (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+        for _, p in sorted(model.named_parameters())
+        if p.requires_grad
+    ]
+    return torch.cat(parts).detach().double().cpu()
+
+
+def plain_copy(trainer: Any) -> Module:
+    """Return a fresh model of plain transformers with the weights that the trainer has now."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_config(trainer.model.config)
+    plain.load_state_dict(trainer.model.state_dict())
+    return plain.train(trainer.model.training)
+
+
+def measure(
+    trainer: Any, source: Iterator[Any], reference: Callable[[Module, list[Batch]], Tensor]
+) -> Comparison:
+    """Measure one accumulation window of the trainer and of a reference.
+
+    Args:
+        trainer: a GRPOTrainer on one process, its completions fixed.
+        source: what `batches` returned.
+        reference: takes a plain model with the trainer's weights and the micro-batches of the
+            window; returns the scalar loss, differentiable in the model's parameters.
+
+    Returns:
+        Both sides.
+    """
+    ours, window = accumulate(trainer, source)
+    plain = plain_copy(trainer)
+    loss = reference(plain, window)
+    loss.backward()
+    return Comparison(ours, Measured(float(loss.detach()), flat_gradient(plain)))

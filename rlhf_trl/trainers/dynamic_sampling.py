@@ -1,0 +1,154 @@
+"""DAPO's dynamic sampling: prompts that teach nothing are replaced before they are trained on."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+from rlhf_trl import book
+from rlhf_trl.errors import InputError
+
+
+class DynamicSampling:
+    """Trainer mixin that samples groups without contrast anew, for a bounded number of rounds.
+
+    A group is a prompt's completions; it has contrast if not all are right and not all are wrong.
+    Each round replaces the groups without contrast by as many fresh prompts, drawn from a seeded
+    order of the training set of its own; all processes generate equally many of them. Only then
+    does TRL score, count and log the generation batch, as if nothing else had been sampled.
+
+    Logged beside TRL's metrics, per generation: `dynamic_sampling/rounds`,
+    `dynamic_sampling/discarded_groups` and `dynamic_sampling/left_without_contrast`.
+
+    Attributes:
+        _rounds (`int`): most rounds; 0: off.
+        _correctness (`int`): column of the reward that is 1 for right and 0 for wrong.
+        _carried (`dict`): what checkpoints hold; `stream_position` counts the fresh prompts.
+    """
+
+    _rounds: int = 0
+    _correctness: int | None = None
+    _carried: dict[str, Any]
+    _kept: list[dict[str, Any]] | None = None
+    _order: tuple[int, list[int]] | None = None
+
+    # Extends GRPOTrainer._generate_and_score_completions: the completions are chosen before.
+    def _generate_and_score_completions(self, inputs):
+        if not self._rounds or not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        self._kept, self._kept_rewards = self._with_contrast(inputs)
+        seen = self.state.num_input_tokens_seen
+        try:
+            output = super()._generate_and_score_completions([row["input"] for row in self._kept])
+        finally:
+            self._kept = None
+        self.state.num_input_tokens_seen = seen  # every round counted its own
+        self._metrics["train"]["num_tokens"] = [seen]
+        return output
+
+    # Extends GRPOTrainer._generate_single_turn: what was chosen is not generated a second time.
+    def _generate_single_turn(self, *args, **kwargs):
+        if self._kept is None:
+            return super()._generate_single_turn(*args, **kwargs)
+        logps = [row["logps"] for row in self._kept]
+        return [row["ids"] for row in self._kept], None if None in logps else logps
+
+    # Extends GRPOTrainer._calculate_rewards: nor is it judged a second time.
+    def _calculate_rewards(self, *args, **kwargs):
+        if self._kept is None:
+            return super()._calculate_rewards(*args, **kwargs)
+        for row in self._kept:
+            for column, value in row["extra"].items():
+                self._pending_extra_logs[column].append(value)
+        return self._kept_rewards
+
+    def _with_contrast(
+        self, inputs: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], torch.Tensor]:
+        """Return this process' rows, sampled until they teach something, and all rewards."""
+        self._check_plain(inputs)
+        size, world = self.num_generations, self.accelerator.num_processes
+        share, first = len(inputs), len(inputs) * self.accelerator.process_index
+        rows, rewards = self._roll_out(inputs)
+        missing = self._without_contrast(rewards)
+        rounds = discarded = 0
+        if missing:
+            rows = gather_object(rows)
+        while missing and rounds < self._rounds:
+            fresh = self._fresh(len(missing))
+            # as many completions for each process: some prompts stand in twice, uncounted
+            while len(fresh) * size % world:
+                fresh.append(fresh[0])
+            fresh = [row for row in fresh for _ in range(size)]
+            part = len(fresh) // world
+            start = part * self.accelerator.process_index
+            new_rows, new_rewards = self._roll_out(fresh[start : start + part])
+            new_rows = gather_object(new_rows)
+            for group, place in enumerate(missing):
+                old = slice(place * size, (place + 1) * size)
+                new = slice(group * size, (group + 1) * size)
+                rows[old], rewards[old] = new_rows[new], new_rewards[new]
+            rounds, discarded = rounds + 1, discarded + len(missing)
+            missing = self._without_contrast(rewards)
+        for name, value in (
+            ("rounds", rounds),
+            ("discarded_groups", discarded),
+            ("left_without_contrast", len(missing)),
+        ):
+            self._metrics["train"][f"dynamic_sampling/{name}"].append(value)
+        return (rows[first : first + share] if len(rows) > share else rows), rewards
+
+    def _roll_out(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], torch.Tensor]:
+        """Generate and judge; return this process' rows and the rewards of all processes."""
+        # TRL's metrics are restored: the completions that stay are counted when it scores them
+        metrics = {name: list(values) for name, values in self._metrics["train"].items()}
+        prompts = [row["prompt"] for row in inputs]
+        _, ids, _, completions, logps, _, _, _ = self._generate(prompts)
+        rewards = self._calculate_rewards(inputs, prompts, completions, ids)
+        self._metrics["train"] = defaultdict(list, metrics)
+        extra, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        rows = [
+            {
+                "input": row,
+                "ids": ids[i],
+                "logps": None if logps is None else logps[i],
+                "extra": {column: values[i] for column, values in extra.items()},
+            }
+            for i, row in enumerate(inputs)
+        ]
+        return rows, rewards
+
+    def _without_contrast(self, rewards: torch.Tensor) -> list[int]:
+        """Return the groups, over all processes, that are all right or all wrong."""
+        correct = rewards[:, self._correctness]
+        keep = book.rewards.has_contrast(correct, self.num_generations)
+        return (~keep).nonzero().flatten().tolist()
+
+    def _fresh(self, count: int) -> list[dict[str, Any]]:
+        """Take the next rows of the side stream: the training set in orders of its own."""
+        rows, size, first = [], len(self.train_dataset), self._carried["stream_position"]
+        for position in range(first, first + count):
+            epoch, place = divmod(position, size)
+            if self._order is None or self._order[0] != epoch:
+                generator = torch.Generator().manual_seed(self.args.seed + 1 + epoch)
+                self._order = epoch, torch.randperm(size, generator=generator).tolist()
+            rows.append(self.train_dataset[self._order[1][place]])
+        self._carried["stream_position"] += count
+        return rows
+
+    def _check_plain(self, inputs: list[dict[str, Any]]) -> None:
+        special = {
+            "tools": self.tools,
+            "rollout_func": self.rollout_func,
+            "environment_factory": self.environment_factories,
+            "images": {"image", "images"} & inputs[0].keys(),
+            "a streamed train_dataset": not isinstance(self.train_dataset, Dataset),
+        }
+        for name, used in special.items():
+            if used:
+                raise InputError(
+                    f"dynamic sampling does not work with {name}; write "
+                    "dynamic_sampling_rounds: 0, or remove it."
+                )

@@ -1,0 +1,69 @@
+"""Train every row for three SGD steps on fixed completions; write the weights to a folder.
+
+Launch it with configs/accelerate/cpu_2proc.yaml and the folder as its only argument.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from policy_gradient_cases import ROWS, build, drift
+
+from rlhf_trl.algorithms import formulation
+
+GENERATION = 24  # three groups of eight, so that with two processes one group is on both
+
+
+def train(name, which, processes, variant=""):
+    """Return the weights after three steps: two micro-batches each, beta > 0 where there is one."""
+    config = {"num_generations": 8}
+    config |= {"beta": 0.1} if "beta" in formulation(name, which).reads else {}
+    if variant == "moving average":
+        config |= {"baseline": "moving_average"}
+    if variant == "two generations a step":
+        config |= {"steps_per_generation": 1, "num_generations": 4}
+    if variant == "dynamic sampling":
+        # small groups often lack contrast, and odd ones do not always share out evenly
+        config |= {"dynamic_sampling_rounds": 2, "num_generations": 3}
+    trainer = build(
+        name,
+        which,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=GENERATION // 2 // processes,
+        optim="sgd",
+        learning_rate=0.02,
+        lr_scheduler_type="constant",
+        max_steps=3,
+        max_grad_norm=0.0,
+        **config,
+    )
+    drift(trainer.model, 0.05, 99)
+    trainer.train()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = torch.cat([p.detach().flatten() for _, p in sorted(model.named_parameters())])
+    return weights, dict(trainer._carried)
+
+
+CASES = [
+    *[(name, which, "") for name, which in ROWS],
+    ("reinforce", "chapter", "moving average"),
+    ("dapo", "chapter", "dynamic sampling"),
+    ("dapo", "chapter", "two generations a step"),
+    ("cispo", "chapter", "two generations a step"),
+]
+
+
+def main():
+    """Run all cases on the processes that were launched."""
+    import torch.distributed
+
+    for case in CASES:
+        weights, carried = train(*case[:2], processes=2, variant=case[2])
+        assert torch.distributed.get_world_size() == 2
+        rank = torch.distributed.get_rank()
+        file = "-".join(map(str, case)) + f".{rank}"
+        torch.save({"weights": weights, "carried": carried}, Path(sys.argv[1]) / file)
+
+
+if __name__ == "__main__":
+    main()

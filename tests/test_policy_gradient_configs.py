@@ -1,0 +1,85 @@
+"""The configs of the policy-gradient algorithms: each loads, and each tiny one runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from rlhf_trl.algorithms import ALGORITHMS, formulation
+from rlhf_trl.run.config import load_config
+from rlhf_trl.tiny import checkpoint_path
+
+ROOT = Path(__file__).parent.parent
+NAMES = [name for name in ALGORITHMS if name != "ppo"]
+SMALL = [
+    *["--dataset.size", 40, "--dataset.eval_size", 8, "--max_steps", 2, "--learning_rate", "1e-3"],
+    *["--per_device_train_batch_size", 16],
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_tiny_config_runs(run, name):
+    words = SMALL if name == "reinforce" else [*SMALL, "--num_generations", 4]
+    folder, out = run("grpo", name, *words)
+    assert out.startswith(f"{name} (chapter) on cpu") or f"\n{name} (chapter) on cpu" in out
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    new = AutoModelForCausalLM.from_pretrained(folder / "model")
+    old = AutoModelForCausalLM.from_pretrained(checkpoint_path())
+    pairs = zip(new.parameters(), old.parameters(), strict=True)
+    assert max(float((a - b).abs().max()) for a, b in pairs) > 1e-4
+
+
+@pytest.mark.parametrize("which", ["code", "trl"])
+def test_another_formulation_runs_by_one_word(run, which):
+    folder, out = run("grpo", "gspo", *SMALL, "--num_generations", 4, "--formulation", which)
+    assert f"gspo ({which}) on cpu" in out and (folder / "summary.json").exists()
+
+
+def test_a_mistake_of_the_trainer_is_one_sentence(refused):
+    sentence = refused("grpo", "dapo", *SMALL, "--num_generations", 4, "--soft_punish_cache", 64)
+    assert "soft_punish_cache is 64" in sentence
+    words = ["--num_iterations", 2, "--save_strategy", "steps", "--save_steps", 5]
+    assert "save_steps is 5" in refused("grpo", "grpo", *SMALL, "--num_generations", 4, *words)
+
+
+def settings(folder, name, tmp_path):
+    """What the recipe would hand to the trainer."""
+    import runpy
+
+    recipe = runpy.run_path(str(ROOT / "recipes" / "grpo.py"))
+    config = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
+    argv = ["--config", f"{ROOT}/configs/{folder}/{name}.yaml", "--output_dir", str(tmp_path)]
+    return load_config(recipe["Run"], config, [*argv, "--use_cpu", "--bf16", "false"])
+
+
+# the book's code: completions per prompt, optimizer steps per generation, training rows
+BOOK = {
+    "reinforce": (1, 1, 15000),
+    "rloo": (8, 4, 1000),
+    "grpo": (8, 4, 3000),
+    "drgrpo": (8, 4, 1000),
+    "gspo": (8, 4, 1000),
+    "cispo": (8, 4, 1000),
+    "sapo": (8, 4, 3000),
+    "dapo": (8, 4, 3000),
+    "maxrl": (8, 4, 15000),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_book_config_has_the_books_settings(name, tmp_path):
+    loaded = settings("book", name, tmp_path)
+    args = loaded.trl
+    assert loaded.own.algorithm == name
+    steps = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
+    assert (args.num_generations, steps, loaded.own.dataset.size) == BOOK[name]
+    assert args.gradient_accumulation_steps * args.per_device_train_batch_size == 8
+    assert (args.temperature, args.generation_kwargs["temperature"]) == (1.0, 0.6)
+    for field, value in formulation(name, "chapter").settings.items():
+        assert getattr(args, field) == value
+    if name == "dapo":
+        found = args.epsilon, args.epsilon_high, args.soft_punish_cache, args.max_completion_length
+        assert found == (0.2, 0.28, 256, 512)
+    if name == "cispo":
+        assert (args.epsilon, args.epsilon_high) == (0.2, 0.4)

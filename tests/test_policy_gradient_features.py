@@ -1,0 +1,499 @@
+"""What the policy-gradient trainer keeps of TRL, refuses, and adds."""
+
+import inspect
+import json
+import statistics
+
+import pytest
+import torch
+from datasets import Dataset
+from policy_gradient_cases import (
+    LIMIT,
+    Reference,
+    build,
+    checkpoint,
+    completion,
+    drawn,
+    drift,
+    is_right,
+    own_fields,
+    right,
+    shaped,
+)
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare.measure import Comparison, accumulate, batches, measure
+from rlhf_trl.errors import InputError
+from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
+
+# --- kept: with a formulation that stock TRL computes, both gradients stay equal ------------------
+
+
+def both(name, prepare, **config):
+    """Compare our loss with TRL's own in the same row, off-policy, under the same change."""
+    sides = []
+    # so long that DAPO's penalty, which TRL's loss has not, never sets in
+    config = {"per_device_train_batch_size": 16, "max_completion_length": 2 * LIMIT} | config
+    for which in ("chapter", "trl"):
+        trainer = build(name, which, num_iterations=2, **config)
+        prepare(trainer)
+        source = batches(trainer)
+        accumulate(trainer, source)
+        drift(trainer.model, 0.1, 1)
+        sides.append(accumulate(trainer, source)[0])
+    return Comparison(*sides)
+
+
+def importance_ratio(trainer):
+    """Add vLLM's ratio to what was generated."""
+    generate = trainer._generate_and_score_completions
+
+    def generated(inputs):
+        output = generate(inputs)
+        generator = torch.Generator().manual_seed(3)
+        shape = output["completion_mask"].shape
+        output["importance_sampling_ratio"] = 3 * torch.rand(shape, generator=generator)
+        return output
+
+    trainer._generate_and_score_completions = generated
+    trainer.use_vllm = False
+    compute = trainer._compute_loss
+
+    def compute_loss(model, inputs):
+        trainer.use_vllm = True
+        try:
+            return compute(model, inputs)
+        finally:
+            trainer.use_vllm = False
+
+    trainer._compute_loss = compute_loss
+
+
+def tool_mask(trainer):
+    """Say that every third token came from a tool."""
+    generate = trainer._generate
+
+    def generated(prompts):
+        output = list(generate(prompts))
+        output[2] = [[int(t % 3 != 1) for t in range(len(ids))] for ids in output[1]]
+        return tuple(output)
+
+    trainer._generate = generated
+
+
+def nothing(trainer):
+    pass
+
+
+def truncated(trainer):
+    trainer.mask_truncated_completions = True
+
+
+@pytest.mark.parametrize("feature", [importance_ratio, tool_mask, truncated])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
+def test_kept_as_in_trl(name, feature):
+    changed = both(name, feature)
+    assert changed.relative_error <= 1e-6
+    assert Comparison(changed.trainer, both(name, nothing).trainer).relative_error > 0.01
+
+
+def test_the_importance_ratio_weighs_reinforce_too():
+    sides = []
+    for feature in (importance_ratio, nothing):
+        trainer = build("reinforce")
+        feature(trainer)
+        sides.append(accumulate(trainer, batches(trainer))[0])
+    assert Comparison(*sides).relative_error > 0.1
+
+
+@pytest.fixture(scope="module")
+def mixture_of_experts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("moe")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=120,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        router_aux_loss_coef=0.1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=5,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_the_auxiliary_loss_is_kept(name, mixture_of_experts):
+    config = {"model": mixture_of_experts, "gradient_accumulation_steps": 2}
+    kept = both(name, nothing, **config)
+    assert kept.relative_error <= 1e-6
+    without = both(name, nothing, router_aux_loss_coef=0.0, **config)
+    assert Comparison(kept.trainer, without.trainer).relative_error > 1e-3
+
+
+def metrics(name, which="chapter", **config):
+    trainer = build(name, which, num_iterations=2, **config)
+    source = batches(trainer)
+    accumulate(trainer, source)
+    drift(trainer.model, 0.3, 1)
+    trainer._metrics["train"].clear()
+    accumulate(trainer, source)
+    return trainer._metrics["train"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "sapo", "drgrpo", "cispo"])
+def test_metrics_are_trls(name):
+    ours, theirs = metrics(name, beta=0.1), metrics(name, "trl", beta=0.1)
+    assert ours.keys() == theirs.keys() and {"kl", "entropy"} <= ours.keys()
+    for key in ours.keys() - {"step_time"}:
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-5), key
+    clipped = {"sapo": None, "cispo": "cispo_clip_ratio"}.get(name, "clip_ratio/region_mean")
+    assert clipped is None or ours[clipped][0] > 0
+
+
+def test_rows_that_never_clip_log_no_clipping():
+    assert not [key for key in metrics("reinforce") if "clip_ratio" in key]
+
+
+def test_the_completions_table_shows_our_advantages():
+    trainer = build("rloo", rewards=[right], reward_weights=[1.0])
+    accumulate(trainer, batches(trainer))
+    logged = list(trainer._logs["advantages"])
+    rewards = list(trainer._logs["rewards"]["right"])
+    expected = []
+    for first in range(0, len(rewards), 4):
+        group = rewards[first : first + 4]
+        expected += [r - (sum(group) - r) / 3 for r in group]
+    assert logged == pytest.approx(expected, abs=1e-6)
+
+
+# --- refused -------------------------------------------------------------------------------------
+
+REFUSED = {
+    "delta": ("grpo", {"delta": 2.0}, "delta is not read by grpo (chapter)"),
+    "top_entropy_quantile": ("grpo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile is not"),
+    "entropy_coef": ("dapo", {"entropy_coef": 0.1}, "entropy_coef is not read by dapo"),
+    "adaptive entropy": ("grpo", {"use_adaptive_entropy": True}, "use_adaptive_entropy is not"),
+    "off-policy mask": ("grpo", {"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold is"),
+    "vespo": ("grpo", {"loss_type": "vespo"}, "loss_type is 'vespo', which contradicts grpo"),
+    "luspo": ("gspo", {"loss_type": "luspo"}, "loss_type is 'luspo', which contradicts gspo"),
+    "vespo's fields": ("grpo", {"vespo_k_pos": 1.0}, "vespo_k_pos is not read"),
+    "sequence ratio": (
+        "grpo",
+        {"importance_sampling_level": "sequence"},
+        "importance_sampling_level is 'sequence', which contradicts grpo (chapter), which fixes",
+    ),
+    "reward scaling": ("drgrpo", {"scale_rewards": "group"}, "scale_rewards is 'group', which"),
+    "joined rewards": (
+        "grpo",
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        "multi_objective_aggregation",
+    ),
+    "another row's field": ("grpo", {"sapo_temperature_pos": 1.0}, "sapo_temperature_pos is not"),
+    "a default given": ("reinforce", {"epsilon": 0.2}, "epsilon is not read by reinforce"),
+    "beta where there is no KL": ("maxrl", {"beta": 0.1}, "beta is not read by maxrl"),
+    "a value out of range": ("grpo", {"epsilon": -0.1}, "epsilon must be at least 0"),
+    "one completion": ("grpo", {"num_generations": 1}, "num_generations is 1, but grpo (chapter)"),
+    "no correctness": ("maxrl", {"correctness_reward": None}, "maxrl (chapter) needs correctness"),
+    "no such reward": (
+        "maxrl",
+        {"correctness_reward": "rigt"},
+        "correctness_reward: 'rigt' is not among the reward functions (did you mean 'right'?)",
+    ),
+    "punished too long": ("dapo", {"soft_punish_cache": 13}, "between 1 and max_completion_length"),
+    "a window ending inside a generation": (
+        "dapo",
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
+        "dapo (chapter) is normalised over the accumulation window",
+    ),
+    "save inside a generation": (
+        "grpo",
+        {"steps_per_generation": 4, "save_strategy": "steps", "save_steps": 6},
+        "save_steps is 6, which would save inside a generation of 4 optimizer steps, where a run "
+        "cannot be resumed; write 4 or 8.",
+    ),
+    "save early in a generation": (
+        "grpo",
+        {"num_iterations": 3, "save_strategy": "steps", "save_steps": 2},
+        "write 3.",
+    ),
+    "save a share of the run": (
+        "grpo",
+        {"num_iterations": 2, "save_strategy": "steps", "save_steps": 0.1},
+        "save_steps is 0.1, a share of the run",
+    ),
+    "a critic": ("ppo", {}, "ppo (chapter) has a critic"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_name_before_training(case):
+    name, config, says = REFUSED[case]
+    with pytest.raises(InputError) as error:
+        build(name, **config)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_plain_grpo_config_is_refused():
+    with pytest.raises(InputError, match="args must be a PolicyGradientConfig, not a GRPOConfig"):
+        PolicyGradientTrainer("x", args=GRPOConfig(bf16=False, use_cpu=True, report_to="none"))
+
+
+def test_the_users_config_is_not_changed():
+    given = PolicyGradientConfig(bf16=False, use_cpu=True, report_to="none", save_strategy="no")
+    trainer = PolicyGradientTrainer(
+        checkpoint(), [right], given, Dataset.from_list([{"prompt": "sun"}]), algorithm="gspo"
+    )
+    assert trainer.args.importance_sampling_level == "sequence" and trainer.args.epsilon == 0.2
+    assert given.importance_sampling_level is None and given.epsilon is None
+
+
+# --- REINFORCE -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("which", "baseline"), [("chapter", "batch_mean"), ("code", None)])
+def test_reinforce_with_one_completion_per_prompt(which, baseline):
+    config = {} if baseline is None else {"baseline": baseline}
+    trainer = build("reinforce", which, num_generations=1, **config)
+    assert trainer.num_generations == 1
+    reference = Reference(trainer, "reinforce", which)
+    assert measure(trainer, batches(trainer), reference).relative_error <= 1e-5
+
+
+def test_one_completion_alone_is_refused():
+    with pytest.raises(InputError, match="each process generates a single completion"):
+        build("reinforce", num_generations=1, per_device_train_batch_size=1)
+
+
+def test_the_moving_average_follows_the_batches():
+    trainer = build(
+        "reinforce",
+        baseline="moving_average",
+        baseline_decay=0.75,
+        rewards=[right],
+        reward_weights=[1.0],
+    )
+    source, expected = batches(trainer), None
+    for _ in range(3):
+        _, [batch] = accumulate(trainer, source)
+        pairs = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+        rewards = [is_right(ids[mask.bool()].tolist()) for ids, mask in pairs]
+        mean = statistics.mean(rewards)
+        before = mean if expected is None else expected
+        expected = 0.75 * before + 0.25 * mean
+        assert batch["advantages"].tolist() == pytest.approx([r - before for r in rewards])
+        assert trainer._carried["baseline_value"] == pytest.approx(expected)
+
+
+# --- DAPO's dynamic sampling ---------------------------------------------------------------------
+
+
+def sampler(answer, rounds=8, **config):
+    return build("dapo", dynamic_sampling_rounds=rounds, answer=answer, **config)
+
+
+def with_result(prompt_ids, index, call, is_good):
+    """A completion whose correctness is as wanted."""
+    for attempt in range(99):
+        rng = drawn(prompt_ids, index, call, attempt)
+        ids = [*(rng.randrange(7, 119) for _ in range(rng.randint(1, LIMIT - 1))), 5]
+        if is_right(ids) == float(is_good):
+            return ids
+
+
+def groups_of(batch):
+    pairs = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    found = {}
+    for prompt, (ids, mask) in zip(batch["prompt_ids"].tolist(), pairs, strict=True):
+        found.setdefault(tuple(t for t in prompt if t), []).append(
+            is_right(ids[mask.bool()].tolist())
+        )
+    return found
+
+
+def test_groups_without_contrast_are_replaced_by_fresh_prompts():
+    calls = []
+
+    def answer(prompt_ids, index, call):
+        calls.append((call, prompt_ids))
+        # the first call answers everything right; in the second every other prompt has contrast
+        prompts = list(dict.fromkeys(p for c, p in calls if c == call))
+        contrast = call == 2 or (call == 1 and prompts.index(prompt_ids) % 2 == 0)
+        return with_result(prompt_ids, index, call, index > 1 if contrast else True)
+
+    trainer = sampler(answer, per_device_train_batch_size=16)
+    _, [batch] = accumulate(trainer, batches(trainer))
+    assert [len([c for c, _ in calls if c == n]) for n in range(3)] == [16, 16, 8]
+    assert all(sorted(group) == [0, 0, 1, 1] for group in groups_of(batch).values())
+    first = {p for c, p in calls if c == 0}
+    assert len(groups_of(batch)) == 4 and trainer._carried["stream_position"] == 6
+    assert groups_of(batch).keys() <= {p for c, p in calls if c > 0} | first
+    metrics = trainer._metrics["train"]
+    assert metrics["dynamic_sampling/rounds"] == [2]
+    assert metrics["dynamic_sampling/discarded_groups"] == [6]
+    assert metrics["dynamic_sampling/left_without_contrast"] == [0]
+    # what was discarded is not counted: half of what is left is right
+    assert metrics["rewards/right/mean"] == [0.5]
+    assert len(metrics["completions/mean_length"]) == 1
+    tokens = batch["completion_mask"].sum()
+    assert metrics["completions/mean_length"][0] == pytest.approx(float(tokens) / 16)
+    assert batch["num_items_in_batch"] == tokens == trainer._window_tokens[0]
+    assert len(trainer._logs["completion"]) == 16
+    # but all that was generated was generated
+    assert trainer.state.num_input_tokens_seen > 40
+
+
+def test_after_the_last_round_the_last_groups_are_kept():
+    def answer(prompt_ids, index, call):
+        return with_result(prompt_ids, index, call, True)
+
+    trainer = sampler(answer, rounds=3)
+    _, [batch] = accumulate(trainer, batches(trainer))
+    assert trainer._metrics["train"]["dynamic_sampling/rounds"] == [3]
+    assert trainer._metrics["train"]["dynamic_sampling/left_without_contrast"] == [2]
+    assert trainer._carried["stream_position"] == 6
+    assert {r for group in groups_of(batch).values() for r in group} == {1.0}
+
+
+def test_no_rounds_no_sampling():
+    trainer = sampler(completion, rounds=0)
+    accumulate(trainer, batches(trainer))
+    assert "dynamic_sampling/rounds" not in trainer._metrics["train"]
+
+
+def test_every_reward_is_computed_once_per_completion():
+    judged = []
+
+    def right(completion_ids, log_extra, **kwargs):
+        judged.extend(map(tuple, completion_ids))
+        log_extra("length", [len(ids) for ids in completion_ids])
+        return [is_right(ids) for ids in completion_ids]
+
+    trainer = build(
+        "dapo", dynamic_sampling_rounds=4, rewards=[right, shaped], per_device_train_batch_size=32
+    )
+    accumulate(trainer, batches(trainer))
+    discarded = trainer._metrics["train"]["dynamic_sampling/discarded_groups"][0]
+    assert discarded > 0 and len(judged) == 32 + 4 * discarded
+    lengths = list(trainer._logs["extra"]["length"])
+    assert len(lengths) == 32
+    assert trainer._metrics["train"]["completions/mean_length"] == [statistics.mean(lengths)]
+
+
+def test_dynamic_sampling_refuses_what_it_cannot_repeat():
+    trainer = build("dapo", dynamic_sampling_rounds=1)
+    trainer.rollout_func = lambda *_: None
+    with pytest.raises(InputError, match=r"rollout_func; write dynamic_sampling_rounds: 0"):
+        accumulate(trainer, batches(trainer))
+
+
+# --- pins: what the overrides rely on ------------------------------------------------------------
+
+SIGNATURES = {
+    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "_generate": ["self", "prompts"],
+    "_generate_and_score_completions": ["self", "inputs"],
+    "_prepare_inputs": ["self", "generation_batch"],
+    "_compute_loss": ["self", "model", "inputs"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+    "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
+    "_generate_single_turn": [
+        *["self", "prompt_ids", "images", "multimodal_fields", "num_generations"],
+        "has_tool_images",
+    ],
+}
+
+
+@pytest.mark.parametrize("method", SIGNATURES)
+def test_signatures_of_overridden_methods(method):
+    found = list(inspect.signature(getattr(GRPOTrainer, method)).parameters)
+    assert found == SIGNATURES[method], (
+        f"TRL changed GRPOTrainer.{method}: read it and rlhf_trl/trainers/policy_gradient.py again"
+    )
+
+
+def test_what_the_overrides_expect_of_a_generation():
+    trainer = build("grpo", "trl", gradient_accumulation_steps=2)
+    source = batches(trainer)
+    outputs = []
+    generate = trainer._generate
+    trainer._generate = lambda prompts: outputs.append(generate(prompts)) or outputs[-1]
+    _, window = accumulate(trainer, source)
+    assert len(outputs[0]) == 8, "TRL's _generate returns something else: see dynamic_sampling.py"
+    keys = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages"}
+    assert window[0].keys() == keys | {"num_items_in_batch"}, (
+        "TRL returns other tensors from _generate_and_score_completions; old_per_token_logps must "
+        "be missing on-policy"
+    )
+    assert trainer._step == 2 and len(trainer._buffered_inputs) == 2
+    assert trainer.loss_is_scaled_for_ga is True
+
+
+def test_trl_still_refuses_one_completion_only_by_number(tmp_path):
+    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
+        GRPOConfig(str(tmp_path), num_generations=1, bf16=False, use_cpu=True, report_to="none")
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+RESUMED = [
+    *[(name, {}) for name in ("rloo", "grpo", "drgrpo", "gspo", "cispo", "sapo", "maxrl")],
+    ("reinforce", {"baseline": "batch_mean"}),
+    ("reinforce", {"baseline": "moving_average"}),
+    ("dapo", {"dynamic_sampling_rounds": 3, "num_generations": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), RESUMED, ids=lambda v: str(v))
+def test_resumed_between_generations_is_bit_identical(name, config, tmp_path):
+    config = config | {
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 4,
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "learning_rate": 1e-3,
+        "answer": None,  # generated
+    }
+    config |= {"beta": 0.1} if "beta" in formulation(name, "chapter").reads else {}
+    whole = build(name, output_dir=str(tmp_path), **config)
+    whole.train()
+    resumed = build(name, output_dir=str(tmp_path / "again"), **config)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.state.global_step == 4
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert resumed._carried == whole._carried
+    state = json.loads((tmp_path / "checkpoint-2" / "policy_gradient_state.json").read_text())
+    if name == "dapo":
+        assert 0 < state["stream_position"] < whole._carried["stream_position"]
+    if config.get("baseline") == "moving_average":
+        assert state["baseline_value"] != whole._carried["baseline_value"]
+        (tmp_path / "checkpoint-2" / "policy_gradient_state.json").unlink()
+        with pytest.raises(InputError, match=r"lacks policy_gradient_state.json"):
+            resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_resuming_inside_a_generation_is_refused(tmp_path):
+    config = {"max_steps": 1, "save_strategy": "steps", "learning_rate": 1e-3}
+    trainer = build("grpo", output_dir=str(tmp_path), save_steps=1, **config)
+    trainer.train()
+    config |= {"max_steps": 4, "save_steps": 2, "num_iterations": 2}
+    longer = build("grpo", output_dir=str(tmp_path), **config)
+    with pytest.raises(InputError, match="lies inside a generation of 2 optimizer steps"):
+        longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_own_fields_are_read():
+    assert own_fields("dapo", "trl") == {}
