@@ -22,12 +22,12 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from rlhf_trl import tiny
 from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
 from rlhf_trl.tasks.rewards import exact_match, format_reward, load_rewards
-from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
+from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 
 WARM_UP = 10  # pairs
 
@@ -86,14 +86,13 @@ def main() -> None:
     tasks = GymTasks(GymData(specs=[spec], eval_size=1))
     alternate = Alternate(tasks)
     with tempfile.TemporaryDirectory() as folder:
-        config = GRPOConfig(
+        config = PolicyGradientConfig(
             output_dir=folder,
             max_steps=2 * (pairs + WARM_UP),
             learning_rate=0.0,
             per_device_train_batch_size=128,
             num_generations=8,
             max_completion_length=20,
-            loss_type="grpo",
             reward_weights=[1.0, 0.5],
             logging_steps=1,
             save_strategy="no",

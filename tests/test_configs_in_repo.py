@@ -10,6 +10,7 @@ from test_config import load_for_its_machine
 from rlhf_trl.run.config import read_config
 
 ROOT = Path(__file__).parent.parent
+POLICY_GRADIENT = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 CONFIGS = sorted(
     path
@@ -25,7 +26,7 @@ def name(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_config_loads(monkeypatch, path):
     given = read_config(path)
-    recipe, trl = ("grpo", "GRPOConfig") if "algorithm" in given else ("sft", "SFTConfig")
+    recipe, trl = ("grpo", POLICY_GRADIENT) if "algorithm" in given else ("sft", "SFTConfig")
     own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
     loaded = load_for_its_machine(monkeypatch, path, own, trl)
     assert loaded.trl.output_dir.startswith("outputs/")
@@ -37,7 +38,7 @@ def test_config_loads(monkeypatch, path):
 def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(monkeypatch):
     own = runpy.run_path(str(ROOT / "recipes" / "grpo.py"))["Run"]
     path = ROOT / "configs" / "book" / "grpo.yaml"
-    args = load_for_its_machine(monkeypatch, path, own, "GRPOConfig").trl
+    args = load_for_its_machine(monkeypatch, path, own, POLICY_GRADIENT).trl
     assert args.generation_batch_size == 4 * 8
     assert args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps == 4
     assert args.temperature == 1.0  # scoring

@@ -178,7 +178,6 @@ def kind_of_sum(text):  # 7 - 2 + 5 = 10
         None: "malformed",
         "10": "right",
         "5": "last_term_ignored",
-        "0": "last_sign_flipped",
         "9": "off_by_one",
         "11": "off_by_one",
     }[answer]
@@ -219,7 +218,7 @@ HARD = [
     ("spell_backward", SPELL + "level", "level"),  # a palindrome: copying would be right
     ("spell_backward", SPELL + "aaa", "aaa"),  # nothing to swap
     ("spell_backward", SPELL + "Anna", "annA"),
-    ("chain_sum", SUM + "7 + 0 =", "7"),  # ignoring or flipping 0 would be right
+    ("chain_sum", SUM + "7 + 0 =", "7"),  # ignoring 0 would be right
     ("chain_sum", SUM + "3 - 9 - 9 =", "-15"),
     ("some_task", "a question?", "7"),
 ]

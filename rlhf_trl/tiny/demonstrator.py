@@ -21,10 +21,9 @@ MIXTURES: Mapping[str, Mapping[str, float]] = MappingProxyType(
             MALFORMED: 0.08,
         },
         "chain_sum": {
-            RIGHT: 0.40,
+            RIGHT: 0.66,
             "last_term_ignored": 0.20,
-            "last_sign_flipped": 0.20,
-            "off_by_one": 0.12,
+            "off_by_one": 0.06,
             MALFORMED: 0.08,
         },
         "*": {RIGHT: 0.40, "letters_swapped": 0.26, "last_letter_dropped": 0.26, MALFORMED: 0.08},
@@ -120,18 +119,9 @@ def _letters_swapped(question: str, answer: str, rng: random.Random) -> str | No
     return answer[:i] + answer[j] + answer[i + 1 : j] + answer[i] + answer[j + 1 :]
 
 
-def _last_term(question: str) -> int:
-    """The signed last term of a sum such as `4 - 1 + 3 =`."""
+def _last_term_ignored(question: str, answer: str, rng: random.Random) -> str | None:
     found = re.search(r"([+-]) (\d+) =$", question.strip())
-    return int("".join(found.groups())) if found else 0
-
-
-def _last_term_ignored(question: str, answer: str, rng: random.Random) -> str:
-    return str(int(answer) - _last_term(question))
-
-
-def _last_sign_flipped(question: str, answer: str, rng: random.Random) -> str:
-    return str(int(answer) - 2 * _last_term(question))
+    return str(int(answer) - int("".join(found.groups()))) if found else None
 
 
 def _off_by_one(question: str, answer: str, rng: random.Random) -> str:
@@ -144,7 +134,6 @@ _ERRORS: Mapping[str, Callable[[str, str, random.Random], str | None]] = Mapping
         "last_letter_dropped": _last_letter_dropped,
         "letters_swapped": _letters_swapped,
         "last_term_ignored": _last_term_ignored,
-        "last_sign_flipped": _last_sign_flipped,
         "off_by_one": _off_by_one,
     }
 )
