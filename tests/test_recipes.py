@@ -373,3 +373,13 @@ def run_shipped(run, rebuilt):
         "grpo", "grpo", "--max_steps", 1, "--learning_rate", 0, folder=rebuilt.parent / "shipped"
     )
     return json.loads((folder / "summary.json").read_text())["before"]["eval_exact_match"]
+
+
+def test_evaluation_leaves_training_as_it_was(run, tmp_path):
+    often, _ = run("grpo", "grpo", *SMALL, "--eval_steps", 1, folder=tmp_path / "often")
+    never, _ = run(
+        *["grpo", "grpo", *SMALL, "--eval_strategy", "no", "--eval_on_start", "false"],
+        folder=tmp_path / "never",
+    )
+    weights = [(f / "model" / "model.safetensors").read_bytes() for f in (often, never)]
+    assert weights[0] == weights[1]
