@@ -17,7 +17,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     algorithms.add_argument("name", nargs="?", help="explain this algorithm")
     algorithms.add_argument("--json", action="store_true", help="the same for programs")
     algorithms.set_defaults(run=_algorithms)
-    race = commands.add_parser("race", help="train algorithms side by side: table and figure")
+    race = commands.add_parser(
+        "race",
+        help="train algorithms side by side: table and figure",
+        epilog="Every other option goes to the recipe, as in --max_steps 200.",
+        allow_abbrev=False,
+    )
     race.add_argument("--algorithms", required=True, help="names, separated by commas")
     race.add_argument("--seeds", type=int, default=3, help="runs per algorithm (3)")
     race.add_argument("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
@@ -30,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "ratio leaves 1 and most losses coincide",
     )
     race.set_defaults(run=_race)
-    args = parser.parse_args(argv)
+    args, args.rest = parser.parse_known_args(argv)
+    if args.rest and args.run is not _race:
+        parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
         args.run(args)
     except InputError as error:
@@ -55,7 +62,7 @@ def _race(args: argparse.Namespace) -> None:
     names = args.algorithms.split(",")
     for name in names:
         algorithm(name)
-    extra = [] if args.on_policy else ["--num_iterations", "2"]
+    extra = [*([] if args.on_policy else ["--num_iterations", "2"]), *args.rest]
     folder = Path(args.output_dir)
     print(race(names, args.seeds, folder, config=args.config, jobs=args.jobs, extra=extra))
     print(f"\nrace.md, race.json and race.png are in {folder}")

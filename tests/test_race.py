@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_trl.cli import main
+from rlhf_trl.errors import InputError
 from rlhf_trl.run import race
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +55,14 @@ def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeyp
     kept = json.loads((tmp_path / "grpo" / "seed-0" / "summary.json").read_text())
     assert kept["after"] == {"eval_exact_match": 0.9}
     assert not interrupted.exists()
+
+
+def test_runs_with_other_options_are_not_mixed(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    finished(tmp_path / "grpo" / "seed-0", 0.9, reward=0.1)
+    race.race(["grpo"], 1, tmp_path, extra=["--max_steps", "5"])
+    with pytest.raises(InputError, match="runs with other options"):
+        race.race(["grpo"], 1, tmp_path, extra=["--max_steps", "6"])
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def race(
         The table, in Markdown.
 
     Raises:
-        InputError: a config is missing, or a run failed.
+        InputError: a config is missing, a run failed, or `folder` holds runs with other options.
     """
     runs = []
     for name in algorithms:
@@ -63,6 +63,14 @@ def race(
         for seed in range(seeds):
             words = ["--config", path, "--algorithm", name, "--seed", str(seed), *(extra or [])]
             runs.append((folder / name / f"seed-{seed}", words))
+    options = {"config": config, "extra": extra or []}
+    kept = folder / "options.json"
+    if kept.exists() and (old := json.loads(kept.read_text())) != options:
+        raise InputError(
+            f"{folder} holds runs with other options ({old}); repeat those to go on with them, or "
+            "name another --output_dir."
+        )
+    write_json(kept, options)
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda run: _train(*run), runs))
     results = {
