@@ -22,7 +22,8 @@ def run(monkeypatch, tmp_path, capfd):
     def run(name, config, *words, folder=None):
         folder = folder or tmp_path / "out"
         monkeypatch.chdir(ROOT)
-        argv = ["--config", f"configs/tiny/{config}.yaml", "--output_dir", str(folder)]
+        path = Path("configs/tiny") / f"{config}.yaml"  # an absolute path stays what it is
+        argv = ["--config", str(path), "--output_dir", str(folder)]
         monkeypatch.setattr(sys, "argv", [name, *argv, "--disable_tqdm", *map(str, words)])
         capfd.readouterr()
         runpy.run_path(str(ROOT / "recipes" / f"{name}.py"), run_name="__main__")
