@@ -117,11 +117,12 @@ def _read(folder: Path) -> dict[str, Any]:
     steps = [entry for entry in log if "reward" in entry]
     for entry in steps:  # CISPO has a name of its own for the share of weights cut
         entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
-    final = {
-        key: statistics.fmean(values)
-        for key in ("reward", "clipped", "kl", "entropy")
-        if (values := [e[key] for e in steps[-LAST:] if e.get(key) is not None])
-    }
+    final = {}
+    for key in ("reward", "clipped", "kl", "entropy"):
+        # the clipped share shrinks with the learning rate, so it is taken over the whole run
+        span = steps if key == "clipped" else steps[-LAST:]
+        if values := [entry[key] for entry in span if entry.get(key) is not None]:
+            final[key] = statistics.fmean(values)
     return {
         **final,
         **summary["after"],
@@ -145,8 +146,8 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
                 cells.append("-")
                 continue
             digits = 1 if key.endswith("seconds") else 3
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.fmean(values):.{digits}f} ± {spread:.{digits}f}")
+            spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.{digits}f}{spread}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
