@@ -114,15 +114,15 @@ def _read(folder: Path) -> dict[str, Any]:
     """Return the final numbers of a run and its exact match by step."""
     summary = json.loads((folder / "summary.json").read_text())
     log = json.loads((folder / "log.json").read_text())
-    steps = [entry for entry in log if "reward" in entry]
-    for entry in steps:  # CISPO has a name of its own for the share of weights cut
+    for entry in log:  # CISPO has a name of its own for the share of weights cut
         entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
     final = {}
     for key in ("reward", "clipped", "kl", "entropy"):
-        # the clipped share shrinks with the learning rate, so it is taken over the whole run
-        span = steps if key == "clipped" else steps[-LAST:]
-        if values := [entry[key] for entry in span if entry.get(key) is not None]:
-            final[key] = statistics.fmean(values)
+        # not every step logs every key: rewards belong to generations, clipping to updates
+        values = [entry[key] for entry in log if entry.get(key) is not None]
+        if values:
+            # the clipped share shrinks with the learning rate, so it is taken over the whole run
+            final[key] = statistics.fmean(values if key == "clipped" else values[-LAST:])
     return {
         **final,
         **summary["after"],
