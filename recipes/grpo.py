@@ -40,6 +40,7 @@ def main() -> None:
     train.begin(loaded, name)
     tasks = GymTasks(own.dataset)
     rewards = load_rewards(own.reward_funcs, tasks)
+    train.check_reward_weights(args, rewards)
     train.check_generation_batch(args, tasks.train)
     tokenizer = load_tokenizer(model, args)
     check_prompts(tasks.train + tasks.held_out, tokenizer, model, args)

@@ -166,7 +166,7 @@ def checkpoint(folder):
     save_file({"w": torch.zeros(8)}, folder / "model.safetensors")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         torch.save({"x": torch.zeros(8)}, folder / name)
-    (folder / "trainer_state.json").write_text("{}")
+    (folder / "trainer_state.json").write_text('{"global_step": 9}')
     return folder
 
 
@@ -177,6 +177,19 @@ def test_auto_resumes_from_the_newest_whole_checkpoint(tmp_path):
     (half / "trainer_state.json").unlink()  # written last by transformers
     assert output.claim(str(tmp_path), "auto") == str(tmp_path / "checkpoint-9")
     refused("checkpoint-10.*trainer_state.json", output.claim, str(tmp_path), str(half))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("trainer_state.json", "{}", "no readable trainer_state.json"),
+        ("policy_gradient_state.json", "", "cut-off policy_gradient_state.json"),
+    ],
+)
+def test_broken_state_files_are_recognised(tmp_path, name, content, fault):
+    folder = checkpoint(tmp_path / "checkpoint-1")
+    (folder / name).write_text(content)
+    assert fault in output.checkpoint_fault(folder)
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,13 @@ BAD = {
         ["longest prompt has", "context of 256"],
     ),
     "unknown reward": (["--reward_funcs", "exact"], ["reward_funcs", "'exact_match'"]),
+    "weights and rewards": (
+        ["--reward_weights", 1.0],
+        ["1 weights for 2 reward_funcs", "exact_match", "format"],
+    ),
+    "learning rate": (["--learning_rate", -1], ["learning_rate is -1", "0 or more"]),
+    "temperature": (["--temperature", 0], ["temperature is 0", "above 0"]),
+    "completion length": (["--max_completion_length", 0], ["max_completion_length", "1 or more"]),
     "expects another launch": (["--expect.processes", 2], ["expects 2 processes and 1 came up"]),
     "zero steps": (
         [*SMALL, "--max_steps", -1, "--num_train_epochs", 0, "--eval_strategy", "no"],
@@ -264,6 +271,25 @@ def with_tokenizer(tmp_path, **changes):
     config = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
     return folder
+
+
+@pytest.mark.parametrize("cut", [None, 10, 5000])
+def test_a_model_folder_without_whole_weights(refused, tmp_path, cut):
+    folder = with_tokenizer(tmp_path)
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    if cut:
+        weights.write_bytes(content[:cut])
+    sentence = refused("grpo", "grpo", *SMALL, "--model_name_or_path", folder)
+    assert ("cut-off model.safetensors" if cut else "no model weights") in sentence
+
+
+def test_a_tokenizer_without_chat_template(refused, tmp_path):
+    folder = with_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    sentence = refused("grpo", "grpo", *SMALL, "--model_name_or_path", folder)
+    assert "no chat template" in sentence
 
 
 def test_a_tokenizer_without_eos(refused, tmp_path):

@@ -24,6 +24,14 @@ from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
 
 COMMAND_LINE = "command line"
+# Least values of TRL's numbers, which its own classes do not check; > says that it is excluded.
+LEAST = {
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1),
+    **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation", "num_iterations"), 1),
+    **dict.fromkeys(("max_completion_length", "max_length", "lora_r"), 1),
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "seed"), 0),
+    **dict.fromkeys(("temperature", "eval_steps", "logging_steps", "save_steps"), ">0"),
+}
 # What TRL's own parser takes for a boolean on the command line.
 BOOLEAN_WORDS = {
     **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
@@ -87,6 +95,13 @@ def load_config(
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_given = config.check_block(config.pick(trl_fields), trl_fields, ())
     model_given = config.check_block(config.pick(model_fields), model_fields, ())
+    for key, value in {**trl_given, **model_given}.items():
+        least = LEAST.get(key)
+        if least is None or value is None:
+            continue
+        if value <= 0 if least == ">0" else value < least:
+            wanted = "a number above 0" if least == ">0" else f"{least} or more"
+            config.fail((key,), f"is {_show(value)}; write {wanted}")
     settings = config.check_block(
         {key: value for key, value in fixed.items() if key in trl_fields}, trl_fields, ()
     )

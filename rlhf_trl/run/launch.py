@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,18 @@ class Expect:
 
 
 def recipe(main: Callable[[], None]) -> None:
-    """Run a recipe's `main`; an `InputError` ends it with its sentence and exit code 1."""
+    """Run a recipe's `main`; an `InputError` ends it with its sentence and exit code 1.
+
+    A `ValueError` of a library keeps its traceback, and its message is repeated as the last line.
+    """
     try:
         check_process_count_asked()
         main()
     except InputError as error:
         sys.exit(f"error: {error}")
+    except ValueError as error:
+        traceback.print_exc()
+        sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 def check_process_count_asked() -> None:

@@ -1,8 +1,10 @@
 """The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded."""
 
+from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
@@ -18,7 +20,7 @@ def load_tokenizer(model: Any, args: Any) -> Any:
         args (`TrainingArguments`): `trust_remote_code` is honoured where the config has it.
 
     Raises:
-        InputError: no such model, or a tokenizer without an end-of-sequence token.
+        InputError: no such model, or a tokenizer without end-of-sequence token or chat template.
     """
     from transformers import AutoTokenizer
 
@@ -40,6 +42,11 @@ def load_tokenizer(model: Any, args: Any) -> Any:
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.chat_template is None:
+        raise InputError(
+            f"the tokenizer of {name!r} has no chat template, and prompts here are conversations; "
+            "add chat_template.jinja to the model's folder (an instruction-tuned model has one)."
+        )
     return tokenizer
 
 
@@ -47,6 +54,9 @@ def prepare_model(model: Any, args: Any) -> Any:
     """Return what a TRL trainer takes as `model`: a path or hub name, or a built model.
 
     Sets `args.model_init_kwargs` from the `ModelConfig` the way TRL's own scripts do.
+
+    Raises:
+        InputError: a folder without weights, or with weights that are cut off.
     """
     if model.model_name_or_path == UNTRAINED:
         from rlhf_trl.tiny.model import build_model
@@ -58,7 +68,13 @@ def prepare_model(model: Any, args: Any) -> Any:
         "dtype": model.dtype,
         **(args.model_init_kwargs or {}),
     }
-    return _path(model)
+    path = Path(_path(model))
+    if path.is_dir() and (fault := weights_fault(path)):
+        raise InputError(
+            f"model_name_or_path: {model.model_name_or_path!r} {fault}; name a folder that "
+            "save_pretrained has written whole."
+        )
+    return str(path) if path.is_dir() else model.model_name_or_path
 
 
 def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
@@ -98,7 +114,7 @@ def _from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
         return auto_class.from_pretrained(
             _path(model), revision=model.model_revision, trust_remote_code=trust
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"model_name_or_path: {model.model_name_or_path!r} is neither a model folder here nor "
             f"a hub model that can be reached ({str(error).splitlines()[0]}); write {EMBEDDED} for "

@@ -107,20 +107,34 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
     if not folder.is_dir():
         return "is not a folder"
     try:
-        json.loads((folder / "trainer_state.json").read_text())
-    except (OSError, ValueError):
+        json.loads((folder / "trainer_state.json").read_text())["global_step"]
+    except (OSError, ValueError, KeyError, TypeError):
         return "has no readable trainer_state.json"
+    for file in folder.glob("*.json"):
+        try:
+            json.loads(file.read_text())
+        except ValueError:
+            return f"has a cut-off {file.name}"
+    if fault := weights_fault(folder):
+        return fault
     if not any(folder.glob("rng_state*.pth")):
         return "has no rng_state*.pth"
-    # DeepSpeed and FSDP keep model and optimizer in shards of their own.
-    sharded = any(folder.glob("global_step*")) or any(folder.glob("pytorch_model_fsdp_*"))
-    if not sharded:
-        weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-        if not weights:
-            return "has no model weights"
+    # DeepSpeed and FSDP keep the optimizer in shards of their own.
+    if not _sharded(folder):
         for name in ("optimizer.pt", "scheduler.pt"):
             if not (folder / name).exists():
                 return f"has no {name} (was it saved with save_only_model?)"
+    for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
+        if not zipfile.is_zipfile(file):
+            return f"has a cut-off {file.name}"
+    return None
+
+
+def weights_fault(folder: Path) -> str | None:
+    """Return what is wrong with the model weights in a folder (missing, cut off), or None."""
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    if not weights and not _sharded(folder):
+        return "has no model weights"
     for index in folder.glob("*.safetensors.index.json"):
         for shard in set(json.loads(index.read_text())["weight_map"].values()):
             if not (folder / shard).exists():
@@ -128,10 +142,11 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
     for file in folder.glob("*.safetensors"):
         if not _whole_safetensors(file):
             return f"has a cut-off {file.name}"
-    for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
-        if not zipfile.is_zipfile(file):
-            return f"has a cut-off {file.name}"
     return None
+
+
+def _sharded(folder: Path) -> bool:
+    return any(folder.glob("global_step*")) or any(folder.glob("pytorch_model_fsdp_*"))
 
 
 def _whole_safetensors(file: Path) -> bool:

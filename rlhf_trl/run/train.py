@@ -75,6 +75,16 @@ def check_generation_batch(args: Any, rows: list[Any]) -> None:
         )
 
 
+def check_reward_weights(args: Any, rewards: list[Any]) -> None:
+    """Stop unless there is one weight per reward function."""
+    weights = args.reward_weights
+    if weights is not None and len(weights) != len(rewards):
+        raise InputError(
+            f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
+            f"({', '.join(f.__name__ for f in rewards)}); write one weight for each."
+        )
+
+
 def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 

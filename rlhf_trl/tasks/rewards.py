@@ -100,9 +100,10 @@ def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the user's module may raise anything
         raise InputError(
-            f"reward_funcs: {name!r} cannot be imported from here ({error}); write "
+            f"reward_funcs: {name!r} cannot be imported from here ({type(error).__name__}: "
+            f"{error}); write "
             "package.module.function as `python -c 'import package.module'` would find it."
         ) from error
     if not callable(function):
