@@ -59,7 +59,9 @@ def _race(args: argparse.Namespace) -> None:
     from rlhf_trl.algorithms import algorithm
     from rlhf_trl.run.race import race
 
-    names = args.algorithms.split(",")
+    names = [name.strip() for name in args.algorithms.split(",")]
+    if args.seeds < 1:
+        raise InputError(f"--seeds is {args.seeds}; write 1 or more.")
     for name in names:
         algorithm(name)
     extra = [*([] if args.on_policy else ["--num_iterations", "2"]), *args.rest]

@@ -336,6 +336,9 @@ def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
     if not ((mask == 0) | (mask == 1)).all():
         raise InputError(f"{label}: mask must hold only 0 and 1")
+    for name, tensor in tensors.items():
+        if tensor.shape == mask.shape and not tensor[mask.bool()].isfinite().all():
+            raise InputError(f"{label}: {name} must be finite on the tokens that count")
     broken = (~tensors["rewards"].isfinite()).nonzero().flatten().tolist()
     if broken:
         raise InputError(f"{label}: rewards must be finite, but those of rows {broken} are not")

@@ -89,10 +89,26 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path):
     assert "resuming from" in out and "checkpoint-2" in out
     changed = [line for line in out.splitlines() if line.startswith("changed")]
     assert [line.split()[5] for line in changed] == ["output_dir:", "save_total_limit:"]
+    assert (stopped / "config-from-step-2.yaml").exists()
     weights = [(f / "model" / "model.safetensors").read_bytes() for f in (whole, resumed)]
     assert weights[0] == weights[1]
     start = (Path(checkpoint_path()) / "model.safetensors").read_bytes()
     assert weights[0] != start
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--max_steps", 2], ["at step 2 of max_steps 2", "raise max_steps"]),
+        (["--max_steps", 4, "--model_name_or_path", "tiny_untrained"], ["model_name_or_path was"]),
+        (["--max_steps", 4, "--algorithm", "gspo"], ["algorithm was grpo and is now gspo"]),
+    ],
+)
+def test_a_resume_that_would_not_be_the_same_run(run, refused, words, parts):
+    saving = [*SMALL, "--save_strategy", "steps", "--save_steps", 2]
+    run("grpo", "grpo", *saving)
+    sentence = refused("grpo", "grpo", *saving, "--resume_from_checkpoint", "auto", *words)
+    assert all(part in sentence for part in parts), sentence
 
 
 def test_lora_exports_an_adapter_that_plain_transformers_loads(run):
@@ -149,6 +165,20 @@ def test_the_users_own_reward_by_dotted_path(run, tmp_path, monkeypatch):
     assert (folder / "summary.json").exists()
 
 
+def test_divergence_is_named(refused):
+    words = ["--max_steps", 6, "--eval_strategy", "no", "--eval_on_start", "false"]
+    sentence = refused("grpo", "grpo", *SMALL, *words, "--learning_rate", 1e6)
+    assert "diverged; lower learning_rate" in sentence
+
+
+def test_a_tracker_that_is_not_installed(refused, monkeypatch):
+    from rlhf_trl.run import train
+
+    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    sentence = refused("grpo", "grpo", *SMALL, "--report_to", "trackio")
+    assert "scripts/setup.sh trackio" in sentence
+
+
 def test_warnings_when_nothing_can_be_learnt(run, caplog):
     words = ["--max_completion_length", 2, "--max_steps", 11, "--eval_strategy", "no"]
     rewards = ["--reward_funcs", "exact_match", "--reward_weights", 1.0]
@@ -195,6 +225,11 @@ BAD = {
     "weights and rewards": (
         ["--reward_weights", 1.0],
         ["1 weights for 2 reward_funcs", "exact_match", "format"],
+    ),
+    "no steps": (["--max_steps", 0], ["max_steps is 0"]),
+    "folder that is not there": (
+        ["--model_name_or_path", "outputs/no/model"],
+        ["no folder 'outputs/no/model'"],
     ),
     "learning rate": (["--learning_rate", -1], ["learning_rate is -1", "0 or more"]),
     "temperature": (["--temperature", 0], ["temperature is 0", "above 0"]),
@@ -409,3 +444,14 @@ def test_evaluation_leaves_training_as_it_was(run, tmp_path):
     )
     weights = [(f / "model" / "model.safetensors").read_bytes() for f in (often, never)]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "part"),
+    [
+        ("reinforce", ["--baseline", "moving_average", "--baseline_decay", 7], "between 0 and 1"),
+        ("dapo", ["--dynamic_sampling_rounds", -1], "0 (never) or more"),
+    ],
+)
+def test_numbers_that_only_the_trainer_reads(refused, config, words, part):
+    assert part in refused("grpo", config, *words)

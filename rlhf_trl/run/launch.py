@@ -30,6 +30,9 @@ def recipe(main: Callable[[], None]) -> None:
         main()
     except InputError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
+        sys.exit(130)
     except ValueError as error:
         traceback.print_exc()
         sys.exit(f"error: {' '.join(str(error).split())}")

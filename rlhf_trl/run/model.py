@@ -110,9 +110,15 @@ def _path(model: Any) -> str:
 
 def _from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
     trust = getattr(args, "trust_remote_code", False)
+    name = _path(model)
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise InputError(
+            f"model_name_or_path: there is no folder {name!r}; train or copy the model there "
+            f"first, or write {EMBEDDED} for the embedded one."
+        )
     try:
         return auto_class.from_pretrained(
-            _path(model), revision=model.model_revision, trust_remote_code=trust
+            name, revision=model.model_revision, trust_remote_code=trust
         )
     except (OSError, ValueError) as error:
         raise InputError(

@@ -1,8 +1,10 @@
 """One run from trainer to report: train or resume, evaluate, export, summarise."""
 
+import json
 import os
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch, output, report
 from rlhf_trl.run.config import read_config
 from rlhf_trl.tasks.rewards import task_metrics
+
+TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 
 
 class _WrapperGuard(TrainerCallback):
@@ -36,32 +40,71 @@ def begin(loaded: Any, name: str) -> None:
     """
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
+    if args.max_steps == 0:
+        raise InputError("max_steps is 0, which trains nothing; write 1 or more.")
+    for tracker in args.report_to:
+        if tracker in TRACKERS and find_spec(tracker) is None:
+            raise InputError(
+                f"report_to: {tracker} is not installed; run scripts/setup.sh {tracker}, or write "
+                "report_to: none."
+            )
     main_process = args.process_index == 0
-    resume = [output.claim(str(folder), args.resume_from_checkpoint)] if main_process else [None]
-    args.resume_from_checkpoint = broadcast_object_list(resume)[0]
+    found: list[Any] = [None, False, None]  # checkpoint, whether it was evaluated before, refusal
+    if main_process:
+        try:
+            checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
+            found = [checkpoint, any(folder.glob("evaluations/step-*.json")), None]
+            if checkpoint is not None:
+                _check_resume(loaded, folder, checkpoint)
+        except InputError as error:
+            found[2] = str(error)
+    args.resume_from_checkpoint, evaluated, refusal = broadcast_object_list(found)
+    if refusal is not None:  # on every process, or the others would wait for this one
+        raise InputError(refusal)
     # What a tracker is told by config must not be overruled by transformers' own default.
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
     if "eval_on_start" not in loaded.given:
-        args.eval_on_start = args.resume_from_checkpoint is None
+        args.eval_on_start = not evaluated
     if main_process:
         print(launch.describe_launch(args, name), flush=True)
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
-    if args.resume_from_checkpoint and getattr(args, "sync_ref_model", False):
+
+
+def _check_resume(loaded: Any, folder: Path, checkpoint: str) -> None:
+    """Refuse to go on where the run would not be the same one; say and keep what else changed."""
+    args = loaded.trl
+    step = json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"]
+    if 0 < args.max_steps <= step:
+        raise InputError(
+            f"resume_from_checkpoint: {checkpoint} is at step {step} of max_steps "
+            f"{args.max_steps}, so there is nothing left to train; raise max_steps to go on."
+        )
+    if getattr(args, "sync_ref_model", False):
         raise InputError(
             "resume_from_checkpoint: sync_ref_model moves the reference model and checkpoints do "
             "not hold it, so the run would go on differently; start it anew, or without "
             "sync_ref_model."
         )
-    if main_process and args.resume_from_checkpoint:
-        print(f"resuming from {args.resume_from_checkpoint}", flush=True)
-        if (folder / "config.yaml").exists():
-            before = read_config(folder / "config.yaml")
-            for key in sorted((before.keys() | loaded.given.keys()) - {"resume_from_checkpoint"}):
-                old, new = before.get(key, "unset"), loaded.given.get(key, "unset")
-                if old != new:
-                    print(f"changed since the run began: {key}: {old} -> {new}", flush=True)
+    print(f"resuming from {checkpoint}", flush=True)
+    if not (folder / "config.yaml").exists():
+        return
+    before, now = read_config(folder / "config.yaml"), loaded.given
+    changed = {
+        key: (before.get(key, "unset"), now.get(key, "unset"))
+        for key in sorted((before.keys() | now.keys()) - {"resume_from_checkpoint"})
+        if before.get(key) != now.get(key)
+    }
+    for key, (old, new) in changed.items():
+        print(f"changed since the run began: {key}: {old} -> {new}", flush=True)
+        if key in ("algorithm", "formulation", "model_name_or_path", "use_peft"):
+            raise InputError(
+                f"resume_from_checkpoint: {key} was {old} and is now {new}, which a checkpoint "
+                "cannot take over; restore it, or start a new run in another output_dir."
+            )
+    if changed:
+        loaded.save(folder / f"config-from-step-{step}.yaml")
 
 
 def check_generation_batch(args: Any, rows: list[Any]) -> None:
@@ -116,7 +159,15 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
             flush=True,
         )
     started, cpu_started = time.time(), time.process_time()
-    result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    try:
+        result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    except RuntimeError as error:
+        if "probability tensor contains" not in str(error):
+            raise
+        raise InputError(
+            f"the model's probabilities are no longer numbers at step "
+            f"{trainer.state.global_step}: training has diverged; lower learning_rate."
+        ) from error
     seconds, cpu_seconds = time.time() - started, time.process_time() - cpu_started
     if result.global_step == 0:
         raise InputError(

@@ -52,6 +52,7 @@ class PolicyGradientConfig(GRPOConfig):
 
     # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
     epsilon: float | None = _of_the_row("Distance of the lower clip bound from 1.")
+    epsilon_high: float | None = _of_the_row("Distance of the upper clip bound from 1, always.")
     sapo_temperature_pos: float | None = _of_the_row("Temperature of the gate, advantage above 0.")
     sapo_temperature_neg: float | None = _of_the_row("Temperature of the gate, other advantages.")
     loss_type: str | None = _of_the_row("TRL's name of the loss.")
@@ -451,6 +452,10 @@ def _check(row: Formulation, args: PolicyGradientConfig) -> None:
                 f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
                 f"({limit})."
             )
+    if (decay := args.baseline_decay) is not None and not 0 <= decay <= 1:
+        raise InputError(f"baseline_decay is {decay}; write a number between 0 and 1.")
+    if (rounds := args.dynamic_sampling_rounds) is not None and rounds < 0:
+        raise InputError(f"dynamic_sampling_rounds is {rounds}; write 0 (never) or more.")
     window, every = args.gradient_accumulation_steps, args.steps_per_generation
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:
