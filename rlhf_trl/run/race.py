@@ -126,7 +126,6 @@ def _read(folder: Path) -> dict[str, Any]:
     return {
         **final,
         **summary["after"],
-        "start": summary["before"]["eval_exact_match"],
         "train_cpu_seconds": summary["train_cpu_seconds"],
         "curve": [[e["step"], e["eval_exact_match"]] for e in log if "eval_exact_match" in e],
     }
