@@ -720,7 +720,8 @@ _ROWS = (
         code=replace(
             _KTO,
             loss="kto_class_means",
-            trl="TRL takes one mean over both classes; twice its weights agree on balanced batches",
+            trl="TRL takes one mean over both classes (twice the weights agree where "
+            "there are as many of each) and z from mismatched pairs",
             differs="The sum of the mean over the chosen and the mean over the rejected; its "
             "training script takes z from the rejected completions of their own prompts.",
         ),

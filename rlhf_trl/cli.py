@@ -35,6 +35,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "ratio leaves 1 and most losses coincide",
     )
     race.set_defaults(run=_race)
+    translate = commands.add_parser(
+        "translate", help="a config of the book's published code, for a recipe here or stock TRL"
+    )
+    translate.add_argument("config", help="YAML file of the book's code")
+    translate.add_argument("--output", help="write to this new file instead of the terminal")
+    translate.add_argument(
+        "--closest", action="store_true", help="translate what stock TRL computes only nearly, too"
+    )
+    translate.set_defaults(run=_translate)
     args, args.rest = parser.parse_known_args(argv)
     if args.rest and args.run is not _race:
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
@@ -68,6 +77,16 @@ def _race(args: argparse.Namespace) -> None:
     folder = Path(args.output_dir)
     print(race(names, args.seeds, folder, config=args.config, jobs=args.jobs, extra=extra))
     print(f"\nrace.md, race.json and race.png are in {folder}")
+
+
+def _translate(args: argparse.Namespace) -> None:
+    from rlhf_trl.compare.translate import translate, write_translation
+
+    if args.output:
+        write_translation(args.config, args.output, args.closest)
+        print(f"{args.output} is written")
+    else:
+        print(translate(args.config, args.closest), end="")
 
 
 if __name__ == "__main__":
