@@ -425,7 +425,7 @@ def _token_reward_loss(
     mask = mask * (labels != -100)
     counted = mask.bool()
     known = range(classes or 2)
-    strange = sorted(set(labels[counted].tolist()) - set(known))
+    strange = sorted(set(labels[counted].unique().tolist()) - set(known))
     if strange:
         raise InputError(
             f"{label}: labels must be {', '.join(map(str, known))} or -100, not {strange[0]:g}"
@@ -433,8 +433,8 @@ def _token_reward_loss(
     if not logits[counted].isfinite().all():
         raise InputError(f"{label}: logits must be finite on the positions that count")
     weights = tensors.get("class_weights")
-    if weights is not None and weights.shape != (classes,):
-        raise InputError(f"{label}: class_weights must have shape (3,), not {tuple(weights.shape)}")
+    if weights is not None and (weights.shape != (classes,) or not (weights > 0).all()):
+        raise InputError(f"{label}: class_weights must be {classes} numbers above 0")
     labels = masked(labels, mask)
     tensors = {
         "logits": torch.where(counted.unsqueeze(2) if classes else counted, logits, 0),
@@ -442,7 +442,7 @@ def _token_reward_loss(
         "class_weights": weights,
         "mask": mask,
     }
-    if weights is not None:
+    if weights is not None and counted.any():
         tensors["normalizer"] = (weights[labels.long()] * mask).sum()
     tensors["losses"] = _call(function, numbers, tensors)
     return _call(_function(book.aggregation, row.aggregation), numbers, tensors)

@@ -160,6 +160,19 @@ def test_prms_code_is_torchs_own_loss(weights):
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("kind", "which", "classes"),
+    [("orm", "chapter", ()), ("orm", "code", ()), ("prm", "chapter", ()), ("prm", "code", (3,))],
+)
+def test_a_batch_without_anything_to_learn_is_zero(kind, which, classes):
+    logits = torch.ones(2, 4, *classes, dtype=torch.float64, requires_grad=True)
+    weights = {"class_weights": f64([1.0, 2.0, 3.0])} if classes else {}
+    labels = torch.full((2, 4), -100)
+    loss = reward_loss(kind, logits=logits, labels=labels, formulation=which, **weights)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.item() == 0 and (gradient == 0).all()
+
+
 def test_the_functions_keep_their_shapes():
     assert reward_models.plackett_luce(torch.randn(4, 3)).shape == (4,)
     assert reward_models.outcome(torch.randn(2, 5), torch.ones(2, 5)).shape == (2, 5)
@@ -229,6 +242,16 @@ REFUSED = {
         "prm",
         ORM | {"class_weights": f64([1.0, 2.0, 3.0])},
         "prm (chapter) does not read class_weights; it reads logits, labels, mask",
+    ),
+    "class weights of one class": (
+        "prm",
+        {
+            "logits": torch.zeros(1, 1, 3),
+            "labels": torch.tensor([[1]]),
+            "class_weights": f64([1.0, 0.0, 1.0]),
+            "formulation": "code",
+        },
+        "class_weights must be 3 numbers above 0",
     ),
     "a mask of weights": ("orm", ORM | {"mask": f64([[0.5, 1.0]])}, "mask must hold only 0 and 1"),
     "a NaN that counts": (
