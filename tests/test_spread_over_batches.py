@@ -1,7 +1,7 @@
 """How far two losses are apart depends on the batch: the spread over batches of one shape.
 
-STATED was measured once on a single batch of this shape (a two-layer Qwen3, four completions of 9, 4,
-6 and 2 tokens, ratios between 0.54 and 7.5) that nobody kept. A number that a fixed batch gives
+STATED was measured once on a single batch of this shape (a two-layer Qwen3, four completions of 9,
+4, 6 and 2 tokens, ratios between 0.54 and 7.5) that nobody kept. A number that a fixed batch gives
 elsewhere in these tests may differ from it by as much as the spread found here.
 """
 
@@ -77,7 +77,7 @@ class Batch:
         )
 
     def stock_rloo(self):
-        """What TRL's RLOOTrainer computes: one clipped ratio per sequence, of its whole probability."""
+        """What TRL's RLOOTrainer computes: one clipped ratio per whole sequence."""
         ratio = (((self.logps() - self.old) * self.mask).sum(1)).exp()
         advantages = (self.rewards - self.rewards.mean()) * 4 / 3
         clipped = ratio.clamp(0.8, 1.2)
@@ -137,7 +137,7 @@ def test_the_stated_distance_lies_in_the_spread(pair, drawn):
 
 
 def test_a_copied_cispo_bound_scales_by_less_than_half(drawn):
-    # 0.584 was stated for it: the weights of the chapter are at least 0.8, TRL's at most 0.4, so only
+    # 0.584 was stated for it: the chapter's weights are at least 0.8, TRL's at most 0.4, so only
     # terms that cancel could lift the ratio of the sums above 0.5
     _, ratios = spread("CISPO with the bound copied", drawn)
-    assert 0.25 < min(ratios) and max(ratios) < 0.5
+    assert min(ratios) > 0.25 and max(ratios) < 0.5
