@@ -5,6 +5,7 @@ group and the number of the call. Everything behind generation is the trainer's 
 advantages, shuffling, splitting, loss, accumulation.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,23 +65,26 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
     """Let `completion(prompt_ids, index_in_group, call)` answer in place of the model.
 
     Args:
-        trainer: a GRPOTrainer; its `_generate_single_turn` is replaced.
+        trainer: a GRPOTrainer or RLOOTrainer; its `_generate_single_turn` is replaced.
         completion: returns the token ids of one completion. The index counts within the group over
             all processes, so that any number of processes trains on the same completions.
     """
     calls = 0
     original = trainer._generate_single_turn
 
-    def generate(prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+    has_logps = "num_generations" in inspect.signature(original).parameters  # RLOOTrainer has not
+
+    def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
         nonlocal calls
         if getattr(trainer, "_kept", None) is not None:  # dynamic sampling has chosen already
             return original(prompt_ids, images, multimodal_fields, num_generations)
         first = len(prompt_ids) * trainer.accelerator.process_index
         call, calls = calls, calls + 1
-        return [
-            completion(tuple(ids), (first + i) % num_generations, call)
-            for i, ids in enumerate(prompt_ids)
-        ], None
+        group = num_generations or trainer.num_generations
+        ids = [
+            completion(tuple(ids), (first + i) % group, call) for i, ids in enumerate(prompt_ids)
+        ]
+        return (ids, None) if has_logps else ids
 
     trainer._generate_single_turn = generate
 

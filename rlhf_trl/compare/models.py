@@ -1,0 +1,70 @@
+"""The untrained model that comparisons run on, and what every trainer of theirs is told."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rlhf_trl.tiny.model import build_model
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+
+@cache
+def _initial() -> dict[str, Tensor]:
+    # 1.5 times the usual initial weights: a distribution further from uniform
+    return {name: 1.5 * tensor for name, tensor in build_model(0).state_dict().items()}
+
+
+def untrained() -> Module:
+    """Return a fresh copy of the model, which is also the reference policy."""
+    model = build_model(0)
+    model.load_state_dict(_initial())
+    return model
+
+
+@cache
+def policy_folder() -> str:
+    """Return a temporary folder with the model, from which TRL loads policy and reference."""
+    folder = tempfile.mkdtemp(prefix="rlhf_trl-compare-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    untrained().save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def drifted(state: Mapping[str, Tensor], scale: float, seed: int) -> dict[str, Tensor]:
+    """Return weights that noise has moved, as optimizer steps would.
+
+    Args:
+        state: the weights.
+        scale: of the noise, in standard deviations of each matrix.
+        seed: of the noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for name, tensor in state.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        moved[name] = tensor + scale * tensor.std() * noise if tensor.dim() > 1 else tensor.clone()
+    if "lm_head.weight" in moved:  # tied to the embeddings
+        moved["lm_head.weight"] = moved["model.embed_tokens.weight"]
+    return moved
+
+
+def trainer_fields() -> dict[str, Any]:
+    """Return the config fields that keep a trainer in full precision, quiet, and off the disk."""
+    return {
+        "output_dir": "/nonexistent",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+    }
