@@ -99,28 +99,28 @@ def accumulate(trainer: Any, source: Iterator[Any]) -> tuple[Measured, list[Batc
     """Run the trainer's own loop over one accumulation window, without an optimizer step.
 
     Args:
-        trainer: a GRPOTrainer on one process.
+        trainer: a trainer of TRL's on one process.
         source: what `batches` returned; one window is taken from it.
 
     Returns:
         Loss and gradient, and the micro-batches as the loss saw them.
     """
     prepared: list[Batch] = []
-    compute_loss = trainer._compute_loss
+    compute_loss = trainer.compute_loss
 
-    def remember(model: Module, inputs: Batch) -> Tensor:
-        prepared.append(inputs)
-        return compute_loss(model, inputs)
+    def remember(model: Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
+        prepared.append(dict(inputs))
+        return compute_loss(model, inputs, *args, **kwargs)
 
     args, model = trainer.args, trainer.model
-    window, _ = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
+    window, items = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
     trainer.current_gradient_accumulation_steps = len(window)
-    trainer._compute_loss = remember
+    trainer.compute_loss = remember
     model.zero_grad()
     try:
-        loss = sum(float(trainer.training_step(model, batch, None)) for batch in window)
+        loss = sum(float(trainer.training_step(model, batch, items)) for batch in window)
     finally:
-        trainer._compute_loss = compute_loss
+        del trainer.compute_loss
     measured = Measured(loss, flat_gradient(model))
     model.zero_grad()
     return measured, prepared

@@ -1,6 +1,8 @@
 """The untrained model that comparisons run on, and what every trainer of theirs is told."""
 
 import atexit
+import hashlib
+import random
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -36,6 +38,37 @@ def policy_folder() -> str:
     untrained().save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
+
+
+def untrained_scorer() -> Module:
+    """Return the model with a scalar head on the last token: a reward model before training."""
+    from transformers import AutoModelForSequenceClassification
+
+    scorer = AutoModelForSequenceClassification.from_pretrained(policy_folder(), num_labels=1)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        scorer.score.weight.normal_(generator=generator).mul_(0.1)
+    return scorer
+
+
+def drawn(*key: Any) -> random.Random:
+    """Return a generator for this key, the same in every process."""
+    return random.Random(hashlib.sha256(repr(key).encode()).hexdigest())
+
+
+def parameter_gradient(model: Module, outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the gradient of sum(weights * outputs) in all parameters, (N,), by sorted name.
+
+    Args:
+        model: what computed the outputs; its graph is kept.
+        outputs: differentiable in the parameters.
+        weights: of the outputs' shape.
+    """
+    named = sorted(model.named_parameters())
+    tensors = [parameter for _, parameter in named]
+    parts = torch.autograd.grad(outputs, tensors, weights, retain_graph=True, allow_unused=True)
+    pairs = zip(parts, tensors, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
 def drifted(state: Mapping[str, Tensor], scale: float, seed: int) -> dict[str, Tensor]:

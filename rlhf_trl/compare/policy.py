@@ -6,10 +6,8 @@ policy that generated, the one that is trained and the reference are three versi
 model. Everything behind generation is the trainer's own.
 """
 
-import hashlib
-import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +19,14 @@ from torch.nn import Module
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Measured
-from rlhf_trl.compare.models import drifted, policy_folder, trainer_fields, untrained
+from rlhf_trl.compare.models import (
+    drawn,
+    drifted,
+    parameter_gradient,
+    policy_folder,
+    trainer_fields,
+    untrained,
+)
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
 from rlhf_trl.tiny.tokenizer import build_tokenizer
@@ -118,14 +123,9 @@ BATCHES = (
 )
 
 
-def _drawn(*key: Any) -> random.Random:
-    """Return a generator for this key, the same in every process."""
-    return random.Random(hashlib.sha256(repr(key).encode()).hexdigest())
-
-
 def _completion(ragged: bool) -> measure.Completion:
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
-        rng = _drawn(prompt_ids, index, call)
+        rng = drawn(prompt_ids, index, call)
         wanted = rng.randint(1, LIMIT + 2) if ragged else EQUAL
         ids = [rng.randrange(7, 113) for _ in range(min(wanted, LIMIT))]
         return ids if wanted > LIMIT else [*ids[:-1], _END]
@@ -134,11 +134,11 @@ def _completion(ragged: bool) -> measure.Completion:
 
 
 def _is_right(ids: list[int]) -> float:
-    return float(_drawn("right", tuple(ids)).random() < 0.5)
+    return float(drawn("right", tuple(ids)).random() < 0.5)
 
 
 def _has_format(ids: list[int]) -> float:
-    return _drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0])
+    return drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0])
 
 
 def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
@@ -342,7 +342,6 @@ class View:
     rewards: Tensor
     binary_rewards: Tensor
     generation_tokens: int
-    _parameters: list[Tensor] = field(default_factory=list)
 
     @property
     def lengths(self) -> Tensor:
@@ -392,12 +391,7 @@ class View:
         Args:
             weights: (B, T), d loss / d logps.
         """
-        named = sorted(self.model.named_parameters())
-        parts = torch.autograd.grad(
-            self.graph, [p for _, p in named], weights, retain_graph=True, allow_unused=True
-        )
-        pairs = zip(parts, named, strict=True)
-        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, (_, p) in pairs])
+        return parameter_gradient(self.model, self.graph, weights)
 
     def arguments(self, algorithm: str, which: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the public function gets for an algorithm on this window.
