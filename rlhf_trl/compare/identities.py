@@ -1,9 +1,10 @@
 """Identities: what to change in one side's gradient so that it becomes the other's.
 
-A gradient of this family is sum_{i,t} w_{i,t} grad log pi(a_{i,t}); the two sides differ in w. Each
-identity below is one change of w in closed form, worked out from the two equations and not by calling
-the other side. Applied one after the other they must bring the gradients together: the residual
-that is left is printed, and one alone shows how much its term of the equation matters.
+Every loss here has a gradient sum_{i,t} w_{i,t} grad y_{i,t}, y being log-probabilities of tokens
+or scores; the two sides differ in w. Each identity is one change of w in closed form, worked out
+from the two equations and not by calling the other side. Applied one after the other they must
+bring the gradients together: the residual that is left is printed, and one alone shows how much
+its term of the equation matters.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_trl.compare.pairs import Micro, PairView
 from rlhf_trl.compare.policy import GROUP, View
 
 
@@ -35,6 +37,19 @@ class Terms:
     beta: float
 
 
+@dataclass
+class PairTerms:
+    """The derivative of a loss in what a model puts out, per micro-batch.
+
+    Attributes:
+        view: the window.
+        weights: (R, S) each.
+    """
+
+    view: PairView
+    weights: list[Tensor]
+
+
 @dataclass(frozen=True)
 class Identity:
     """One change.
@@ -42,14 +57,15 @@ class Identity:
     Attributes:
         term: the term of the equation that differs.
         says: what to do, in words and symbols.
-        apply: changes a `Terms` in place; None where only arguments or the temperature change.
+        apply: changes a `Terms` or `PairTerms` in place; None where only arguments or the
+            temperature change.
         arguments: changes what the left side's function is given, before it is called.
         temperature: log-probabilities are taken at the trainer's temperature.
     """
 
     term: str
     says: str
-    apply: Callable[[Terms], None] | None = None
+    apply: Callable[[Any], None] | None = None
     arguments: Callable[[View, dict[str, Any]], dict[str, Any]] | None = None
     temperature: bool = False
 
@@ -231,3 +247,154 @@ def at_temperature() -> Identity:
 
 GROUP_FACTOR = GROUP / (GROUP - 1)
 """K/(K-1) of the leave-one-out baseline."""
+
+
+# --- pairs ---------------------------------------------------------------------------------------
+
+
+def _micro(term: str, says: str, change: Callable[[Micro, Tensor, int], Tensor]) -> Identity:
+    def apply(terms: PairTerms) -> None:
+        parts = terms.view.micro
+        terms.weights = [
+            change(part, weight, len(parts))
+            for part, weight in zip(parts, terms.weights, strict=True)
+        ]
+
+    return Identity(term, says, apply)
+
+
+def _by_pair(term: str, says: str, factor: Callable[[Micro], Tensor]) -> Identity:
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
+        scale = torch.ones_like(part.lengths)
+        scale[part.chosen] = scale[~part.chosen] = factor(part)
+        return weights * scale
+
+    return _micro(term, says, change)
+
+
+def without_smoothing(beta: float, smoothing: float) -> Identity:
+    """Turn cDPO's slope in m = beta (d_c - d_r) into DPO's."""
+
+    def factor(part: Micro) -> Tensor:
+        up, down = torch.sigmoid(-part.margins(beta)), torch.sigmoid(part.margins(beta))
+        return up / ((1 - smoothing) * up - smoothing * down)
+
+    return _by_pair(
+        "label smoothing",
+        "multiply each pair by s(-m) / ((1 - e) s(-m) - e s(m)), m = beta (d_c - d_r), s = sigmoid",
+        factor,
+    )
+
+
+def robust(beta: float, smoothing: float) -> Identity:
+    """Turn cDPO's slope into that of robust DPO, which subtracts the flipped loss."""
+
+    def factor(part: Micro) -> Tensor:
+        kept = (1 - smoothing) * torch.sigmoid(-part.margins(beta))
+        flipped = smoothing * torch.sigmoid(part.margins(beta))
+        return (kept + flipped) / (kept - flipped) / (1 - 2 * smoothing)
+
+    return _by_pair(
+        "label smoothing",
+        "multiply each pair by (k + f) / ((k - f) (1 - 2e)), k = (1 - e) s(-m), f = e s(m)",
+        factor,
+    )
+
+
+def averaged_ipo(beta: float) -> Identity:
+    """Turn IPO on sums of log-probabilities into IPO on their means."""
+
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
+        target = 1 / (2 * beta)
+        pair = (part.margins(1.0, mean=True) - target) / (part.margins(1.0) - target)
+        scale = torch.ones_like(part.lengths)
+        scale[part.chosen] = scale[~part.chosen] = pair
+        return weights * scale / part.lengths
+
+    return _micro(
+        "length",
+        "multiply each completion by (m_mean - 1/(2 beta)) / (m_sum - 1/(2 beta)) / L_i",
+        change,
+    )
+
+
+def simpo_margin(beta: float, left: float, right: float) -> Identity:
+    """Exchange the margin over beta that SimPO subtracts."""
+
+    def factor(part: Micro) -> Tensor:
+        mean = (part.outputs * part.mask).sum(1, keepdim=True) / part.lengths
+        ahead = mean[part.chosen] - mean[~part.chosen]
+        return torch.sigmoid(beta * (right - ahead)) / torch.sigmoid(beta * (left - ahead))
+
+    return _by_pair("margin", f"the margin over beta is {right:g}, not {left:g}", factor)
+
+
+def plus_chosen_nll(weight: float) -> Identity:
+    """Add the negative log-likelihood of the chosen, averaged over their tokens."""
+
+    def change(part: Micro, weights: Tensor, count: int) -> Tensor:
+        tokens = part.mask * part.chosen.unsqueeze(1)
+        return weights - weight * tokens / tokens.sum() / count
+
+    return _micro("likelihood", f"add {weight:g} times the chosen's mean -log p per token", change)
+
+
+def orpo_nll_of_everything() -> Identity:
+    """Let ORPO's likelihood term cover prompts, with one mean over all tokens."""
+
+    def change(part: Micro, weights: Tensor, count: int) -> Tensor:
+        chosen = part.chosen.unsqueeze(1)
+        pairs = chosen.sum()
+        text = part.text * chosen
+        return weights + (part.mask * chosen / part.lengths / pairs - text / text.sum()) / count
+
+    return _micro(
+        "likelihood",
+        "-log p is one mean over all tokens of the chosen texts, prompts included, not a mean per "
+        "response",
+        change,
+    )
+
+
+def kto_one_mean(weight: float = 1.0) -> Identity:
+    """Take one mean over all examples where the code adds the means of the two classes."""
+
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
+        wanted = part.chosen.double().mean()
+        share = torch.where(part.chosen.unsqueeze(1), wanted, 1 - wanted)
+        return weights * weight * share
+
+    return _micro(
+        "normaliser", f"multiply each class by {weight:g} times its share of the batch", change
+    )
+
+
+def two_class_means() -> Identity:
+    """Add the means of the two classes where the paper takes one mean over all examples."""
+
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
+        wanted = part.chosen.double().mean()
+        return weights / torch.where(part.chosen.unsqueeze(1), wanted, 1 - wanted)
+
+    return _micro("normaliser", "divide each class by its share of the batch", change)
+
+
+def tokens_of_the_batch() -> Identity:
+    """Take one mean over all completion tokens where each completion has its own."""
+
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
+        return weights * part.lengths * len(part.lengths) / part.mask.sum()
+
+    return _micro("normaliser", "weigh each token by 1/(tokens of the micro-batch)", change)
+
+
+def tokens_of_the_window() -> Identity:
+    """Take one mean over the tokens of the window where each micro-batch has its own."""
+
+    def apply(terms: PairTerms) -> None:
+        parts = terms.view.micro
+        tokens = [part.mask.sum() for part in parts]
+        pairs = zip(tokens, terms.weights, strict=True)
+        terms.weights = [w * len(parts) * count / sum(tokens) for count, w in pairs]
+
+    return Identity("normaliser", "weigh each token by 1/(tokens of the window)", apply)

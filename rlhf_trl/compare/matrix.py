@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare.identities import Identity, Terms, at_temperature
+from rlhf_trl.compare import pairs
+from rlhf_trl.compare.identities import Identity, PairTerms, Terms, at_temperature
+from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.pairs import DOUBLE, TOKENS, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
 from rlhf_trl.compare.rows import Book, Row, Stock
 
@@ -37,7 +40,8 @@ class Result:
         batch: the name of the batch.
         loss_left: the left side's loss.
         loss_right: the right side's.
-        grad_rel_error: |g_right - g_left| / |g_left|.
+        grad_rel_error: |g_right - g_left| / |g_left|; the left side is in float64, TRL in float32.
+        grad_rel_error_float64: the same with both in float64, where TRL computes in it.
         grad_cosine: cosine of the angle between the gradients.
         grad_norm_ratio: |g_right| / |g_left|.
         verdict: what these numbers mean.
@@ -50,6 +54,7 @@ class Result:
     loss_left: float
     loss_right: float
     grad_rel_error: float
+    grad_rel_error_float64: float | None
     grad_cosine: float
     grad_norm_ratio: float
     verdict: Verdict
@@ -62,13 +67,16 @@ class Result:
         return self.residual is None or self.residual <= RESIDUAL
 
 
+Measurement = tuple[float, Tensor]
+
+
 class Matrix:
     """Runs rows on batches; windows and sides are measured once each."""
 
     def __init__(self) -> None:
         """Start with nothing measured."""
-        self._windows: dict[str, PolicyWindow] = {}
-        self._measured: dict[Any, tuple[float, Tensor]] = {}
+        self._windows: dict[Any, PolicyWindow | PairWindow] = {}
+        self._measured: dict[Any, Measurement] = {}
 
     def run(self, rows: Iterable[Row], batches: Iterable[PolicyBatch]) -> list[Result]:
         """Measure rows on all batches that they are for.
@@ -81,7 +89,8 @@ class Matrix:
             One result per row and batch, rows first.
         """
         batches = list(batches)
-        return [self.compare(row, b) for row in rows for b in batches if applies(row, b)]
+        with quiet():
+            return [self.compare(row, b) for row in rows for b in batches if applies(row, b)]
 
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
         """Measure one row on one batch.
@@ -90,72 +99,146 @@ class Matrix:
             row: what to compare.
             batch: the window.
         """
-        loss_left, left = self._side(row.left, batch)
-        loss_right, right = self._side(row.right, batch)
-        numbers = judge(left, right)
+        window = self.window(row, batch)
+        loss_left, left = self._side(row.left, window)
+        loss_right, right = self._side(row.right, window)
+        error, cosine, ratio, verdict = judge(left, right)
+        exact = None
+        if isinstance(row.right, Stock) and row.right.trainer in DOUBLE:
+            exact = judge(left, self._side(row.right, window, double=True)[1])[0]
         contributions: tuple[Contribution, ...] = ()
         residual = None
-        if numbers[-1] in ("scaled", "differs"):
+        if verdict in ("scaled", "differs"):
             steps = list(row.identities)
             if batch.temperature != 1 and isinstance(row.right, Stock):
                 steps.append(at_temperature())
             contributions = tuple(
-                Contribution(s.term, s.says, _error(self._changed(row.left, batch, [s]), left))
+                Contribution(s.term, s.says, _error(changed(row.left, window, [s]), left))
                 for s in steps
             )
-            changed = self._changed(row.left, batch, steps)
-            residual = float((right - changed).norm() / (right.norm() or left.norm()))
+            found = changed(row.left, window, steps)
+            residual = float((right - found).norm() / (right.norm() or left.norm()))
         return Result(
-            row, batch.name, loss_left, loss_right, *numbers, contributions, residual
+            row=row,
+            batch=batch.name,
+            loss_left=loss_left,
+            loss_right=loss_right,
+            grad_rel_error=error,
+            grad_rel_error_float64=exact,
+            grad_cosine=cosine,
+            grad_norm_ratio=ratio,
+            verdict=verdict,
+            contributions=contributions,
+            residual=residual,
         )
 
-    def window(self, batch: PolicyBatch) -> PolicyWindow:
-        """Return the window of a batch, prepared."""
-        if batch.name not in self._windows:
-            self._windows[batch.name] = PolicyWindow(batch)
-        return self._windows[batch.name]
+    def window(self, row: Row, batch: PolicyBatch) -> PolicyWindow | PairWindow:
+        """Return the window of a row on a batch, prepared.
 
-    def _side(self, side: Book | Stock, batch: PolicyBatch) -> tuple[float, Tensor]:
-        key = (repr(side), batch.name)
+        Args:
+            row: what will be compared on it.
+            batch: the window.
+        """
+        kind, columns = kind_of(row)
+        key = (kind, columns, batch)
+        if key not in self._windows:
+            policy = kind in POLICY
+            self._windows[key] = PolicyWindow(batch) if policy else PairWindow(kind, batch, columns)
+        return self._windows[key]
+
+    def _side(
+        self, side: Book | Stock, window: PolicyWindow | PairWindow, double: bool = False
+    ) -> Measurement:
+        key = (repr(side), id(window), double)
         if key not in self._measured:
-            self._measured[key] = self._measure(side, batch)
+            if isinstance(side, Book):
+                self._measured[key] = book(side, window)
+            else:
+                self._measured[key] = stock(side, window, double)
         return self._measured[key]
 
-    def _measure(self, side: Book | Stock, batch: PolicyBatch) -> tuple[float, Tensor]:
-        window = self.window(batch)
-        if isinstance(side, Book):
-            view = window.view()
-            given = view.arguments(side.algorithm, side.formulation, side.params)
-            loss, weights = view.book(side.algorithm, side.formulation, given)
-            return loss, view.gradient(weights)
-        import trl
 
-        fields = dict(side.config)
-        if batch.beta:
-            fields["beta"] = batch.beta
-        if "reward_weights" in fields:
-            fields["reward_weights"] = [w * batch.reward_scale for w in fields["reward_weights"]]
-        trainer = getattr(trl, side.trainer)
-        config = getattr(trl, side.trainer.replace("Trainer", "Config"))
-        measured = window.stock(build_trainer(trainer, config, fields, batch))
+POLICY = ("GRPOTrainer", "RLOOTrainer")
+"""The stock trainers that generate."""
+
+
+def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
+    """Return whose window a row needs: a trainer's name, and further columns of its data."""
+    if isinstance(row.right, Stock):
+        name = "GRPOTrainer" if row.right.trainer in POLICY else row.right.trainer
+        return name, row.right.columns
+    return (TOKENS if row.algorithm == "orm" else formulation(*_name(row.left)).trainer), ()
+
+
+def _name(side: Book) -> tuple[str, str]:
+    return side.algorithm, side.formulation
+
+
+def book(side: Book, window: PolicyWindow | PairWindow) -> Measurement:
+    """Compute the book's loss and gradient on a window.
+
+    Args:
+        side: the function.
+        window: what it is computed on.
+    """
+    if isinstance(window, PairWindow):
+        loss, weights = window.view.book(*_name(side), side.params)
+        return loss, window.view.gradient(weights)
+    view = window.view()
+    loss, slopes = view.book(*_name(side), view.arguments(*_name(side), side.params))
+    return loss, view.gradient(slopes)
+
+
+def stock(side: Stock, window: PolicyWindow | PairWindow, double: bool = False) -> Measurement:
+    """Build TRL's trainer for a window and measure it.
+
+    Args:
+        side: the trainer and its config.
+        window: what it is measured on.
+        double: compute in float64.
+    """
+    classes = pairs.trainer_classes(side.trainer)
+    fields, batch = dict(side.config), window.batch
+    if isinstance(window, PairWindow):
+        trainer = pairs.build_trainer(*classes, fields, batch, side.columns)
+        measured = window.stock(trainer, double)
         return measured.loss, measured.gradient
+    if batch.beta:
+        fields["beta"] = batch.beta
+    if "reward_weights" in fields:
+        fields["reward_weights"] = [w * batch.reward_scale for w in fields["reward_weights"]]
+    measured = window.stock(build_trainer(*classes, fields, batch))
+    return measured.loss, measured.gradient
 
-    def _changed(self, side: Book, batch: PolicyBatch, steps: list[Identity]) -> Tensor:
-        """Return the side's gradient after the identities."""
-        hot = any(step.temperature for step in steps)
-        view = self.window(batch).view(batch.temperature if hot else 1.0)
-        given = view.arguments(side.algorithm, side.formulation, side.params)
-        for step in steps:
-            given = step.arguments(view, given) if step.arguments else given
-        _, weights = view.book(side.algorithm, side.formulation, given)
-        beta = given.get("beta", 0.0) if "ref_logps" in given else 0.0
-        norm = view.norm(_norm(side))
-        kl = beta * norm * _slope(side, view, given) if beta else torch.zeros_like(weights)
-        terms = Terms(view, weights - kl, kl, norm, beta)
+
+def changed(side: Book, window: PolicyWindow | PairWindow, steps: list[Identity]) -> Tensor:
+    """Return the book's gradient after identities.
+
+    Args:
+        side: the function.
+        window: what it is computed on.
+        steps: the identities, in order.
+    """
+    if isinstance(window, PairWindow):
+        pair_terms = PairTerms(window.view, window.view.book(*_name(side), side.params)[1])
         for step in steps:
             if step.apply:
-                step.apply(terms)
-        return view.gradient(terms.surrogate + terms.kl)
+                step.apply(pair_terms)
+        return window.view.gradient(pair_terms.weights)
+    hot = any(step.temperature for step in steps)
+    view = window.view(window.batch.temperature if hot else 1.0)
+    given = view.arguments(*_name(side), side.params)
+    for step in steps:
+        given = step.arguments(view, given) if step.arguments else given
+    _, weights = view.book(*_name(side), given)
+    beta = given.get("beta", 0.0) if "ref_logps" in given else 0.0
+    norm = view.norm(_norm(side))
+    kl = beta * norm * _slope(side, view, given) if beta else torch.zeros_like(weights)
+    terms = Terms(view, weights - kl, kl, norm, beta)
+    for step in steps:
+        if step.apply:
+            step.apply(terms)
+    return view.gradient(terms.surrogate + terms.kl)
 
 
 def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
@@ -185,14 +268,20 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
 
 
 def applies(row: Row, batch: PolicyBatch) -> bool:
-    """Whether a row has something to say about a batch."""
-    books = [side for side in (row.left, row.right) if isinstance(side, Book)]
+    """Whether a row has something to say about a batch.
+
+    Args:
+        row: what would be compared.
+        batch: the window.
+    """
     if row.batches:
         return batch.name in row.batches
+    if kind_of(row)[0] not in POLICY:
+        return batch.name in pairs.BATCHES
+    books = [side for side in (row.left, row.right) if isinstance(side, Book)]
     if batch.temperature != 1 and len(books) == 2:
         return False  # the book never divides logits
-    reads = [formulation(b.algorithm, b.formulation).reads for b in books]
-    return not batch.beta or all("beta" in names for names in reads)
+    return not batch.beta or all("beta" in formulation(*_name(b)).reads for b in books)
 
 
 def _error(found: Tensor, reference: Tensor) -> float:

@@ -2,10 +2,13 @@
 
 import atexit
 import hashlib
+import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -44,11 +47,52 @@ def untrained_scorer() -> Module:
     """Return the model with a scalar head on the last token: a reward model before training."""
     from transformers import AutoModelForSequenceClassification
 
-    scorer = AutoModelForSequenceClassification.from_pretrained(policy_folder(), num_labels=1)
+    return _with_head(AutoModelForSequenceClassification)
+
+
+def untrained_token_scorer() -> Module:
+    """Return the model with a scalar head on every token, without bias and dropout."""
+    from transformers import AutoModelForTokenClassification
+
+    model = _with_head(AutoModelForTokenClassification)
+    model.dropout.p = 0.0
+    return model
+
+
+def _with_head(auto: Any) -> Module:
+    body = untrained()
+    body.config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        model = auto.from_config(body.config)
+    model.load_state_dict(body.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        scorer.score.weight.normal_(generator=generator).mul_(0.1)
-    return scorer
+        model.score.weight.normal_(generator=generator).mul_(0.1)
+        if model.score.bias is not None:
+            model.score.bias.zero_()
+    return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the progress bars and warnings of the libraries below off the screen."""
+    import datasets
+    import transformers
+
+    bars = datasets.are_progress_bars_disabled()
+    level = transformers.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        transformers.logging.set_verbosity(level)
+        if not bars:
+            datasets.enable_progress_bars()
 
 
 def drawn(*key: Any) -> random.Random:

@@ -1,8 +1,8 @@
-"""Direct alignment, reward models and SFT on fixed windows: TRL's trainers, and the book's functions.
+"""Direct alignment, reward models and SFT on fixed windows: TRL's trainers, the book's functions.
 
-The token ids are those that the trainer's own collator made, the log-probabilities or scores those of a
-plain forward. Policy and reference are two versions of one untrained model. PPO-like batches that need a
-rollout do not apply here; the others keep their names: `on_policy` is the policy at the reference.
+The token ids are those that the trainer's own collator made, the log-probabilities or scores those
+of a plain forward. Policy and reference are two versions of one untrained model. Batches that need
+a rollout do not apply here; the others keep their names: `on_policy` is the policy at the reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,10 @@ from rlhf_trl.compare.models import (
     trainer_fields,
     untrained,
     untrained_scorer,
+    untrained_token_scorer,
 )
 from rlhf_trl.compare.policy import PolicyBatch
+from rlhf_trl.errors import InputError
 from rlhf_trl.losses import preference_loss, reward_loss
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -35,6 +37,9 @@ PAIRS = 4
 
 BATCHES = ("on_policy", "mild", "heavy", "ragged", "accumulation")
 """The batches that apply here."""
+
+TOKENS = "tokens"
+_MODELS = {"RewardTrainer": untrained_scorer, TOKENS: untrained_token_scorer}
 
 DOUBLE = ("RewardTrainer", "ORPOTrainer", "CPOTrainer")
 """Trainers that compute in the model's precision; the others' fused head accumulates in float32."""
@@ -126,6 +131,9 @@ def _loss(
         return -(outputs * part.mask).sum() / part.mask.sum()
     row = formulation(algorithm, which)
     wanted = part.chosen
+    if algorithm == "orm":
+        labels = wanted.to(outputs)
+        return reward_loss("orm", logits=outputs, labels=labels, mask=part.mask, formulation=which)
     if row.trainer == "RewardTrainer":
         scores = outputs.squeeze(1)
         pair = scores[wanted], scores[~wanted]
@@ -196,7 +204,11 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
 
 
 def build_trainer(
-    trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, columns: Sequence[str]
+    trainer: type,
+    config: type,
+    fields: Mapping[str, Any],
+    batch: PolicyBatch,
+    columns: Sequence[str],
 ) -> Any:
     """Build a trainer for a window.
 
@@ -246,16 +258,19 @@ class PairWindow:
         """Let a stock trainer collate the window, and move the policy.
 
         Args:
-            trainer: the name of the stock trainer.
+            trainer: the name of the stock trainer, or TOKENS for a model that scores tokens, for
+                which TRL has none: DPOTrainer collates for it.
             batch: the window.
             columns: further columns of the data set.
         """
-        self.batch, self.columns = batch, columns
-        self.reward = trainer == "RewardTrainer"
-        first = untrained_scorer() if self.reward else untrained()
-        self.current = drifted(first.state_dict(), batch.drift, seed=1)
-        built = build_trainer(*trainer_classes(trainer), {}, batch, columns)
-        _, self.prepared = self._run(built)
+        self.batch = batch
+        self.make = _MODELS.get(trainer, untrained)
+        self.current = drifted(self.make().state_dict(), batch.drift, seed=1)
+        name = "DPOTrainer" if trainer == TOKENS else trainer
+        built = build_trainer(*trainer_classes(name), {}, batch, columns)
+        if trainer != TOKENS:
+            built.model.load_state_dict(self.current)
+        _, self.prepared = measure.accumulate(built, measure.batches(built))
         self.view = self._view()
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
@@ -265,23 +280,31 @@ class PairWindow:
             trainer: the trainer.
             double: compute in float64; only for the trainers in DOUBLE.
         """
+        trainer.model.load_state_dict(self.current)
         if double:
             trainer.model.double()
-        return self._run(trainer)[0]
-
-    def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
-        trainer.model.load_state_dict(self.current)
-        return measure.accumulate(trainer, measure.batches(trainer))
+        measured, prepared = measure.accumulate(trainer, measure.batches(trainer))
+        key = "chosen_input_ids" if "chosen_input_ids" in self.prepared[0] else "input_ids"
+        same = len(prepared) == len(self.prepared) and all(
+            key in a and torch.equal(a[key], b[key])
+            for a, b in zip(prepared, self.prepared, strict=True)
+        )
+        if not same:
+            raise InputError(
+                f"{type(trainer).__name__} changed the token ids of the fixed batch; compare needs "
+                "a trainer whose loss sees the texts that it was given, whole"
+            )
+        return measured
 
     def _view(self) -> PairView:
-        make = untrained_scorer if self.reward else untrained
-        policy, reference = make().double(), make().double()
+        policy, reference = self.make().double(), self.make().double()
         policy.load_state_dict(self.current)
         parts = []
         for inputs in self.prepared:
-            ids, attention, mask, chosen = _sequences(inputs, self.reward)
-            if self.reward:
+            ids, attention, mask, chosen = _sequences(inputs)
+            if self.make is not untrained:
                 graph = policy(input_ids=ids, attention_mask=attention).logits
+                graph = graph[:, 1:, 0] if self.make is untrained_token_scorer else graph
                 ref = torch.zeros_like(graph)
             else:
                 graph = _logps(policy, ids, attention)
@@ -314,7 +337,7 @@ def _logps(model: Module, ids: Tensor, attention: Tensor) -> Tensor:
     return logps * attention[:, 1:]
 
 
-def _sequences(inputs: measure.Batch, reward: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ids, attention mask, completion mask (R, S) and which are wanted (R,)."""
     if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two apart
         width = max(inputs[f"{side}_input_ids"].shape[1] for side in ("chosen", "rejected"))

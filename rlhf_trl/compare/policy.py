@@ -168,7 +168,9 @@ def build_trainer(
     """
     from datasets import Dataset
 
-    fields = trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
+    fields = (
+        trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
+    )
     fields |= {"num_generations": GROUP, "max_completion_length": LIMIT}
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
     built = trainer(
@@ -415,9 +417,7 @@ class View:
             given["binary_rewards"] = self.binary_rewards
         return given | {"mask": self.mask, "rewards": self.rewards}
 
-    def book(
-        self, algorithm: str, which: str, given: Mapping[str, Any]
-    ) -> tuple[float, Tensor]:
+    def book(self, algorithm: str, which: str, given: Mapping[str, Any]) -> tuple[float, Tensor]:
         """Compute the book's loss of the window and its derivative.
 
         Args:
@@ -446,5 +446,3 @@ class View:
             loss = torch.stack(losses).mean()
         (weights,) = torch.autograd.grad(loss, leaf)
         return float(loss), weights
-
-

@@ -6,7 +6,7 @@ that remove the difference.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhf_trl.algorithms import formulation
@@ -43,11 +43,13 @@ class Stock:
         config: fields of its config.
         label: how it is called in a table.
         trainer: its class.
+        columns: further columns of the data set.
     """
 
     config: Mapping[str, Any]
     label: str
     trainer: str = "GRPOTrainer"
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,11 @@ POLICY_ROWS = (
         "",
         Book("reinforce"),
         Book("reinforce", "code"),
-        (to.kl_in_reward("averaged"), to.no_baseline(), to.normaliser("sequence_sum", "sequence_mean")),
+        (
+            to.kl_in_reward("averaged"),
+            to.no_baseline(),
+            to.normaliser("sequence_sum", "sequence_mean"),
+        ),
         "The code has no baseline and a mean over the tokens; its KL is an average with the other "
         "sign.",
         "formulation",
@@ -166,9 +172,7 @@ POLICY_ROWS = (
         "rloo",
         "as weighted GRPO",
         Book("rloo", "code"),
-        Stock(
-            stock_fields("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS), "TRL grpo"
-        ),
+        Stock(stock_fields("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS), "TRL grpo"),
         (to.clipped_token_ratio(),),
         "Centred rewards times K/(K-1) are the leave-one-out advantages; off-policy GRPO has a "
         "clipped ratio, the code none.",
@@ -381,4 +385,181 @@ KL_ROWS = (
         settings="formulation: chapter",
     ),
 )
-ROWS = (*POLICY_ROWS, *KL_ROWS)
+
+
+def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
+    """Return the stock side of a pair loss with the table's settings and default parameters.
+
+    Args:
+        algorithm: its name.
+        which: the formulation whose settings are taken.
+        **changes: fields that differ from them.
+    """
+    row = formulation(algorithm, which)
+    ours = ("gamma_beta_ratio", "center_rewards_coefficient")
+    given = {name: value for name, value in row.reads.items() if name not in ours}
+    fields = given | row.fixed({}) | changes
+    loss = fields.get("loss_type", row.trainer)
+    label = " + ".join(loss) if isinstance(loss, list) else loss
+    return Stock(fields, f"TRL {label}", row.trainer)
+
+
+def _same_code(name: str) -> Row:
+    return Row(name, "", Book(name), Book(name, "code"), settings="formulation")
+
+
+def _same_stock(name: str, settings: str) -> Row:
+    return Row(name, "", Book(name), pair_stock(name), settings=settings)
+
+
+_SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
+_KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
+
+PAIR_ROWS = (
+    _same_code("dpo"),
+    _same_stock("dpo", "loss_type: sigmoid"),
+    _same_code("cdpo"),
+    _same_stock("cdpo", "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"),
+    Row(
+        "cdpo",
+        "plain sigmoid",
+        Book("cdpo"),
+        pair_stock("cdpo", **_SMOOTHED),
+        (to.without_smoothing(0.1, 0.1),),
+        "TRL's sigmoid does not read label_smoothing: this is DPO.",
+        "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]",
+    ),
+    Row(
+        "cdpo",
+        "robust",
+        Book("cdpo"),
+        pair_stock("cdpo", **_SMOOTHED | {"loss_type": ["robust"]}),
+        (to.robust(0.1, 0.1),),
+        "robust subtracts the loss of the flipped label and rescales; cDPO adds it.",
+        "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]",
+    ),
+    _same_code("ipo"),
+    Row(
+        "ipo",
+        "",
+        Book("ipo"),
+        pair_stock("ipo"),
+        (to.averaged_ipo(0.1),),
+        "TRL averages log-probabilities over the tokens of a completion, paper and code sum them.",
+        _NO_SETTING,
+    ),
+    Row("ipo", "on averages", Book("ipo", "trl"), pair_stock("ipo"), settings="loss_type: ipo"),
+    _same_code("simpo"),
+    Row(
+        "simpo",
+        "",
+        Book("simpo"),
+        pair_stock("simpo", "chapter"),
+        settings="loss_type: simpo, cpo_alpha: 0, simpo_gamma: beta * gamma_beta_ratio",
+    ),
+    Row(
+        "simpo",
+        "default cpo_alpha",
+        Book("simpo"),
+        pair_stock("simpo", "chapter", cpo_alpha=1.0),
+        (to.plus_chosen_nll(1.0),),
+        "CPOConfig's cpo_alpha is 1 unless told otherwise and adds the chosen's likelihood.",
+        "cpo_alpha: 0",
+    ),
+    Row(
+        "simpo",
+        "gamma copied",
+        Book("simpo"),
+        pair_stock("simpo", "chapter", simpo_gamma=0.5),
+        (to.simpo_margin(2.0, 0.5, 0.25),),
+        "The code's gamma is the margin over beta, TRL's simpo_gamma the margin itself.",
+        "simpo_gamma: beta * gamma_beta_ratio",
+    ),
+    _same_code("orpo"),
+    Row(
+        "orpo",
+        "",
+        Book("orpo"),
+        pair_stock("orpo"),
+        (to.orpo_nll_of_everything(),),
+        "TRL's likelihood term covers the prompts too and is one mean over all tokens.",
+        _NO_SETTING,
+    ),
+    Row(
+        "kto",
+        "",
+        Book("kto"),
+        Book("kto", "code"),
+        (to.two_class_means(),),
+        "The paper takes one mean over all examples, the code adds the means of the two classes.",
+        "formulation",
+    ),
+    _same_stock("kto", "loss_type: kto"),
+    Row(
+        "kto",
+        "",
+        Book("kto", "code"),
+        pair_stock("kto"),
+        (to.kto_one_mean(),),
+        _KTO_SAYS,
+        "desirable_weight: 2, undesirable_weight: 2, on balanced batches",
+    ),
+    Row(
+        "kto",
+        "weights doubled",
+        Book("kto", "code"),
+        pair_stock("kto", desirable_weight=2.0, undesirable_weight=2.0),
+        (to.kto_one_mean(2.0),),
+        _KTO_SAYS,
+        "balanced batches",
+    ),
+    _same_code("dpo_norm"),
+    _same_stock("dpo_norm", "loss_type: sigmoid_norm"),
+    _same_code("apo_zero"),
+    _same_stock("apo_zero", "loss_type: apo_zero"),
+    _same_code("apo_down"),
+    _same_stock("apo_down", "loss_type: apo_down"),
+    _same_code("reward"),
+    _same_stock("reward", "the default"),
+    Row(
+        "reward",
+        "margin",
+        Book("reward"),
+        replace(pair_stock("reward"), columns=("margin",)),
+        settings="a column margin",
+    ),
+    Row(
+        "reward",
+        "centring",
+        Book("reward", params={"center_rewards_coefficient": 0.01}),
+        pair_stock("reward", center_rewards_coefficient=0.01),
+        settings="center_rewards_coefficient",
+    ),
+    Row(
+        "kwise",
+        "two completions",
+        Book("kwise"),
+        pair_stock("reward"),
+        settings="a pair is a list of two",
+    ),
+    Row(
+        "orm",
+        "",
+        Book("orm"),
+        Book("orm", "code"),
+        (to.tokens_of_the_batch(),),
+        "The chapter averages over each completion first, the code over all tokens of the batch.",
+        "formulation",
+    ),
+    Row(
+        "sft",
+        "",
+        Book("sft", "code"),
+        Stock({}, "TRL SFTTrainer", "SFTTrainer"),
+        (to.tokens_of_the_window(),),
+        "The code takes a mean over the tokens of each micro-batch, TRL over the whole window.",
+        "gradient_accumulation_steps: 1",
+    ),
+)
+
+ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS)
