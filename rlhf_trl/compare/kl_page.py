@@ -251,7 +251,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
         layout="constrained",
     )
     for line, tokens in zip(axes, lengths, strict=True):
-        line[0].set_ylabel("one token" if tokens == 1 else f"{tokens} tokens")
+        line[0].set_ylabel(f"{tokens} token{'s' * (tokens > 1)}")
         line[0].set_yticks(range(len(names)), names)
         line[0].set_ylim(len(names) - 0.4, -0.6)
         for axis, placement in zip(line, titles, strict=True):
@@ -268,6 +268,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
                 if points:
                     style = {"marker": mark, "color": color, "linestyle": "none"}
                     axis.plot(*zip(*points, strict=True), **style, markersize=5)
+    drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
     for axis, title in zip(axes[0], titles.values(), strict=True):
         axis.set_title(title, fontsize="medium")
     for axis in axes[-1]:
@@ -277,7 +278,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
         for mark, color, label in marks.values()
     ]
     drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
-    write_whole(path, lambda p: drawing.savefig(p, dpi=110))
+    write_whole(path, lambda p: drawing.savefig(p, dpi=100))
     plt.close(drawing)
 
 
