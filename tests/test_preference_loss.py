@@ -266,6 +266,16 @@ def test_the_gradient_is_right(name, which):
     assert torch.autograd.gradcheck(loss, [inputs[k].clone().requires_grad_() for k in keys])
 
 
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_the_reference_is_never_trained(name):
+    inputs = batch(name, "chapter")
+    for key in inputs:
+        inputs[key] = inputs[key].clone().requires_grad_()
+    preference_loss(name, **inputs).loss.backward()
+    trained = {key for key, tensor in inputs.items() if tensor.grad is not None}
+    assert trained == {"policy_chosen_logps", "policy_rejected_logps"}
+
+
 @pytest.mark.parametrize(("name", "which"), ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_precision_is_that_of_the_policy(name, which, dtype):
