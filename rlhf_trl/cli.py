@@ -35,6 +35,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         "ratio leaves 1 and most losses coincide",
     )
     race.set_defaults(run=_race)
+    compare = commands.add_parser(
+        "compare",
+        help="the book against TRL on the same batches: loss, gradient, why, which setting",
+        epilog="Without --config and --trainer: every algorithm, a line per comparison for the batch "
+        "where the two differ most; --batches or --verbose for a line per batch.",
+    )
+    compare.add_argument("--algorithms", help="names, separated by commas (all)")
+    compare.add_argument("--batches", help="names, separated by commas (all)")
+    compare.add_argument("--format", default="table", choices=("table", "markdown", "json", "html"))
+    compare.add_argument("--verbose", action="store_true", help="every batch, and every term")
+    compare.add_argument("--config", help="a training config: which algorithm does it compute?")
+    compare.add_argument("--trainer", help="the same of a class, such as mypackage.MyTrainer")
+    compare.add_argument(
+        "--require",
+        metavar="NAME",
+        help="exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)",
+    )
+    compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
+    compare.set_defaults(run=_compare)
     args, args.rest = parser.parse_known_args(argv)
     if args.rest and args.run is not _race:
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
@@ -68,6 +87,12 @@ def _race(args: argparse.Namespace) -> None:
     folder = Path(args.output_dir)
     print(race(names, args.seeds, folder, config=args.config, jobs=args.jobs, extra=extra))
     print(f"\nrace.md, race.json and race.png are in {folder}")
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from rlhf_trl.compare import command
+
+    command.run(args)
 
 
 if __name__ == "__main__":

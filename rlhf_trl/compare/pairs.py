@@ -209,6 +209,7 @@ def build_trainer(
     fields: Mapping[str, Any],
     batch: PolicyBatch,
     columns: Sequence[str],
+    **also: Any,
 ) -> Any:
     """Build a trainer for a window.
 
@@ -218,6 +219,7 @@ def build_trainer(
         fields: config fields; those of the window stand in for what they leave open.
         batch: the window.
         columns: further columns of the data set: "margin".
+        **also: further arguments of the trainer.
     """
     from datasets import Dataset
 
@@ -238,6 +240,7 @@ def build_trainer(
         args=config(**fields),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
+        **also,
     )
 
 

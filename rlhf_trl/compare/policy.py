@@ -171,7 +171,7 @@ def build_trainer(
     fields = (
         trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
     )
-    fields |= {"num_generations": GROUP, "max_completion_length": LIMIT}
+    fields = {"num_generations": GROUP, "max_completion_length": LIMIT} | fields
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
     built = trainer(
         model=policy_folder(),
@@ -432,7 +432,7 @@ class View:
         row = formulation(algorithm, which)
         given = dict(given) | {"logps": leaf}
         call: Callable[..., Any] = policy_gradient_loss
-        if row.window == "window":
+        if row.window == "window" or row.advantage == "batch_mean_baseline":
             loss = call(algorithm, formulation=which, num_generations=GROUP, **given).loss
         else:
             losses = []

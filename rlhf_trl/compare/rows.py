@@ -44,12 +44,16 @@ class Stock:
         label: how it is called in a table.
         trainer: its class.
         columns: further columns of the data set.
+        classes: the trainer's and its config's class, where they are not TRL's own.
+        also: further arguments of the trainer.
     """
 
     config: Mapping[str, Any]
     label: str
     trainer: str = "GRPOTrainer"
     columns: tuple[str, ...] = ()
+    classes: tuple[type, type] | None = None
+    also: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
