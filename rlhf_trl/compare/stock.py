@@ -1,0 +1,186 @@
+"""What TRL's stock losses give on fixed batches of the embedded model, in float32 on the CPU."""
+
+import json
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from rlhf_trl.compare.measure import batches, fix_completions, flat_gradient
+from rlhf_trl.tiny import checkpoint_path
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+# Rounding in float32 moves these sums over some hundred tokens by about 1e-6 between instruction
+# sets and thread counts; a constant or a term that changed moves them by far more than this.
+TOLERANCE = 1e-4
+"""The relative difference of a loss or a gradient norm that is rounding."""
+
+ONLINE = {
+    "beta": 0.0,
+    "epsilon_high": 0.2,
+    "scale_rewards": "group",
+    "importance_sampling_level": "token",
+    "use_bias_correction_kl": False,
+}
+"""What a case of GRPO or RLOO leaves unsaid."""
+
+_ALWAYS = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "per_device_train_batch_size": 8,
+}
+_BUILT_WITH = {
+    # two windows to a generation: the second is off-policy, where the losses differ
+    "GRPO": {"steps_per_generation": 2, "num_generations": 4, "beta": 0.1},
+    "RLOO": {"steps_per_generation": 2, "num_generations": 4, "beta": 0.1},
+    "DPO": {"label_smoothing": 0.1},  # for the losses that need it
+    "CPO": {"loss_type": "simpo"},
+}
+_WORDS = ["sun", "tree", "river", "stone", "cloud", "lights", "greenery", "be"]
+
+
+def settings(case: str) -> dict[str, Any]:
+    """Return a case as attributes and values."""
+    pairs = (pair.split("=") for pair in case.split())
+    return {name: _value(text) for name, text in pairs}
+
+
+def losses(
+    family: str, trainer: type, config: type, defaults: Mapping[str, Any], cases: Sequence[str]
+) -> list[list[float] | str]:
+    """Compute a stock trainer's loss under several settings.
+
+    Args:
+        family: "GRPO", "RLOO", "DPO", "KTO", "Reward", "SFT", "ORPO" or "CPO".
+        trainer: the trainer's class.
+        config: its config's class.
+        defaults: values of config fields, unless this harness needs another.
+        cases: settings such as `"loss_type=grpo beta=0.1"`: attributes of the trainer or its
+            arguments, set before the loss is computed. What is set in one case holds in the next,
+            except for `ONLINE`.
+
+    Returns:
+        For each case: loss and gradient norm, or the sentence of the error with which it ended.
+    """
+    found: list[list[float] | str] = []
+    with TemporaryDirectory() as folder:
+        try:
+            built = _build(family, trainer, config, {**defaults, "output_dir": folder})
+        except Exception as error:  # whatever another release breaks is what is reported
+            return [sentence(error)] * len(cases)
+        start = [p.detach().clone() for p in built.model.parameters()]
+        for case in cases:
+            try:
+                found.append(_measure(built, start, settings(case)))
+            except Exception as error:
+                found.append(sentence(error))
+    return found
+
+
+def sentence(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _build(family: str, trainer: type, config: type, given: dict[str, Any]) -> Any:
+    from datasets import Dataset
+    from transformers import AutoModelForSequenceClassification
+
+    extra: dict[str, Any] = {}
+    model: Any = checkpoint_path()
+    pairs = [{"prompt": w, "chosen": w[::-1], "rejected": w + w[:2]} for w in _WORDS]
+    if family == "Reward":
+        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        torch.nn.init.zeros_(model.score.weight)  # a new head is drawn at random
+    if family in ("GRPO", "RLOO"):
+        extra["reward_funcs"] = _reward
+        rows: list[dict[str, Any]] = [{"prompt": word} for word in _WORDS[:4]]
+    elif family == "KTO":
+        rows = [
+            {
+                "prompt": p["prompt"],
+                "completion": p[("rejected", "chosen")[i % 2]],
+                "label": i % 2 > 0,
+            }
+            for i, p in enumerate(pairs)
+        ]
+    elif family == "SFT":
+        rows = [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
+    else:
+        rows = pairs
+    built = trainer(
+        model=model,
+        args=config(**{**given, **_ALWAYS, **_BUILT_WITH.get(family, {})}),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=build_tokenizer(),
+        **extra,
+    )
+    if extra:
+        fix_completions(built, _completion)
+    if family == "RLOO":  # neither gives the size of a group nor takes log-probabilities
+        fixed = built._generate_single_turn
+        built._generate_single_turn = lambda ids, images, fields: fixed(ids, images, fields, 4)[0]
+    return built
+
+
+def _completion(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
+    """Ragged and unlike each other, without a random generator."""
+    key = sum(prompt_ids) + 5 * index
+    return [7 + (key * (place + 3)) % 105 for place in range(1 + key % 11)]
+
+
+def _reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [sum(ids) % 7 / 7 for ids in completion_ids]
+
+
+def _measure(trainer: Any, start: list[torch.Tensor], case: dict[str, Any]) -> list[float]:
+    online = hasattr(trainer, "_buffered_inputs")
+    for name, value in {**(ONLINE if online else {}), **case}.items():
+        value = [value] if name == "loss_types" else value
+        owners = [owner for owner in (trainer, trainer.args) if hasattr(owner, name)]
+        if not owners and name in case:
+            raise AttributeError(f"{type(trainer).__name__} has no {name}")
+        for owner in owners:
+            setattr(owner, name, value)
+    for parameter, value in zip(trainer.model.parameters(), start, strict=True):
+        parameter.data.copy_(value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the shuffle of a generation batch
+        source = batches(trainer)
+        _move(trainer.model, torch.sin)  # away from the reference policy
+        if online:
+            trainer._step, trainer._buffered_inputs = 0, None
+            _window(trainer, source)
+            _move(trainer.model, torch.cos)  # away from the policy that generated
+        loss = _window(trainer, source)
+    norm = float(flat_gradient(trainer.model).norm())
+    return [float(f"{loss:.7g}"), float(f"{norm:.7g}")]
+
+
+def _move(model: Any, wave: Any) -> None:
+    """Move all weights by a fixed pattern, which no random generator decides."""
+    for parameter in model.parameters():
+        steps = torch.arange(parameter.numel(), dtype=torch.float64)
+        parameter.data += 0.01 * wave(steps).view_as(parameter).float()
+
+
+def _window(trainer: Any, source: Any) -> float:
+    """Run the trainer's own loop over an accumulation window; gradients stay in the model."""
+    args = trainer.args
+    window, items = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
+    trainer.current_gradient_accumulation_steps = len(window)
+    trainer.model.zero_grad()
+    return sum(float(trainer.training_step(trainer.model, batch, items)) for batch in window)
