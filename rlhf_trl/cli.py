@@ -63,13 +63,13 @@ def _algorithms(args: argparse.Namespace) -> None:
 def _drift(args: argparse.Namespace) -> None:
     if args.record and Path(args.record).exists() and not args.overwrite:
         raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
-    from rlhf_trl.compare import drift
+    from rlhf_trl.compare import drift, surface
     from rlhf_trl.run.output import write_whole
 
     if args.record:
-        surface = drift.read()
-        write_whole(args.record, lambda path: path.write_text(drift.dump(surface)))
-        print(f"recorded TRL {surface['versions']['trl']} in {args.record}")
+        found = surface.read()
+        write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
+        print(f"recorded TRL {found['versions']['trl']} in {args.record}")
         return
     moved, recorded, installed = drift.check()
     print(drift.report(moved, recorded, installed, as_json=args.json))
