@@ -47,7 +47,7 @@ def test_nothing_has_moved_in_the_pinned_trl(capsys):
         )
     was, now, result = capsys.readouterr().out.splitlines()
     assert was.startswith("recorded: trl 1.16.0, ") and now.startswith("installed: trl 1.16.0, ")
-    assert "nothing moved since TRL 1.16.0" in result and "37 losses checked" in result
+    assert "nothing moved since TRL 1.16.0" in result and "38 losses checked" in result
 
 
 def test_the_surface_covers_what_the_trainers_override():
@@ -145,7 +145,7 @@ def test_a_class_that_has_moved_is_followed(monkeypatch):
 def test_a_class_that_cannot_be_imported_says_why(monkeypatch):
     hide(monkeypatch, trl, "RLOOTrainer")
     monkeypatch.setitem(trl._class_to_module, "RLOOTrainer", "nowhere")
-    one = only("RLOOTrainer beta=0.0")
+    one = only("RLOOTrainer beta=0.05")
     assert one.what == "RLOOTrainer" and "Failed to import trl.nowhere" in one.found
 
 
@@ -174,14 +174,14 @@ def test_a_changed_loss_is_named_and_ends_with_1(monkeypatch, capsys):
     (one,) = found["moved"]
     assert stop.value.code == 1 and one["what"] == "GRPOTrainer loss_type=sapo"
     assert one["found"][0] / one["recorded"][0] == pytest.approx(1.001, rel=1e-5)
-    assert found["checked"]["losses"] == 37 and found["installed"]["trl"] == "1.16.0"
+    assert found["checked"]["losses"] == 38 and found["installed"]["trl"] == "1.16.0"
 
 
 def test_ktos_reference_point_is_seen(monkeypatch):
     no_kl = scaled(0, trl.KTOTrainer._compute_kl_logps, lambda t: True)
     monkeypatch.setattr(trl.KTOTrainer, "_compute_kl_logps", no_kl)
     kto = [name for name in SHIPPED["losses"] if name.startswith("KTO")]
-    assert len(kto) == 2 and only(*kto).what == kto[0]
+    assert len(kto) == 3 and only(*kto).what == kto[0]
 
 
 def test_a_loss_that_fails_is_told_once_for_all(monkeypatch):

@@ -63,7 +63,7 @@ def losses(
         defaults: values of config fields, unless this harness needs another.
         cases: settings such as `"loss_type=grpo beta=0.1"`: attributes of the trainer or its
             arguments, set before the loss is computed. What is set in one case holds in the next,
-            except for `ONLINE`.
+            except for `ONLINE`. `move` is how far and which way the policy moves (0.01).
 
     Returns:
         For each case: loss and gradient norm, or the sentence of the error with which it ended.
@@ -147,7 +147,7 @@ def _reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 def _measure(trainer: Any, start: list[torch.Tensor], case: dict[str, Any]) -> list[float]:
-    online = hasattr(trainer, "_buffered_inputs")
+    online, move = hasattr(trainer, "_buffered_inputs"), case.pop("move", 0.01)
     for name, value in {**(ONLINE if online else {}), **case}.items():
         value = [value] if name == "loss_types" else value
         owners = [owner for owner in (trainer, trainer.args) if hasattr(owner, name)]
@@ -160,21 +160,21 @@ def _measure(trainer: Any, start: list[torch.Tensor], case: dict[str, Any]) -> l
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the shuffle of a generation batch
         source = batches(trainer)
-        _move(trainer.model, torch.sin)  # away from the reference policy
+        _move(trainer.model, move, torch.sin)  # away from the reference policy
         if online:
             trainer._step, trainer._buffered_inputs = 0, None
             _window(trainer, source)
-            _move(trainer.model, torch.cos)  # away from the policy that generated
+            _move(trainer.model, move, torch.cos)  # away from the policy that generated
         loss = _window(trainer, source)
     norm = float(flat_gradient(trainer.model).norm())
     return [float(f"{loss:.7g}"), float(f"{norm:.7g}")]
 
 
-def _move(model: Any, wave: Any) -> None:
+def _move(model: Any, size: float, wave: Any) -> None:
     """Move all weights by a fixed pattern, which no random generator decides."""
     for parameter in model.parameters():
         steps = torch.arange(parameter.numel(), dtype=torch.float64)
-        parameter.data += 0.01 * wave(steps).view_as(parameter).float()
+        parameter.data += size * wave(steps).view_as(parameter).float()
 
 
 def _window(trainer: Any, source: Any) -> float:
