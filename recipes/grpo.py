@@ -6,10 +6,13 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/grpo.py \
 
 from dataclasses import dataclass, field
 
+from rlhf_trl.algorithms import names
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.launch import Expect, recipe
 from rlhf_trl.tasks.gym import GymData, GymTasks
 from rlhf_trl.tasks.rewards import load_rewards
+
+RUNS = [name for name in names("policy_gradient") if name != "ppo"]
 
 
 @dataclass
@@ -17,7 +20,7 @@ class Run:
     """The fields of this recipe beside PolicyGradientConfig and TRL's ModelConfig."""
 
     dataset: GymData
-    algorithm: str = "grpo"
+    algorithm: str = field(default="grpo", metadata={"runs": RUNS})
     formulation: str = "chapter"
     reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     expect: Expect | None = None

@@ -584,14 +584,14 @@ def test_a_config_that_is_not_text(tmp_path):
 
 
 def test_one_string_equals_the_list_of_one_that_an_algorithm_fixes(load, monkeypatch):
-    row = algorithms.Formulation("a", "b", "c", "d", settings={"loss_type": ["hinge"]})
+    row = algorithms.Formulation(settings={"loss_type": ["hinge"]})
     monkeypatch.setattr(algorithms, "formulation", lambda *names: row)
     assert load("loss_type: hinge\n", trl="DPOConfig").trl.loss_type == ["hinge"]
     assert "contradicts" in refusal(load, "loss_type: ipo\n", trl="DPOConfig")
 
 
 def test_true_is_not_the_number_one_that_an_algorithm_fixes(load, monkeypatch):
-    row = algorithms.Formulation("a", "b", "c", "d", settings={"beta": 0.0})
+    row = algorithms.Formulation(settings={"beta": 0.0})
     monkeypatch.setattr(algorithms, "formulation", lambda *names: row)
     assert load("beta: 0\n").trl.beta == 0.0
     assert "contradicts" in refusal(load, "beta: false\n")
