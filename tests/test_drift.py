@@ -65,10 +65,10 @@ def test_the_surface_covers_what_the_trainers_override():
 def test_recorded_losses_agree_where_theory_says_so():
     losses = SHIPPED["losses"]
     # DPO's "sft" term and the SFT trainer are the same mean over the same tokens
-    assert losses["DPOTrainer loss_types=sft"] == losses["SFTTrainer loss_type=nll"]
+    assert losses["DPOTrainer loss_type=sft"] == losses["SFTTrainer loss_type=nll"]
     # with x = beta d: robust is (.9 l(x) - .1 l(-x)) / .8, l(-x) is l(x) + x, and the mean of x is
     # 1 - hinge where no x exceeds 1
-    value = {name.split("=")[1]: pair[0] for name, pair in losses.items() if "loss_types" in name}
+    value = {name.split("=")[1]: pair[0] for name, pair in losses.items() if name.startswith("DPO")}
     by_hand = value["sigmoid"] - (1 - value["hinge"]) / 8
     assert value["robust"] == pytest.approx(by_hand, rel=1e-6)
     different = [tuple(pair) for pair in losses.values()]

@@ -37,23 +37,13 @@ HISTORY = {
     "XPOTrainer": ("1.14.0", "trl.experimental.xpo", "absent"),
 }
 
-# What relies on a trainer: algorithms, and what else.
-_RELY: dict[str, tuple[list[str], str]] = {
-    "GRPO": (
-        [name for name, row in ALGORITHMS.items() if row.family == "policy_gradient"],
-        "recipes/grpo.py",
-    ),
-    "RLOO": (["rloo"], "the comparison with stock TRL only"),
-    "DPO": (
-        ["dpo", "cdpo", "ipo", "simpo", "dpo_norm", "apo_zero", "apo_down"],
-        "what builds on DPOTrainer",
-    ),
-    "KTO": (["kto"], "what builds on KTOTrainer"),
-    "Reward": (["reward", "orm", "prm"], "what builds on RewardTrainer"),
-    "SFT": ([], "recipes/sft.py"),
-    "ORPO": (["orpo"], "what builds on ORPOTrainer"),
-    "CPO": (["simpo"], "the comparison with stock TRL only"),
-    "PPO": (["ppo"], "its row, which says that TRL has none"),
+# What relies on a trainer beside the rows of the table.
+_RELY = {
+    "GRPO": "recipes/grpo.py",
+    "RLOO": "the row rloo, which is held against it",
+    "SFT": "recipes/sft.py",
+    "PPO": "the row ppo, which says that TRL has none",
+    "PRM": "the row prm, which says that TRL has none",
 }
 
 
@@ -152,14 +142,15 @@ def report(moved: list[Moved], recorded: Surface, installed: Surface, as_json: b
 def _concerns(section: str, place: str) -> str:
     """Say whom it concerns; the section is "present" or "absent" for a field that came or went."""
     family, name = family_of(place) or "GRPO", place.rpartition(".")[2]
-    algorithms, rest = _RELY.get(family, ([], "whoever imports it"))
-    everyone = ", ".join([*algorithms, rest])
     rows = {
         f"{algorithm} ({which})": row
-        for algorithm in algorithms
-        if algorithm in ALGORITHMS
+        for algorithm in ALGORITHMS
         for which, row in ALGORITHMS[algorithm].formulations.items()
+        if row.trainer == f"{family}Trainer"
     }
+    everyone = ", ".join(
+        [*_joined(rows, rows), _RELY.get(family, f"what builds on {family}Trainer")]
+    )
     own = [n for n, r in rows.items() if name in {**r.settings, **r.reads, **r.trainer_reads}]
     if section == "present":
         listed = name in LOSS_FIELDS | SHARED_FIELDS | NEUTRAL_FIELDS
@@ -184,13 +175,18 @@ def _concerns(section: str, place: str) -> str:
         equal = [
             n
             for n, r in rows.items()
-            if r.trl is True and all(case.get(k, v) == v for k, v in r.settings.items())
+            if r.trl is True and all(_agree(v, case.get(k, v)) for k, v in r.settings.items())
         ]
-        return ", ".join(equal) or f"the stock {family}Trainer"
+        return ", ".join(_joined(equal, rows)) or f"the stock {family}Trainer"
     return everyone
 
 
-def _joined(labels: list[str], rows: Iterable[str]) -> list[str]:
+def _agree(setting: Any, value: Any) -> bool:
+    """Tell whether a row's setting, of which a list is a sum of losses, has or holds a value."""
+    return callable(setting) or setting == value or (isinstance(setting, list) and value in setting)
+
+
+def _joined(labels: Iterable[str], rows: Iterable[str]) -> list[str]:
     """Write "grpo" where all formulations of an algorithm are meant, else "grpo (chapter)"."""
     rest = {label.split()[0] for label in rows if label not in labels}
     names = [label if label.split()[0] in rest else label.split()[0] for label in labels]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from rlhf_trl.compare.measure import batches, fix_completions, flat_gradient
+from rlhf_trl.compare.measure import accumulate, batches, fix_completions
+from rlhf_trl.compare.models import trainer_fields
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -25,16 +26,6 @@ ONLINE = {
 }
 """What a case of GRPO or RLOO leaves unsaid."""
 
-_ALWAYS = {
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "save_strategy": "no",
-    "logging_strategy": "no",
-    "per_device_train_batch_size": 8,
-}
 _BUILT_WITH = {
     # two windows to a generation: the second is off-policy, where the losses differ
     "GRPO": {"steps_per_generation": 2, "num_generations": 4, "beta": 0.1},
@@ -71,7 +62,9 @@ def losses(
     found: list[list[float] | str] = []
     with TemporaryDirectory() as folder:
         try:
-            built = _build(family, trainer, config, {**defaults, "output_dir": folder})
+            ours = {**trainer_fields(), "output_dir": folder, "per_device_train_batch_size": 8}
+            given = {**defaults, **ours, **_BUILT_WITH.get(family, {})}
+            built = _build(family, trainer, config, given)
         except Exception as error:  # whatever another release breaks is what is reported
             return [sentence(error)] * len(cases)
         start = [p.detach().clone() for p in built.model.parameters()]
@@ -123,16 +116,13 @@ def _build(family: str, trainer: type, config: type, given: dict[str, Any]) -> A
         rows = pairs
     built = trainer(
         model=model,
-        args=config(**{**given, **_ALWAYS, **_BUILT_WITH.get(family, {})}),
+        args=config(**given),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
         **extra,
     )
     if extra:
         fix_completions(built, _completion)
-    if family == "RLOO":  # neither gives the size of a group nor takes log-probabilities
-        fixed = built._generate_single_turn
-        built._generate_single_turn = lambda ids, images, fields: fixed(ids, images, fields, 4)[0]
     return built
 
 
@@ -149,9 +139,10 @@ def _reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def _measure(trainer: Any, start: list[torch.Tensor], case: dict[str, Any]) -> list[float]:
     online, move = hasattr(trainer, "_buffered_inputs"), case.pop("move", 0.01)
     for name, value in {**(ONLINE if online else {}), **case}.items():
-        value = [value] if name == "loss_types" else value
+        if name == "loss_type" and hasattr(trainer, "loss_types"):  # DPO sums over several
+            name, value = "loss_types", [value]
         owners = [owner for owner in (trainer, trainer.args) if hasattr(owner, name)]
-        if not owners and name in case:
+        if not owners and name not in ONLINE:
             raise AttributeError(f"{type(trainer).__name__} has no {name}")
         for owner in owners:
             setattr(owner, name, value)
@@ -163,11 +154,10 @@ def _measure(trainer: Any, start: list[torch.Tensor], case: dict[str, Any]) -> l
         _move(trainer.model, move, torch.sin)  # away from the reference policy
         if online:
             trainer._step, trainer._buffered_inputs = 0, None
-            _window(trainer, source)
+            accumulate(trainer, source)
             _move(trainer.model, move, torch.cos)  # away from the policy that generated
-        loss = _window(trainer, source)
-    norm = float(flat_gradient(trainer.model).norm())
-    return [float(f"{loss:.7g}"), float(f"{norm:.7g}")]
+        measured, _ = accumulate(trainer, source)
+    return [float(f"{x:.7g}") for x in (measured.loss, float(measured.gradient.norm()))]
 
 
 def _move(model: Any, size: float, wave: Any) -> None:
@@ -175,12 +165,3 @@ def _move(model: Any, size: float, wave: Any) -> None:
     for parameter in model.parameters():
         steps = torch.arange(parameter.numel(), dtype=torch.float64)
         parameter.data += size * wave(steps).view_as(parameter).float()
-
-
-def _window(trainer: Any, source: Any) -> float:
-    """Run the trainer's own loop over an accumulation window; gradients stay in the model."""
-    args = trainer.args
-    window, items = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
-    trainer.current_gradient_accumulation_steps = len(window)
-    trainer.model.zero_grad()
-    return sum(float(trainer.training_step(trainer.model, batch, items)) for batch in window)

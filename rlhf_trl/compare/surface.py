@@ -8,14 +8,9 @@ line with null there and record again; what our trainers override joins by itsel
 
 import inspect
 import json
-import logging
-import os
 import pkgutil
 import re
-import warnings
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib import import_module
@@ -26,6 +21,7 @@ from typing import Any
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import stock
+from rlhf_trl.compare.models import quiet
 
 Surface = dict[str, dict[str, Any]]
 
@@ -50,7 +46,7 @@ def read(known: Surface | None = None) -> Surface:
         there is None; a loss that could not be computed is the sentence of the error.
     """
     known = known or shipped()
-    with _quiet():
+    with quiet():
         places = sorted({*known["signatures"], *overrides()[0]})
         homes = {name: _home(name, home) for name, home in known["homes"].items()}
         config_fields = {
@@ -169,25 +165,3 @@ def _losses(
         results = stock.losses(family, trainer, config, given, [c.partition(" ")[2] for c in its])
         found |= dict(zip(its, results, strict=True))
     return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep warnings, logs and progress bars of the libraries from the reader."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
-    level, bars = logging.root.manager.disable, datasets.is_progress_bar_enabled()
-    logging.disable(logging.WARNING)
-    datasets.disable_progress_bars()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-        transformers_logging.enable_progress_bar()
-        if bars:
-            datasets.enable_progress_bars()
