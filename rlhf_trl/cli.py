@@ -17,6 +17,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     algorithms.add_argument("name", nargs="?", help="explain this algorithm")
     algorithms.add_argument("--json", action="store_true", help="the same for programs")
     algorithms.set_defaults(run=_algorithms)
+    drift = commands.add_parser("drift", help="what moved in the installed TRL; exit code 1 if so")
+    drift.add_argument("--json", action="store_true", help="the same for programs")
+    drift.add_argument("--record", metavar="PATH", help="write the installed surface there instead")
+    drift.add_argument("--overwrite", action="store_true", help="let --record replace a file")
+    drift.set_defaults(run=_drift)
     race = commands.add_parser(
         "race",
         help="train algorithms side by side: table and figure",
@@ -72,6 +77,23 @@ def _algorithms(args: argparse.Namespace) -> None:
         print(json.dumps([explain.describe(name) for name in names], indent=2))
     else:
         print(explain.explain(args.name) if args.name else explain.table())
+
+
+def _drift(args: argparse.Namespace) -> None:
+    if args.record and Path(args.record).exists() and not args.overwrite:
+        raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
+    from rlhf_trl.compare import drift, surface
+    from rlhf_trl.run.output import write_whole
+
+    if args.record:
+        found = surface.read()
+        write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
+        print(f"recorded TRL {found['versions']['trl']} in {args.record}")
+        return
+    moved, recorded, installed = drift.check()
+    print(drift.report(moved, recorded, installed, as_json=args.json))
+    if moved:
+        sys.exit(1)
 
 
 def _race(args: argparse.Namespace) -> None:
