@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     compare = commands.add_parser(
         "compare",
         help="the book against TRL on the same batches: loss, gradient, why, which setting",
-        epilog="Without --config and --trainer: every algorithm, a line per comparison for the batch "
-        "where the two differ most; --batches or --verbose for a line per batch.",
+        epilog="Without --config and --trainer: every algorithm, a line per comparison for the "
+        "batch where the two differ most; --batches or --verbose for a line per batch.",
     )
     compare.add_argument("--algorithms", help="names, separated by commas (all)")
     compare.add_argument("--batches", help="names, separated by commas (all)")

@@ -260,6 +260,10 @@ def _told(path: str, given: Mapping[str, Any]) -> str:
 
 _USUAL = ("GRPOTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
 _LOSSES = {
+    "DPOTrainer": (
+        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
+        *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+    ),
     "GRPOTrainer": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "KTOTrainer": ("kto", "apo_zero_unpaired"),
     "CPOTrainer": ("sigmoid", "hinge", "ipo", "simpo"),
@@ -288,7 +292,15 @@ def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[
         and (which != "trl" or row.chapter.trl is not True)  # else it is the chapter's
     ]
     with quiet():
-        found = [_distance(matrix, subject, *pair) for pair in names]
+        try:
+            found = [_distance(matrix, subject, *pair) for pair in names]
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            message = " ".join(str(error).split())
+            raise InputError(
+                f"{subject.label}: {subject.classes[0].__name__}: {message}"
+            ) from error
     return sorted(found, key=lambda d: (not d.equal, d.worst.grad_rel_error))
 
 

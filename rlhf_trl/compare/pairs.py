@@ -2,7 +2,8 @@
 
 The token ids are those that the trainer's own collator made, the log-probabilities or scores those
 of a plain forward. Policy and reference are two versions of one untrained model. Batches that need
-a rollout do not apply here; the others keep their names: `on_policy` is the policy at the reference.
+a rollout do not apply here; the others keep their names: `on_policy` has the policy at the
+reference.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
 """The policy-gradient family on fixed windows: TRL's trainers, and the book's functions.
 
 A window is what one optimizer step sees. Its completions are random tokens that depend only on the
-prompt, the place in the group and the number of the call; its rewards depend only on the completion. The
-policy that generated, the one that is trained and the reference are three versions of one untrained
-model. Everything behind generation is the trainer's own.
+prompt, the place in the group and the number of the call; its rewards depend only on the
+completion. The policy that generated, the one that is trained and the reference are three versions
+of one untrained model. Everything behind generation is the trainer's own.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,17 +3,19 @@
 import html
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from rlhf_trl.compare.closest import Distance, Subject
-from rlhf_trl.compare.matrix import RESIDUAL, Result
+from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
 from rlhf_trl.compare.policy import BATCHES
 
 FORMATS = ("table", "markdown", "json", "html")
 
-_SPECIAL = ("temperature", "small_rewards", "beta")
+SPECIAL = ("temperature", "small_rewards", "beta")
+"""Batches that change something else on purpose."""
+
 _TEMPERATURE = (
     "TRL divides logits by the temperature before it takes log-probabilities, the book does not."
 )
@@ -90,11 +92,11 @@ def summary(results: Sequence[Result]) -> list[list[Result]]:
 def shown(group: Sequence[Result]) -> Result:
     """Return the result of a row that stands for all: where it differs most.
 
-    Batches that change something else on purpose (the temperature, the size of rewards, a KL) only
-    stand for a row that has no other.
+    Those of SPECIAL only stand for a row that has no other batch.
     """
-    plain = [r for r in group if r.batch not in _SPECIAL] or list(group)
-    return max(plain, key=lambda r: r.grad_rel_error)
+    plain = [r for r in group if r.batch not in SPECIAL] or list(group)
+    # rounding must not choose, neither among equals nor among those that are as far apart
+    return max(plain, key=lambda r: float(f"{r.grad_rel_error:.2g}") * (r.grad_rel_error > EQUAL))
 
 
 _COLUMNS = (
@@ -209,7 +211,9 @@ def _text(
 def _html(
     columns: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[Sequence[str]]
 ) -> str:
-    cell: Callable[[str, str], str] = lambda tag, text: f"<{tag}>{html.escape(text)}</{tag}>"
+    def cell(tag: str, text: str) -> str:
+        return f"<{tag}>{html.escape(text)}</{tag}>"
+
     rows = ["<tr>" + "".join(cell("th", c) for c in columns) + "</tr>"]
     for line, more in zip(lines, below, strict=True):
         rows.append("<tr>" + "".join(cell("td", c) for c in line) + "</tr>")

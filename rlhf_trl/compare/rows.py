@@ -1,8 +1,8 @@
 """What is compared with what, and why the two differ where they do.
 
-A row holds no verdict and no number: those come from the run. It has the two sides, the identities that
-turn the left gradient into the right one (none: they should be equal), the reason, and the settings
-that remove the difference.
+A row holds no verdict and no number: those come from the run. It has the two sides, the identities
+that turn the left gradient into the right one (none: they should be equal), the reason, and the
+settings that remove the difference.
 """
 
 from collections.abc import Mapping
@@ -116,7 +116,13 @@ _RLOO_WEIGHTS = [weight * GROUP_FACTOR for weight in WEIGHTS]
 def _code(name: str, *more: Identity, why: str = "") -> Row:
     says = f"{why}{'; t' if why else 'T'}{_EPS_SAYS[1:]}, {_SIGN_SAYS}."
     return Row(
-        name, "", Book(name), Book(name, "code"), (*more, _EPS, to.code_k3()), says, "formulation"
+        name,
+        "",
+        Book(name),
+        Book(name, "code"),
+        (*more, _EPS, to.code_k3()),
+        says,
+        "formulation: chapter or code",
     )
 
 
@@ -141,7 +147,7 @@ POLICY_ROWS = (
         ),
         "The code has no baseline and a mean over the tokens; its KL is an average with the other "
         "sign.",
-        "formulation",
+        "formulation: chapter or code",
     ),
     Row(
         "rloo",
@@ -149,9 +155,9 @@ POLICY_ROWS = (
         Book("rloo"),
         Book("rloo", "code"),
         (to.kl_in_reward("averaged"), to.normaliser("sequence_sum", "sequence_mean")),
-        "The derived equation sums over the tokens, the code takes their mean; its KL is an average "
-        "with the other sign.",
-        "formulation",
+        "The derived equation sums over the tokens, the code takes their mean; its KL is an "
+        "average with the other sign.",
+        "formulation: chapter or code",
     ),
     Row(
         "rloo",
@@ -202,9 +208,9 @@ POLICY_ROWS = (
         Book("drgrpo"),
         Book("drgrpo", "code"),
         (to.normaliser("fixed_length", "sequence_mean"), to.code_k3()),
-        "The chapter divides by a fixed length, the code keeps each completion's own; its KL has the "
-        "other sign.",
-        "formulation",
+        "The chapter divides by a fixed length, the code keeps each completion's own; its KL has "
+        "the other sign.",
+        "formulation: chapter or code",
     ),
     Row(
         "drgrpo",
@@ -300,9 +306,9 @@ POLICY_ROWS = (
         Book("dapo"),
         Book("dapo", "code"),
         (to.normaliser("token_mean", "token_mean_micro_batch"), _EPS),
-        "The chapter's mean is over the whole window, the code's over each micro-batch; the code adds "
-        "1e-8 to the standard deviation.",
-        "formulation",
+        "The chapter's mean is over the whole window, the code's over each micro-batch; the code "
+        "adds 1e-8 to the standard deviation.",
+        "formulation: chapter or code",
     ),
     Row(
         "dapo",
@@ -310,7 +316,7 @@ POLICY_ROWS = (
         Book("dapo"),
         stock("dapo"),
         (to.normaliser("token_mean", "token_mean_trl"),),
-        "TRL divides by the generation's tokens, an average window, when one generation feeds several.",
+        "TRL divides by the tokens of an average window when one generation feeds several.",
         "loss_type: dapo, steps_per_generation: gradient_accumulation_steps",
     ),
     Row(
@@ -329,7 +335,7 @@ POLICY_ROWS = (
         Book("maxrl", "code"),
         (to.normaliser("sequence_sum", "sequence_mean"),),
         "The paper sums over the tokens, the code takes their mean.",
-        "formulation",
+        "formulation: chapter or code",
     ),
 )
 
@@ -358,7 +364,8 @@ KL_ROWS = (
         "k3",
         True,
         to.bias_corrected_k3(),
-        why="use_bias_correction_kl multiplies k3 by the ratio, which even on-policy has a derivative.",
+        why="use_bias_correction_kl multiplies k3 by the ratio, whose derivative counts even "
+        "on-policy.",
         settings="use_bias_correction_kl: false",
     ),
     _kl_row(
@@ -409,7 +416,7 @@ def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
 
 
 def _same_code(name: str) -> Row:
-    return Row(name, "", Book(name), Book(name, "code"), settings="formulation")
+    return Row(name, "", Book(name), Book(name, "code"), settings="formulation: chapter or code")
 
 
 def _same_stock(name: str, settings: str) -> Row:
@@ -496,7 +503,7 @@ PAIR_ROWS = (
         Book("kto", "code"),
         (to.two_class_means(),),
         "The paper takes one mean over all examples, the code adds the means of the two classes.",
-        "formulation",
+        "formulation: chapter or code",
     ),
     _same_stock("kto", "loss_type: kto"),
     Row(
@@ -553,7 +560,7 @@ PAIR_ROWS = (
         Book("orm", "code"),
         (to.tokens_of_the_batch(),),
         "The chapter averages over each completion first, the code over all tokens of the batch.",
-        "formulation",
+        "formulation: chapter or code",
     ),
     Row(
         "sft",
