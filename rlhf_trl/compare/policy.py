@@ -413,6 +413,10 @@ class View:
             given["ref_logps"] = self.ref_logps
         if row.ratio != "none" or (row.kl == "reward" and given.get("beta")):
             given["old_logps"] = self.old_logps
+        if row.value_loss != "none":
+            # a wave and its shift stand for a critic; no gradient goes through them
+            waves = torch.arange(self.mask.numel(), dtype=torch.float64).view_as(self.mask).sin()
+            given |= {"values": 0.9 * waves, "old_values": waves}
         if row.advantage == "maxrl":
             given["binary_rewards"] = self.binary_rewards
         return given | {"mask": self.mask, "rewards": self.rewards}

@@ -110,6 +110,7 @@ _EPS_BACK = to.std_epsilon(1e-8, 1e-4)
 _EPS_SAYS = "The code adds 1e-8 to the standard deviation, chapter and TRL 1e-4"
 _SIGN_SAYS = "and its KL has the other sign"
 _NO_SETTING = "none in TRL"
+_PPO = {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1}
 _RLOO_WEIGHTS = [weight * GROUP_FACTOR for weight in WEIGHTS]
 
 
@@ -188,6 +189,16 @@ POLICY_ROWS = (
         "clipped ratio, the code none.",
         "loss_type: grpo, scale_rewards: none, reward_weights times K/(K-1), on-policy",
         batches=("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation"),
+    ),
+    Row(
+        "ppo",
+        "",
+        Book("ppo", params=_PPO),
+        Book("ppo", "code", params=_PPO),
+        (to.kl_in_reward("averaged"),),
+        "The chapter takes the KL from the reward of each token, the code its average, with the "
+        "other sign, from the last one.",
+        "formulation: chapter or code",
     ),
     _code("grpo"),
     Row("grpo", "", Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
