@@ -539,7 +539,7 @@ def test_the_committed_page_tells_the_truth(results):
 
 
 def test_a_page_with_a_wrong_number_or_verdict_is_found_out():
-    line = "| - | chapter | code | differs | 0.401 | 0.597 | 2e-06 | ragged | none |"
+    line = "| - | chapter | code | differs | 9e-01 | 0.401 | 0.597 | 2e-06 | ragged | none |"
     assert page.untrue(line, line.replace("0.401", "0.404").replace("2e-06", "7e-07")) == []
     for old, new in (("0.401", "0.421"), ("differs", "equal"), ("2e-06", "2e-02")):
         assert len(page.untrue(line, line.replace(old, new))) == 1

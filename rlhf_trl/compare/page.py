@@ -49,7 +49,7 @@ def page(results: Sequence[Result]) -> str:
             if row.family == family:
                 sections.append(_algorithm(name, [g for g in groups if g[0].row.algorithm == name]))
     sft = [g for g in groups if g[0].row.algorithm == "sft"]
-    sections.append("## SFT\n\n" + _table(sft))
+    sections.append("## SFT\n\n" + _SFT + "\n\n" + _table(sft))
     sections.append("## The KL in TRL's loss\n\n" + _KL + "\n\n")
     sections[-1] += _table([g for g in groups if g[0].row.algorithm == "kl"])
     sections.append(kl_page.page("kl.png").strip())
@@ -69,6 +69,7 @@ book's published code computes, both as pure functions of this package in float6
 stock trainer with its own collator, loss and accumulation, in float32. Losses may differ by a
 constant that no step sees, so what counts is the gradient with respect to all parameters:
 
+- **error**: the length of the difference, relative to the left gradient.
 - **cosine** and **ratio**: of the angle between the two gradients, and the length of the right one
   over that of the left.
 - **equal**: they differ by less than 1e-5 of their length. **scaled by k**: the same direction,
@@ -86,6 +87,9 @@ batches on which they are equal. Batches that change something on purpose (`temp
 
 B is the number of completions, L_i the length of completion i, rho the likelihood ratio, s the
 standard deviation of a group's rewards, e the label smoothing, pi_ref the reference policy."""
+
+_SFT = """Both minimise the mean of -log pi over the completion's tokens; they differ in whose mean.
+TRL: `SFTTrainer.compute_loss`."""
 
 _KL = """How GRPOTrainer's KL, with beta 0.1 in the loss, compares with the estimators of the book.
 What the estimators themselves estimate is the subject of the last section."""
@@ -118,7 +122,7 @@ def _algorithm(name: str, groups: Sequence[Sequence[Result]]) -> str:
     parts.append("\n".join(_equations(row.chapter)))
     parts.append(f"Stock TRL: {_stock(row.chapter)}")
     if isinstance(row.code, Formulation):
-        parts.append(f"The book's code: {row.code.differs}")
+        parts.append(f"What the book's code does differently: {row.code.differs}")
     parts.append(_table(groups) if groups else f"Not compared: {_why(row)}.")
     return "\n\n".join(parts)
 
@@ -159,7 +163,10 @@ def _stock(form: Formulation) -> str:
     return f"not equal. {form.trl}."
 
 
-_COLUMNS = ("variant", "left", "right", "verdict", "cosine", "ratio", "proof", "on", "equal on")
+_COLUMNS = (
+    *("variant", "left", "right", "verdict", "error", "cosine", "ratio", "proof", "on"),
+    "equal on",
+)
 
 
 def _table(groups: Sequence[Sequence[Result]]) -> str:
@@ -173,6 +180,7 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
                 row.left.label,
                 row.right.label,
                 report.verdict(result),
+                "< 1e-05" if result.verdict == "equal" else f"{result.grad_rel_error:.0e}",
                 report.number(result.grad_cosine, ".3f"),
                 report.number(result.grad_norm_ratio, ".3f"),
                 "-" if result.residual is None else f"{result.residual:.0e}",
