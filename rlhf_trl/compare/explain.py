@@ -166,12 +166,12 @@ def _in_full(form: Formulation) -> list[str]:
     for part, module in form.parts.items():
         if about[part] == "none":
             continue
-        equation, place = _ours(module, about[part])
+        equation, place = ours(module, about[part])
         line = f"  {part}: {about[part]}"
         if part == "aggregation" and "normalised_over" in about:
             line += f", normalised over the {about['normalised_over']}"
         lines += [line, f"    {equation}", f"    {place}"]
-        if isinstance(form, PolicyGradient) and (found := _in_trl(about[part])):
+        if isinstance(form, PolicyGradient) and (found := in_trl(about[part])):
             lines.append(f"    TRL: {found}")
     if isinstance(form, PolicyGradient) and form.kl != "none":
         sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
@@ -181,15 +181,20 @@ def _in_full(form: Formulation) -> list[str]:
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
         lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
     lines.append("  reads: " + (", ".join(f"{k}={v}" for k, v in form.reads.items()) or "-"))
-    settings = ", ".join(f"{k}={v}" for k, v in about["trl_settings"].items())
-    lines.append(f"  TRL settings: {settings or '-'}")
+    lines.append(f"  TRL settings: {settings_text(form) or '-'}")
     lines.append("  stock TRL: " + ("equal" if form.trl is True else form.trl))
-    lines += [f"    {form.trainer}: {place}" for place in _losses_in_trl(form)]
+    lines += [f"    {form.trainer}: {place}" for place in losses_in_trl(form)]
     lines.append(f"  note: {form.differs}")
     return lines
 
 
-def _ours(module: str, function: str) -> tuple[str, str]:
+def settings_text(form: Formulation) -> str:
+    """Return a formulation's TRL settings as `name=value, ...`, formulas in words."""
+    pairs = form.settings.items()
+    return ", ".join(f"{k}={v.__doc__ if callable(v) else v}" for k, v in pairs)
+
+
+def ours(module: str, function: str) -> tuple[str, str]:
     """Return the equation (second paragraph of the docstring) and the place of a book function."""
     from rlhf_trl import book
 
@@ -199,7 +204,7 @@ def _ours(module: str, function: str) -> tuple[str, str]:
     return " ".join(paragraphs[1].split()), f"rlhf_trl/book/{module}.py:{line}"
 
 
-def _in_trl(part: str) -> str | None:
+def in_trl(part: str) -> str | None:
     """Return where the counterpart of a policy-gradient part stands in the installed TRL."""
     if part not in _IN_TRL:
         return None
@@ -208,7 +213,7 @@ def _in_trl(part: str) -> str | None:
     return place and f"{place}, {what}"
 
 
-def _losses_in_trl(form: Formulation) -> list[str]:
+def losses_in_trl(form: Formulation) -> list[str]:
     """Return where the losses of another stock trainer stand in the installed TRL."""
     if form.trainer not in _TRAINERS or not (form.settings or form.trl is True):
         return []

@@ -212,7 +212,9 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
 
     def arguments(view: View, given: dict[str, Any]) -> dict[str, Any]:
         weight = given.pop("beta", 0.0) if beta is None else beta
-        for name in ("ref_logps", "old_logps", "kl_estimator"):
+        unread = ["ref_logps", "kl_estimator"]
+        unread += [] if "values" in given else ["old_logps"]  # PPO's ratio still reads it
+        for name in unread:
             given.pop(name, None)
         log_ratio = view.old_logps - view.ref_logps
         if estimate == "averaged":

@@ -197,17 +197,17 @@ def stock(side: Stock, window: PolicyWindow | PairWindow, double: bool = False) 
         window: what it is measured on.
         double: compute in float64.
     """
-    classes = pairs.trainer_classes(side.trainer)
+    classes = side.classes or pairs.trainer_classes(side.trainer)
     fields, batch = dict(side.config), window.batch
     if isinstance(window, PairWindow):
-        trainer = pairs.build_trainer(*classes, fields, batch, side.columns)
+        trainer = pairs.build_trainer(*classes, fields, batch, side.columns, **side.also)
         measured = window.stock(trainer, double)
         return measured.loss, measured.gradient
     if batch.beta:
         fields["beta"] = batch.beta
     if "reward_weights" in fields:
         fields["reward_weights"] = [w * batch.reward_scale for w in fields["reward_weights"]]
-    measured = window.stock(build_trainer(*classes, fields, batch))
+    measured = window.stock(build_trainer(*classes, fields, batch, **side.also))
     return measured.loss, measured.gradient
 
 

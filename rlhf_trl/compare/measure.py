@@ -5,7 +5,6 @@ group and the number of the call. Everything behind generation is the trainer's 
 advantages, shuffling, splitting, loss, accumulation.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +71,7 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
     calls = 0
     original = trainer._generate_single_turn
 
-    has_logps = "num_generations" in inspect.signature(original).parameters  # RLOOTrainer has not
+    bare = any(base.__name__ == "RLOOTrainer" for base in type(trainer).__mro__)
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
         nonlocal calls
@@ -84,7 +83,7 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
         ids = [
             completion(tuple(ids), (first + i) % group, call) for i, ids in enumerate(prompt_ids)
         ]
-        return (ids, None) if has_logps else ids
+        return ids if bare else (ids, None)  # RLOOTrainer wants no log-probabilities
 
     trainer._generate_single_turn = generate
 

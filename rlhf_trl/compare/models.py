@@ -82,6 +82,7 @@ def quiet() -> Iterator[None]:
     bars = datasets.are_progress_bars_disabled()
     level = transformers.logging.get_verbosity()
     datasets.disable_progress_bars()
+    transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
     try:
@@ -91,6 +92,7 @@ def quiet() -> Iterator[None]:
     finally:
         logging.disable(logging.NOTSET)
         transformers.logging.set_verbosity(level)
+        transformers.logging.enable_progress_bar()
         if not bars:
             datasets.enable_progress_bars()
 

@@ -2,7 +2,8 @@
 
 The token ids are those that the trainer's own collator made, the log-probabilities or scores those
 of a plain forward. Policy and reference are two versions of one untrained model. Batches that need
-a rollout do not apply here; the others keep their names: `on_policy` is the policy at the reference.
+a rollout do not apply here; the others keep their names: `on_policy` has the policy at the
+reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -209,6 +210,7 @@ def build_trainer(
     fields: Mapping[str, Any],
     batch: PolicyBatch,
     columns: Sequence[str],
+    **also: Any,
 ) -> Any:
     """Build a trainer for a window.
 
@@ -218,6 +220,7 @@ def build_trainer(
         fields: config fields; those of the window stand in for what they leave open.
         batch: the window.
         columns: further columns of the data set: "margin".
+        **also: further arguments of the trainer.
     """
     from datasets import Dataset
 
@@ -238,6 +241,7 @@ def build_trainer(
         args=config(**fields),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
+        **also,
     )
 
 

@@ -1,9 +1,9 @@
 """The policy-gradient family on fixed windows: TRL's trainers, and the book's functions.
 
 A window is what one optimizer step sees. Its completions are random tokens that depend only on the
-prompt, the place in the group and the number of the call; its rewards depend only on the completion. The
-policy that generated, the one that is trained and the reference are three versions of one untrained
-model. Everything behind generation is the trainer's own.
+prompt, the place in the group and the number of the call; its rewards depend only on the
+completion. The policy that generated, the one that is trained and the reference are three versions
+of one untrained model. Everything behind generation is the trainer's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -171,7 +171,7 @@ def build_trainer(
     fields = (
         trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
     )
-    fields |= {"num_generations": GROUP, "max_completion_length": LIMIT}
+    fields = {"num_generations": GROUP, "max_completion_length": LIMIT} | fields
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
     built = trainer(
         model=policy_folder(),
@@ -413,6 +413,10 @@ class View:
             given["ref_logps"] = self.ref_logps
         if row.ratio != "none" or (row.kl == "reward" and given.get("beta")):
             given["old_logps"] = self.old_logps
+        if row.value_loss != "none":
+            # a wave and its shift stand for a critic; no gradient goes through them
+            waves = torch.arange(self.mask.numel(), dtype=torch.float64).view_as(self.mask).sin()
+            given |= {"values": 0.9 * waves, "old_values": waves}
         if row.advantage == "maxrl":
             given["binary_rewards"] = self.binary_rewards
         return given | {"mask": self.mask, "rewards": self.rewards}
@@ -432,7 +436,7 @@ class View:
         row = formulation(algorithm, which)
         given = dict(given) | {"logps": leaf}
         call: Callable[..., Any] = policy_gradient_loss
-        if row.window == "window":
+        if row.window == "window" or row.advantage == "batch_mean_baseline":
             loss = call(algorithm, formulation=which, num_generations=GROUP, **given).loss
         else:
             losses = []

@@ -1,8 +1,8 @@
 """What is compared with what, and why the two differ where they do.
 
-A row holds no verdict and no number: those come from the run. It has the two sides, the identities that
-turn the left gradient into the right one (none: they should be equal), the reason, and the settings
-that remove the difference.
+A row holds no verdict and no number: those come from the run. It has the two sides, the identities
+that turn the left gradient into the right one (none: they should be equal), the reason, and the
+settings that remove the difference.
 """
 
 from collections.abc import Mapping
@@ -44,12 +44,16 @@ class Stock:
         label: how it is called in a table.
         trainer: its class.
         columns: further columns of the data set.
+        classes: the trainer's and its config's class, where they are not TRL's own.
+        also: further arguments of the trainer.
     """
 
     config: Mapping[str, Any]
     label: str
     trainer: str = "GRPOTrainer"
     columns: tuple[str, ...] = ()
+    classes: tuple[type, type] | None = None
+    also: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,13 +110,20 @@ _EPS_BACK = to.std_epsilon(1e-8, 1e-4)
 _EPS_SAYS = "The code adds 1e-8 to the standard deviation, chapter and TRL 1e-4"
 _SIGN_SAYS = "and its KL has the other sign"
 _NO_SETTING = "none in TRL"
+_PPO = {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1}
 _RLOO_WEIGHTS = [weight * GROUP_FACTOR for weight in WEIGHTS]
 
 
 def _code(name: str, *more: Identity, why: str = "") -> Row:
     says = f"{why}{'; t' if why else 'T'}{_EPS_SAYS[1:]}, {_SIGN_SAYS}."
     return Row(
-        name, "", Book(name), Book(name, "code"), (*more, _EPS, to.code_k3()), says, "formulation"
+        name,
+        "",
+        Book(name),
+        Book(name, "code"),
+        (*more, _EPS, to.code_k3()),
+        says,
+        "formulation: chapter or code",
     )
 
 
@@ -137,7 +148,7 @@ POLICY_ROWS = (
         ),
         "The code has no baseline and a mean over the tokens; its KL is an average with the other "
         "sign.",
-        "formulation",
+        "formulation: chapter or code",
     ),
     Row(
         "rloo",
@@ -145,9 +156,9 @@ POLICY_ROWS = (
         Book("rloo"),
         Book("rloo", "code"),
         (to.kl_in_reward("averaged"), to.normaliser("sequence_sum", "sequence_mean")),
-        "The derived equation sums over the tokens, the code takes their mean; its KL is an average "
-        "with the other sign.",
-        "formulation",
+        "The derived equation sums over the tokens, the code takes their mean; its KL is an "
+        "average with the other sign.",
+        "formulation: chapter or code",
     ),
     Row(
         "rloo",
@@ -179,6 +190,16 @@ POLICY_ROWS = (
         "loss_type: grpo, scale_rewards: none, reward_weights times K/(K-1), on-policy",
         batches=("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation"),
     ),
+    Row(
+        "ppo",
+        "",
+        Book("ppo", params=_PPO),
+        Book("ppo", "code", params=_PPO),
+        (to.kl_in_reward("averaged"),),
+        "The chapter takes the KL from the reward of each token, the code its average, with the "
+        "other sign, from the last one.",
+        "formulation: chapter or code",
+    ),
     _code("grpo"),
     Row("grpo", "", Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
     _code_trl("grpo", stock("grpo")),
@@ -198,9 +219,9 @@ POLICY_ROWS = (
         Book("drgrpo"),
         Book("drgrpo", "code"),
         (to.normaliser("fixed_length", "sequence_mean"), to.code_k3()),
-        "The chapter divides by a fixed length, the code keeps each completion's own; its KL has the "
-        "other sign.",
-        "formulation",
+        "The chapter divides by a fixed length, the code keeps each completion's own; its KL has "
+        "the other sign.",
+        "formulation: chapter or code",
     ),
     Row(
         "drgrpo",
@@ -296,9 +317,9 @@ POLICY_ROWS = (
         Book("dapo"),
         Book("dapo", "code"),
         (to.normaliser("token_mean", "token_mean_micro_batch"), _EPS),
-        "The chapter's mean is over the whole window, the code's over each micro-batch; the code adds "
-        "1e-8 to the standard deviation.",
-        "formulation",
+        "The chapter's mean is over the whole window, the code's over each micro-batch; the code "
+        "adds 1e-8 to the standard deviation.",
+        "formulation: chapter or code",
     ),
     Row(
         "dapo",
@@ -306,7 +327,7 @@ POLICY_ROWS = (
         Book("dapo"),
         stock("dapo"),
         (to.normaliser("token_mean", "token_mean_trl"),),
-        "TRL divides by the generation's tokens, an average window, when one generation feeds several.",
+        "TRL divides by the tokens of an average window when one generation feeds several.",
         "loss_type: dapo, steps_per_generation: gradient_accumulation_steps",
     ),
     Row(
@@ -325,7 +346,7 @@ POLICY_ROWS = (
         Book("maxrl", "code"),
         (to.normaliser("sequence_sum", "sequence_mean"),),
         "The paper sums over the tokens, the code takes their mean.",
-        "formulation",
+        "formulation: chapter or code",
     ),
 )
 
@@ -354,7 +375,8 @@ KL_ROWS = (
         "k3",
         True,
         to.bias_corrected_k3(),
-        why="use_bias_correction_kl multiplies k3 by the ratio, which even on-policy has a derivative.",
+        why="use_bias_correction_kl multiplies k3 by the ratio, whose derivative counts even "
+        "on-policy.",
         settings="use_bias_correction_kl: false",
     ),
     _kl_row(
@@ -405,7 +427,7 @@ def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
 
 
 def _same_code(name: str) -> Row:
-    return Row(name, "", Book(name), Book(name, "code"), settings="formulation")
+    return Row(name, "", Book(name), Book(name, "code"), settings="formulation: chapter or code")
 
 
 def _same_stock(name: str, settings: str) -> Row:
@@ -492,7 +514,7 @@ PAIR_ROWS = (
         Book("kto", "code"),
         (to.two_class_means(),),
         "The paper takes one mean over all examples, the code adds the means of the two classes.",
-        "formulation",
+        "formulation: chapter or code",
     ),
     _same_stock("kto", "loss_type: kto"),
     Row(
@@ -549,7 +571,7 @@ PAIR_ROWS = (
         Book("orm", "code"),
         (to.tokens_of_the_batch(),),
         "The chapter averages over each completion first, the code over all tokens of the batch.",
-        "formulation",
+        "formulation: chapter or code",
     ),
     Row(
         "sft",

@@ -124,6 +124,29 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return _read(str(path)).values
 
 
+def read_fields(
+    path: str | Path, classes: Sequence[Any], ignore: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
+
+    Args:
+        path: the file; what it `extends` is folded in.
+        classes: the dataclasses; the first that has a field decides its type.
+        ignore: keys that may stand there, whatever they hold.
+
+    Raises:
+        InputError: if a key belongs to none of them, or a value does not fit its type.
+    """
+    config = _read(str(path))
+    for key in ignore:
+        config.values.pop(key, None)
+    known: dict[str, tuple[Any, Field]] = {}
+    for each in classes:
+        known = {**_fields(each), **known}
+    config.refuse_unknown(config.values, known, ())
+    return config.check_block(config.values, {k: known[k] for k in config.values}, ())
+
+
 def world_size() -> int:
     """Return the number of processes that the launcher started."""
     return int(os.environ.get("WORLD_SIZE") or 1)
