@@ -9,6 +9,7 @@ import yaml
 
 from rlhf_trl.algorithms import formulation, names
 from rlhf_trl.cli import main
+from rlhf_trl.compare.closest import distances, read_subject
 from rlhf_trl.compare.translate import translate
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import load_config
@@ -550,3 +551,31 @@ def test_the_command_refuses_in_one_sentence(book):
     with pytest.raises(SystemExit, match=r"error: .*loss ipo has no equal in stock TRL"):
         main(["translate", str(path)])
     main(["translate", str(path), "--closest"])
+
+
+# --- measured ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [name for name in READ if name != "ppo"])
+def test_a_translated_policy_gradient_computes_what_the_code_does(book, tmp_path, loss):
+    path = tmp_path / "ours.yaml"
+    path.write_text(translate(book(POLICY_GRADIENT, loss=loss)))
+    [asked] = distances(read_subject(path, None), [(loss, "code")])
+    assert asked.equal, asked.worst
+
+
+@pytest.mark.parametrize("case", [case for case, (_, closest, *_) in DIRECT.items() if not closest])
+def test_a_translated_direct_alignment_computes_what_the_code_does(book, tmp_path, case):
+    changed, _, config, _ = DIRECT[case]
+    loss = "cdpo" if case == "dpo with flipped labels" else case
+    path = tmp_path / "ours.yaml"
+    path.write_text(translate(book(DIRECT_ALIGNMENT, **{"loss": loss, **changed})))
+    [asked] = distances(read_subject(path, config.replace("Config", "Trainer")), [(loss, "code")])
+    assert asked.equal, asked.worst
+
+
+def test_a_translated_reward_model_computes_what_the_code_does(book, tmp_path):
+    path = tmp_path / "ours.yaml"
+    path.write_text(translate(book(REWARD_MODEL)))
+    [asked] = distances(read_subject(path, "RewardTrainer"), [("reward", "code")])
+    assert asked.equal, asked.worst

@@ -371,6 +371,8 @@ def _params(row: Formulation, subject: Subject, value: Callable[[str], Any]) -> 
         given = subject.fields.get(name) if subject.also else value(name)
         if given is None and name == "epsilon_high":
             given = value("epsilon")  # what TRL falls back to
+        if name == "gamma_beta_ratio" and value("simpo_gamma") is not None:
+            given = value("simpo_gamma") / value("beta")
         if given is None or name in ("max_completion_length", "importance_cap", "baseline_value"):
             continue
         candidate = given if subject.also else given - row.trl_offset.get(name, 0)
