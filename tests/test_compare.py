@@ -71,6 +71,16 @@ def test_the_batches_are_what_they_say():
     assert kl.max() > 0.05  # the reference is another policy, so that beta matters
 
 
+def test_ktos_reference_point_matters_on_the_batches():
+    matrix, row = Matrix(), next(r for r in ROWS if r.algorithm == "kto")
+    points = {}
+    for name in ("mild", "heavy", "ragged", "accumulation"):
+        parts = matrix.window(row, BATCH[name]).view.micro
+        points[name] = [float((part.kl[0] - part.kl[1]).mean()) for part in parts]
+    assert min(points[name][0] for name in points) > 0.05
+    assert points["accumulation"][1] < 0  # and is clamped once
+
+
 # What was stated elsewhere, measured once on another batch: here the direction of each claim.
 CLAIMS = [
     # algorithm, variant, left, right, batches, verdict, ratio
@@ -165,7 +175,8 @@ def test_judge_tells_the_four_verdicts_apart():
     error, cosine, ratio, verdict = judge(g, 2 * g)
     assert (error, cosine, ratio, verdict) == (1.0, pytest.approx(1), 2.0, "scaled")
     assert judge(g, torch.tensor([4.0, 3.0], dtype=torch.float64))[1] == pytest.approx(0.96)
-    assert judge(g, -g)[-1] == "scaled"
+    assert judge(g, -g)[-1] == "differs"  # no learning rate undoes it
+    assert judge(g, g * float("nan"))[-1] == "differs"
     assert judge(zero, zero)[-1] == "both zero"
     assert judge(g, zero)[-1] == judge(zero, g)[-1] == "differs"
 
@@ -250,10 +261,16 @@ TAMPERINGS = {
         "(ipo_delta - 1 / self.beta) ** 2",
         {"ipo"},
     ),
+    "KTO without a reference point": (
+        "trl.KTOTrainer._compute_loss",
+        "self.accelerator.gather_for_metrics(kl).mean().clamp(min=0)",
+        "self.accelerator.gather_for_metrics(kl).mean().clamp(min=0) * 0",
+        {"kto"},
+    ),
     "KTO's reference point not clamped": (
         "trl.KTOTrainer._compute_loss",
         ".mean().clamp(min=0)",
-        ".mean().clamp(max=0) - 1",
+        ".mean()",
         {"kto"},
     ),
 }
@@ -295,6 +312,53 @@ def test_tampering_flips_those_verdicts_and_no_others(case, monkeypatch):
     _, owner, name = place.split(".")
     edited(monkeypatch, getattr(trl, owner), name, old, new)
     assert verdicts(clean_rows()) == concerned
+
+
+COLLATORS = {
+    "chosen and rejected": ("dpo", "dpo_trainer", "DataCollatorForPreference", "chosen_ids"),
+    "margins": ("reward", "reward_trainer", "DataCollatorForPreference", "margin"),
+    "labels": ("kto", "kto_trainer", "DataCollatorForUnpairedPreference", "label"),
+}
+
+
+@pytest.mark.parametrize("what", COLLATORS)
+def test_a_collator_that_changes_the_data_is_found_out(what, monkeypatch):
+    from importlib import import_module
+
+    algorithm, module, name, column = COLLATORS[what]
+    collator = getattr(import_module(f"trl.trainer.{module}"), name)
+    collate = collator.torch_call
+
+    def changed(self, examples):
+        examples = [dict(each) for each in examples]
+        for each in examples:
+            if column == "chosen_ids":
+                each["chosen_ids"], each["rejected_ids"] = each["rejected_ids"], each["chosen_ids"]
+            elif column in each:
+                each[column] = not each[column] if column == "label" else -each[column]
+        return collate(self, examples)
+
+    monkeypatch.setattr(collator, "torch_call", changed)
+    rows = [row for row in ROWS if row.algorithm == algorithm]
+    rows = [row for row in rows if what != "margins" or row.variant == "margin"]
+    with pytest.raises(InputError, match=f"does not collate the fixed data as it is: {what}"):
+        Matrix().run(rows, [BATCH["ragged"]])
+
+
+def test_a_shuffle_that_tears_rows_apart_is_found_out(monkeypatch):
+    from trl.trainer import grpo_trainer
+
+    from rlhf_trl.compare import policy
+
+    policy._check_shuffle.cache_clear()
+    monkeypatch.setattr(
+        grpo_trainer,
+        "shuffle_sequence_dict",
+        lambda batch: {name: t[torch.randperm(len(t))] for name, t in batch.items()},
+    )
+    with pytest.raises(InputError, match="tears the rows of a batch apart"):
+        Matrix().run([row for row in ROWS if row.algorithm == "grpo"], [BATCH["mild"]])
+    policy._check_shuffle.cache_clear()
 
 
 # --- configs and trainers of users ---------------------------------------------------------------
@@ -399,7 +463,9 @@ def test_our_configs_compute_what_they_are_called(name):
 
 
 TRAINER = """
-from trl import DPOTrainer, GRPOTrainer
+from __future__ import annotations
+from dataclasses import dataclass
+from trl import DPOTrainer, GRPOConfig, GRPOTrainer
 
 class Same(GRPOTrainer):
     pass
@@ -415,6 +481,25 @@ class Shortened(GRPOTrainer):
         out["completion_mask"] = out["completion_mask"][:, :-1]
         out.pop("old_per_token_logps", None)
         return out
+
+class Negated(GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return -super()._compute_loss(model, inputs)
+
+@dataclass
+class OwnConfig(GRPOConfig):
+    my_coef: float = 0.5
+
+class Weighted(GRPOTrainer):
+    def __init__(self, model, reward_funcs, args: OwnConfig, **kwargs):
+        super().__init__(model, reward_funcs, args, **kwargs)
+
+    def _compute_loss(self, model, inputs):
+        return self.args.my_coef * super()._compute_loss(model, inputs)
+
+class Demanding(GRPOTrainer):
+    def __init__(self, *args, needed, **kwargs):
+        super().__init__(*args, **kwargs)
 
 class Hinged(DPOTrainer):
     def _compute_loss(self, model, inputs, return_outputs):
@@ -439,8 +524,112 @@ def test_a_users_trainer(package):
     assert twice.worst.grad_norm_ratio == pytest.approx(2, rel=1e-5)
     [hinged] = distances(read_subject(None, f"{package}.Hinged"), [("dpo", "chapter")])
     assert hinged.worst.verdict == "differs"
-    with pytest.raises(InputError, match="Shortened changed the completions"):
-        distances(read_subject(None, f"{package}.Shortened"), [("dapo", "chapter")])
+    [negated] = distances(read_subject(None, f"{package}.Negated"), [("dapo", "chapter")])
+    assert negated.worst.verdict == "differs"
+    for name, sentence in (
+        ("Shortened", "Shortened changed the completions"),
+        ("Demanding", "Demanding cannot be run on the fixed batches: TypeError: .*needed"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            distances(read_subject(None, f"{package}.{name}"), [("dapo", "chapter")])
+
+
+def test_a_users_own_config_field_counts(package, tmp_path):
+    for value, equal in ((1.0, True), (0.25, False)):
+        path = tmp_path / f"{value}.yaml"
+        path.write_text(f"my_coef: {value}\nloss_type: grpo")
+        subject = read_subject(path, f"{package}.Weighted")
+        [asked] = distances(subject, [("grpo", "chapter")])
+        assert asked.equal == equal
+
+
+# text, algorithm asked for, equal, changes, what else the answer must say
+ASKED = {
+    "several losses": (
+        "{loss_type: [sigmoid, bco_pair, sft], loss_weights: [0.8, 0.2, 1.0], beta: 0.1}",
+        "dpo",
+        False,
+        {"loss_type": ["sigmoid"], "loss_weights": None},
+    ),
+    "a weight on one loss": (
+        "{loss_type: [sigmoid], loss_weights: [0.5], beta: 0.1}",
+        "dpo",
+        False,
+        {"loss_weights": None},
+    ),
+    "plain DPO is no cDPO": (
+        "{loss_type: sigmoid, beta: 0.1, max_length: 9}",
+        "cdpo",
+        False,
+        {
+            "loss_type": ["sigmoid", "robust"],
+            "loss_weights": [1.8, -0.8],
+            "label_smoothing": 0.1,
+        },
+    ),
+    "KTO without reference point": (
+        "{loss_type: apo_zero_unpaired, desirable_weight: 1.0}",
+        "kto",
+        False,
+        {"loss_type": "kto"},
+    ),
+    "a term that no batch triggers": (
+        "{loss_type: grpo, delta: 10.0, num_generations: 8}",
+        "grpo",
+        False,
+        {"delta": None},
+    ),
+    "a KL that DAPO has not": (
+        "{loss_type: dapo, epsilon_high: 0.28, beta: 0.04, num_generations: 8}",
+        "dapo",
+        False,
+        {"beta": 0.0},
+    ),
+    "several windows of a generation": (
+        "{loss_type: dapo, epsilon_high: 0.28, num_generations: 8, generation_batch_size: 64, "
+        "per_device_train_batch_size: 8}",
+        "dapo",
+        False,
+        {"steps_per_generation": 1},
+    ),
+    "a relative bound of CISPO": (
+        "{loss_type: cispo, epsilon_high: 0.2, num_generations: 8}",
+        "cispo/trl",
+        False,
+        {"epsilon_high": 1.2},
+    ),
+    "SimPO with its own margin": (
+        "{loss_type: simpo, beta: 2.5, simpo_gamma: 1.0, cpo_alpha: 0.0}",
+        "simpo",
+        True,
+        {},
+    ),
+    "a boolean for scale_rewards": (
+        "{loss_type: dr_grpo, scale_rewards: false, num_generations: 8}",
+        "drgrpo",
+        True,
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_a_config_is_asked(case, tmp_path):
+    text, asked_for, equal, changes = ASKED[case]
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    name, _, which = asked_for.partition("/")
+    [asked] = distances(read_subject(path, None), [(name, which or "chapter")])
+    assert (asked.equal, asked.changes) == (equal, changes)
+    if changes:
+        assert asked.then.verdict == "equal"
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("{loss_type: grpo, num_generations: 8, mask_truncated_completions: true}")
+    main(["compare", "--config", str(path), "--algorithms", "grpo"])
+    assert "not measured: mask_truncated_completions, num_generations" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -454,7 +643,9 @@ def test_a_users_trainer(package):
         ),
         ("beta: 0.1", None, r"fit .*DPOTrainer.*; say which with --trainer"),
         ("loss_type: grop", None, r"fit no single trainer; say which with --trainer"),
-        ("loss_type: grop", "GRPOTrainer", r"Unknown loss type: grop|loss_type"),
+        ("loss_type: grop", "GRPOTrainer", r"cannot be run .*Unknown loss type: grop"),
+        ("temperature: 0.0", "GRPOTrainer", r"cannot be run .*ZeroDivisionError"),
+        ("epsilon: -1.0", "GRPOTrainer", r"epsilon must be at least 0"),
         ("algorithm: dpo", None, r"dpo is not one of its algorithms"),
         ("algorithm: gropo", None, r"unknown algorithm 'gropo'.*grpo"),
         ("a: [", None, r"run.yaml"),
@@ -477,14 +668,14 @@ def test_bad_input_ends_in_one_sentence(text, trainer, sentence, tmp_path):
 
 def test_the_command_requires(tmp_path, capsys):
     path = tmp_path / "run.yaml"
-    path.write_text("loss_type: grpo\nnum_generations: 8")
+    path.write_text("loss_type: grpo\nnum_generations: 8\nenv: {A: b}")
     main(["compare", "--config", str(path), "--algorithms", "grpo", "--require", "grpo"])
     assert "equal to grpo (chapter)" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
         main(["compare", "--config", str(path), "--algorithms", "grpo", "--require", "drgrpo"])
     assert stopped.value.code != 0
     assert re.search(
-        r"is not drgrpo/chapter: relative gradient error .*; to get there: loss_type: dr_grpo; "
+        r"is not drgrpo/chapter: relative gradient error .*; to get there: loss_type: dr_grpo, "
         "scale_rewards: none",
         str(stopped.value.code),
     )

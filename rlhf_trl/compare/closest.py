@@ -5,8 +5,10 @@ prompts, completions, rewards, model and schedule. What a change of fields would
 too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from dataclasses import fields as fields_of
 from importlib import import_module
 from inspect import get_annotations
 from pathlib import Path
@@ -27,7 +29,6 @@ from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.compare.rows import Book, Row, Stock
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
-from rlhf_trl.run.yaml_loader import read_yaml
 
 TRAINERS = (
     "GRPOTrainer",
@@ -63,7 +64,19 @@ GEOMETRY = frozenset(
         "vllm_importance_sampling_mode",
     ]
 )
-"""Fields for which the fixed batches have values of their own, or that say which tokens count."""
+"""Fields for which the batches have values of their own, or that say which tokens count."""
+
+GATED = frozenset(
+    [
+        "delta",
+        "entropy_coef",
+        "off_policy_mask_threshold",
+        "reward_clip_range",
+        "top_entropy_quantile",
+        "use_adaptive_entropy",
+    ]
+)
+"""Fields whose term acts on some batches only; no verdict of `equal` where one of them is set."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,8 @@ class Subject:
         classes: trainer and config class.
         fields: the user's fields that decide the loss.
         schedule: the user's accumulation and steps per generation.
-        also: further arguments of the trainer.
+        also: further arguments of the trainer: the algorithm of a config of this project.
+        left_out: fields of the user's that the batches replace or that nothing here exercises.
     """
 
     label: str
@@ -85,6 +99,7 @@ class Subject:
     fields: Mapping[str, Any]
     schedule: Mapping[str, int] = field(default_factory=dict)
     also: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def batches(self) -> list[PolicyBatch]:
@@ -112,6 +127,7 @@ class Distance:
         changes: fields to change, with the values to give them.
         then: the worst batch after these changes, measured; None if there is nothing to change.
         why: why no settings give equality, where the table says so.
+        untested: fields that are set and act only where no batch of these may come.
     """
 
     algorithm: str
@@ -122,6 +138,7 @@ class Distance:
     changes: Mapping[str, Any]
     then: Result | None
     why: str
+    untested: tuple[str, ...] = ()
 
 
 def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
@@ -144,23 +161,44 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     base = pairs.base_name(cls)
     if base not in TRAINERS:
         known = ", ".join(TRAINERS)
-        raise InputError(f"{trainer} derives from none of the trainers that are compared: {known}")
-    stock, config = pairs.trainer_classes(base)
-    config = config if cls is stock else _config_class(cls, config)
+        raise InputError(
+            f"{trainer} has one loss only, which the matrix compares; --config and --trainer tell "
+            f"apart what {known} compute"
+        )
+    stock, stock_config = pairs.trainer_classes(base)
+    config = stock_config if cls is stock else _config_class(cls, stock_config)
     values = _checked(path, config) if path else {}
-    wanted = (LOSS_FIELDS | SHARED_FIELDS) - GEOMETRY
+    own = {f.name for f in fields_of(config)} - {f.name for f in fields_of(stock_config)}
     return Subject(
         label=label,
         base=base,
         classes=(cls, config),
-        fields={name: value for name, value in values.items() if name in wanted},
+        fields=_deciding(values, own),
         schedule=_schedule(values),
+        left_out=_left_out(values),
     )
 
 
+def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    wanted = (LOSS_FIELDS | SHARED_FIELDS | set(own)) - GEOMETRY
+    return {name: value for name, value in values.items() if name in wanted}
+
+
+def _left_out(values: Mapping[str, Any]) -> tuple[str, ...]:
+    unmeasured = (GEOMETRY | {"use_vllm"}) - {"max_length", "generation_batch_size"}
+    schedule = {"gradient_accumulation_steps", "steps_per_generation", "num_iterations"}
+    return tuple(sorted(n for n in values if n in unmeasured - schedule and values[n]))
+
+
 def _schedule(values: Mapping[str, Any]) -> dict[str, int]:
-    names = ("gradient_accumulation_steps", "steps_per_generation")
-    return {name: values[name] for name in names if values.get(name)}
+    accumulation = values.get("gradient_accumulation_steps") or 1
+    steps = values.get("steps_per_generation")
+    if values.get("generation_batch_size"):
+        steps = values["generation_batch_size"] // values.get("per_device_train_batch_size", 8)
+    return {
+        "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": steps or accumulation,
+    }
 
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
@@ -175,10 +213,14 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
     from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 
     cls = _class(trainer) if trainer else PolicyGradientTrainer
+    if not issubclass(cls, PolicyGradientTrainer):
+        raise InputError(
+            f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
+            "out, or give a config of that trainer"
+        )
     own = ("algorithm", "formulation", "dataset", "reward_funcs", "expect")
     values = read_fields(path, [PolicyGradientConfig, _import("ModelConfig")], own)
-    wanted = (LOSS_FIELDS | SHARED_FIELDS) - GEOMETRY
-    fields = {key: value for key, value in values.items() if key in wanted}
+    fields = _deciding(values)
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
     # no completion of the batches comes near the penalty, and no group is sampled again
     ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
@@ -192,6 +234,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
         fields=dict(row.settings) | fields,
         schedule=_schedule(values),
         also={"algorithm": name, "formulation": which},
+        left_out=_left_out(values),
     )
 
 
@@ -209,10 +252,11 @@ def _class(dotted: str) -> type:
         raise InputError(f"--trainer: {dotted!r} has no module{hint}; write mypackage.MyTrainer")
     try:
         found = getattr(import_module(module), name)
-    except ImportError as error:
-        raise InputError(f"--trainer: {module} cannot be imported: {error}") from error
     except AttributeError as error:
         raise InputError(f"--trainer: {module} has no {name}") from error
+    except Exception as error:  # whatever the user's module raises
+        why = " ".join(str(error).split())
+        raise InputError(f"--trainer: {module} cannot be imported: {why}") from error
     if not isinstance(found, type) or not pairs.base_name(found):
         raise InputError(f"--trainer: {dotted} is not a subclass of a trainer of TRL")
     return found
@@ -220,7 +264,7 @@ def _class(dotted: str) -> type:
 
 def _config_class(trainer: type, stock: type) -> type:
     """Return the config class that a trainer's `args` are annotated with, or the stock one."""
-    kind = get_annotations(trainer.__init__).get("args")
+    kind = get_annotations(trainer.__init__, eval_str=True).get("args")
     members = getattr(kind, "__args__", (kind,))
     return next((m for m in members if isinstance(m, type) and issubclass(m, stock)), stock)
 
@@ -228,14 +272,15 @@ def _config_class(trainer: type, stock: type) -> type:
 def _checked(path: str | Path, config: type) -> dict[str, Any]:
     classes = [config, *(_import(n) for n in ("ModelConfig", "ScriptArguments"))]
     classes.append(_import("DatasetMixtureConfig"))
-    also = ("reward_funcs", "reward_model_name_or_path", "env", "dataset_text_field")
-    return read_fields(path, classes, [key for key in also if key in read_yaml(path)])
+    scripts = ("reward_funcs", "reward_model_name_or_path", "env")
+    unknown = [name for name in scripts if not any(f.name == name for f in fields_of(config))]
+    # TRL's own parser takes booleans for scale_rewards
+    words = {"scale_rewards": {True: "group", False: "none"}}
+    return read_fields(path, classes, unknown, words)
 
 
 def _told(path: str, given: Mapping[str, Any]) -> str:
     """Tell the trainer from the keys that only its config has, and from loss_type."""
-    from dataclasses import fields as fields_of
-
     configs = {name: pairs.trainer_classes(name)[1] for name in TRAINERS}
     names = {name: {f.name for f in fields_of(config)} for name, config in configs.items()}
     anywhere = set().union(*names.values())
@@ -294,12 +339,13 @@ def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[
     with quiet():
         try:
             found = [_distance(matrix, subject, *pair) for pair in names]
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            message = " ".join(str(error).split())
+        except InputError:
+            raise
+        except Exception as error:  # whatever the user's trainer or config raises
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise InputError(
-                f"{subject.label}: {subject.classes[0].__name__}: {message}"
+                f"{subject.label}: {subject.classes[0].__name__} cannot be run on the fixed "
+                f"batches: {message}"
             ) from error
     return sorted(found, key=lambda d: (not d.equal, d.worst.grad_rel_error))
 
@@ -322,26 +368,52 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
     results = _measured(matrix, subject, left, subject.fields, batches)
     worst = max(results, key=lambda r: r.grad_rel_error)
     equal = all(r.verdict in ("equal", "both zero") for r in results)
-    on_policy = [r.verdict == "equal" for r in results if r.batch == "on_policy"]
-    changes, then = {}, None
+    broken = [r.batch for r in results if not math.isfinite(r.grad_rel_error)]
+    if broken:
+        raise InputError(
+            f"{subject.label}: the gradient is not finite, or the book's is 0, on "
+            f"{', '.join(broken)}"
+        )
+    untested = tuple(sorted(n for n in GATED & subject.fields.keys() if subject.fields[n]))
+    equal = equal and not untested
+    changes: Mapping[str, Any] = {}
+    then = None
     if subject.also and not equal:
         changes = {"algorithm": name, "formulation": which}
     elif not equal:
         changes = _changes(subject, row, left, built)
-    if changes and not subject.also:
-        fields = {**subject.fields, **changes}
-        if fields.pop("steps_per_generation", None):
-            batches = [batch for batch in batches if batch.name != "steps_per_generation"]
-        fields.pop("generation_kwargs", None)
-        then = max(
-            _measured(matrix, subject, left, fields, batches), key=lambda r: r.grad_rel_error
-        )
+        then = _after(matrix, subject, left, changes, batches)
         if row.trl is not True and then.grad_rel_error > worst.grad_rel_error / 2:
             changes, then = {}, None  # nothing that brings the two close
-    why = "" if equal or row.trl is True else str(row.trl)
+    why = "" if equal or row.trl is True or subject.base == "RLOOTrainer" else str(row.trl)
+    on_policy = [r.verdict == "equal" for r in results if r.batch == "on_policy"]
     return Distance(
-        name, which, equal, worst, on_policy[0] if on_policy else None, changes, then, why
+        name,
+        which,
+        equal,
+        worst,
+        on_policy[0] if on_policy else None,
+        changes,
+        then,
+        why,
+        untested,
     )
+
+
+def _after(
+    matrix: Matrix,
+    subject: Subject,
+    left: Book,
+    changes: Mapping[str, Any],
+    batches: Sequence[PolicyBatch],
+) -> Result:
+    """Measure a subject with some fields changed; return the batch where it is worst."""
+    fields = {**subject.fields, **changes}
+    if fields.pop("steps_per_generation", None):
+        batches = [batch for batch in batches if batch.name != "steps_per_generation"]
+    fields.pop("generation_kwargs", None)
+    after = _measured(matrix, subject, left, fields, batches)
+    return max(after, key=lambda r: r.grad_rel_error)
 
 
 def _roomy(subject: Subject) -> dict[str, Any]:
@@ -375,11 +447,12 @@ def _params(row: Formulation, subject: Subject, value: Callable[[str], Any]) -> 
             given = value("simpo_gamma") / value("beta")
         if given is None or name in ("max_completion_length", "importance_cap", "baseline_value"):
             continue
-        candidate = given if subject.also else given - row.trl_offset.get(name, 0)
-        try:
-            row.parameters({**_required(row), name: candidate})
-        except InputError:
-            continue  # the row keeps its default
+        if name == "label_smoothing" and not given:
+            continue  # a row that smooths labels is not asked for with 0
+        offset = 0 if subject.also else row.trl_offset.get(name, 0)
+        # below 1, CISPO's absolute bound can only be a paper's relative one
+        candidate = given - offset if offset and given >= offset else given
+        row.parameters({**_required(row), name: candidate})  # refuses what the row cannot have
         params[name] = candidate
     return params
 
@@ -392,18 +465,33 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
     """Return the fields whose values stand between the config and the row's settings."""
     values = row.parameters({**_required(row), **left.params})
     want = dict(row.fixed({**_required(row), **left.params}))
+    if "label_smoothing" in row.reads:
+        want["label_smoothing"] = values["label_smoothing"]
     for name, offset in row.trl_offset.items():
         want[name] = values[name] + offset
     if getattr(built, "temperature", 1.0) != 1.0:
         want |= {"temperature": 1.0, "generation_kwargs": {"temperature": built.temperature}}
     accumulation = subject.schedule.get("gradient_accumulation_steps", 1)
     steps = subject.schedule.get("steps_per_generation", 0)
-    if getattr(row, "window", "") == "window" and steps > accumulation:
-        want["steps_per_generation"] = accumulation
+    read = want.keys() | row.reads.keys() | {"beta"}
+    for name, value in _defaults(subject.classes[1]).items():
+        if name in LOSS_FIELDS & subject.fields.keys() and name not in read:
+            want[name] = value
+    if "loss_type" in want:
+        want.setdefault("loss_weights", None)
+    if "beta" not in row.reads and getattr(built, "beta", 0):
+        want["beta"] = 0.0
     kept = {name: value for name, value in want.items() if hasattr(built, name)}
-    if not getattr(built, "beta", 1):
+    if not kept.get("beta", getattr(built, "beta", 1)):
         kept.pop("use_bias_correction_kl", None)  # read only with a KL
-    return {n: v for n, v in kept.items() if _plain(getattr(built, n)) != _plain(v)}
+    changes = {n: v for n, v in kept.items() if _plain(getattr(built, n)) != _plain(v)}
+    if getattr(row, "window", "") == "window" and steps > accumulation:
+        changes["steps_per_generation"] = accumulation
+    return changes
+
+
+def _defaults(config: type) -> dict[str, Any]:
+    return {f.name: f.default for f in fields_of(config) if f.default is not MISSING}
 
 
 def _plain(value: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from rlhf_trl.algorithms import FORMULATIONS, formulation
 from rlhf_trl.errors import InputError, nearest
 
-Named = TypeVar("Named")
+if TYPE_CHECKING:
+    from rlhf_trl.compare.closest import Distance
 
 
 def run(args: Namespace) -> None:
@@ -17,8 +18,8 @@ def run(args: Namespace) -> None:
         args: algorithms, batches, format, verbose, config, trainer, require, page.
 
     Raises:
-        InputError: if an option names something that does not exist, or --require is not met.
-        SystemExit: with 1, after the matrix, if a difference is unexplained.
+        InputError: if an option names something that does not exist, if --require is not met, or,
+            after the matrix, if a difference is unexplained.
     """
     if args.require and not (args.config or args.trainer):
         raise InputError("--require is about --config or --trainer; give one of them")
@@ -41,6 +42,8 @@ def _matrix(args: Namespace) -> None:
     batches = _chosen("--batches", args.batches, [batch.name for batch in BATCHES])
     rows = [row for row in ROWS if row.algorithm in wanted]
     if args.page:
+        if args.algorithms or args.batches or args.verbose or args.format != "table":
+            raise InputError("--page writes everything; leave the other options out")
         from rlhf_trl.compare.page import write_page
 
         write_page(args.page)
@@ -91,9 +94,22 @@ def _subject(args: Namespace) -> None:
         if each is None:
             each = distances(subject, [required])[0]
         if not each.equal:
-            change = "; ".join(f"{k}: {v}" for k, v in each.changes.items())
-            raise InputError(
-                f"{subject.label} is not {'/'.join(required)}: relative gradient error "
-                f"{each.worst.grad_rel_error:.1e} on {each.worst.batch}"
-                + (f"; to get there: {change}" if change else f"; {each.why}" if each.why else "")
-            )
+            raise InputError(_refusal(subject.label, "/".join(required), each))
+
+
+def _refusal(label: str, required: str, each: "Distance") -> str:
+    from rlhf_trl.compare.report import changes_text
+
+    if each.untested:
+        says = (
+            f"{label} is not known to be {required}: {', '.join(each.untested)} may act elsewhere"
+        )
+    else:
+        says = (
+            f"{label} is not {required}: relative gradient error {each.worst.grad_rel_error:.1e} "
+            f"on {each.worst.batch}"
+        )
+    if not each.changes:
+        return f"{says}; {each.why}" if each.why else says
+    there = each.then is None or each.then.verdict in ("equal", "both zero")
+    return f"{says}; {'to get there' if there else 'closer, but not there'}: {changes_text(each)}"

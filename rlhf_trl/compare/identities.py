@@ -152,8 +152,8 @@ def bias_corrected_k3() -> Identity:
     return _kl(slope, "k3 is multiplied by rho: its derivative becomes rho (k3 + dk3)")
 
 
-def weight_bound(low: float | None, high: float, new_high: float) -> Identity:
-    """Exchange the bounds of CISPO's weights; None: no lower bound."""
+def weight_bound(low: float, high: float, new_high: float) -> Identity:
+    """Put an upper bound alone in the place of CISPO's two."""
 
     def apply(terms: Terms) -> None:
         ratio = terms.view.ratio
@@ -164,16 +164,6 @@ def weight_bound(low: float | None, high: float, new_high: float) -> Identity:
         f"the weight is min(rho, {new_high:g}), not clip(rho, {low:g}, {high:g})",
         apply,
     )
-
-
-def factor(value: float, says: str) -> Identity:
-    """Multiply the whole gradient by a number."""
-
-    def apply(terms: Terms) -> None:
-        terms.surrogate, terms.kl = terms.surrogate * value, terms.kl * value
-        terms.norm = terms.norm * value
-
-    return Identity("scale", says, apply)
 
 
 def _kept(ratio: Tensor, surrogate: Tensor) -> Tensor:
@@ -361,14 +351,14 @@ def orpo_nll_of_everything() -> Identity:
 def kto_one_mean(weight: float = 1.0) -> Identity:
     """Take one mean over all examples where the code adds the means of the two classes."""
 
+    times = "" if weight == 1 else f"{weight:g} times "
+
     def change(part: Micro, weights: Tensor, _: int) -> Tensor:
         wanted = part.chosen.double().mean()
         share = torch.where(part.chosen.unsqueeze(1), wanted, 1 - wanted)
         return weights * weight * share
 
-    return _micro(
-        "normaliser", f"multiply each class by {weight:g} times its share of the batch", change
-    )
+    return _micro("normaliser", f"multiply each class by {times}its share of the batch", change)
 
 
 def two_class_means() -> Identity:

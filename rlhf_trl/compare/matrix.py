@@ -253,6 +253,8 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
         zero gradient leaves undefined is NaN.
     """
     size, other = float(left.norm()), float(right.norm())
+    if not math.isfinite(size * other):
+        return math.inf, math.nan, math.nan, "differs"
     if size < ZERO and other < ZERO:
         return 0.0, math.nan, math.nan, "both zero"
     if size < ZERO or other < ZERO:
@@ -262,7 +264,7 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
     verdict: Verdict = "differs"
     if error <= EQUAL:
         verdict = "equal"
-    elif _error(right, factor * left) <= EQUAL:
+    elif factor > 0 and _error(right, factor * left) <= EQUAL:
         verdict = "scaled"
     return error, dot / size / other, other / size, verdict
 

@@ -10,7 +10,7 @@ from rlhf_trl.algorithms import ALGORITHMS, Formulation
 from rlhf_trl.compare import explain, kl_page, report
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
-from rlhf_trl.compare.rows import ROWS
+from rlhf_trl.compare.rows import ROWS, pair_stock, stock_fields
 from rlhf_trl.run.output import write_whole
 
 FAMILIES = {
@@ -24,7 +24,7 @@ def write_page(folder: str | Path) -> None:
     """Measure everything and write README.md, cosines.png and kl.png.
 
     Args:
-        folder: where to; it must exist.
+        folder: where to.
     """
     results = Matrix().run(ROWS, BATCHES)
     folder = Path(folder)
@@ -80,13 +80,20 @@ constant that no step sees, so what counts is the gradient with respect to all p
   reason that is not proved in this way would be printed as `unexplained`.
 
 The last columns name the batch that the numbers are from, where the two sides differ most, and the
-batches on which they are equal. Batches that change something on purpose (`temperature`,
-`small_rewards`, `beta`) stand in the last column only.
+batches on which they are equal, out of those that apply. Batches that change something on purpose
+(`temperature`, `small_rewards`, `beta`) stand in the last column only, but what a KL adds is
+explained below a table.
 
 {batches}
 
-B is the number of completions, L_i the length of completion i, rho the likelihood ratio, s the
-standard deviation of a group's rewards, e the label smoothing, pi_ref the reference policy."""
+All of it is one process; what several processes do to a normaliser is not measured here. A
+*generation* is what TRL samples at once, `steps_per_generation` micro-batches of it; a *window* is
+what one optimizer step sees, `gradient_accumulation_steps` micro-batches. B is the number of
+completions, L_i the length of completion i, rho the likelihood ratio, s the standard deviation of a
+group's rewards, pi_ref the reference policy, l = log pi - log pi_ref; d_c and d_r are l summed over
+the chosen and the rejected completion, m = beta (d_c - d_r), e the label smoothing, z KTO's
+reference point. `bnpo` is TRL's name for one mean over the tokens of a micro-batch. A config of
+this project chooses a side by `formulation: chapter`, `code` or `trl`."""
 
 _SFT = """Both minimise the mean of -log pi over the completion's tokens; they differ in whose mean.
 TRL: `SFTTrainer.compute_loss`."""
@@ -96,6 +103,9 @@ What the estimators themselves estimate is the subject of the last section."""
 
 
 def _overview(groups: Sequence[Sequence[Result]]) -> str:
+    hot = [r for g in groups for r in g if r.batch == "temperature" and _same_elsewhere(g)]
+    cosines = [r.grad_cosine for r in hot]
+    ratios = [r.grad_norm_ratio for r in hot]
     different = [g for g in groups if report.shown(g).verdict in ("differs", "scaled")]
     return f"""## At a glance
 
@@ -112,15 +122,21 @@ What people copy and what it does:
 - `loss_type: dr_grpo` alone still scales rewards; it takes `scale_rewards: none`, too.
 - CISPO's `epsilon_high` is the bound itself in TRL: write 1.4 for a paper's 0.4.
 - `label_smoothing` does nothing to DPO's `sigmoid`; cDPO takes two losses with weights.
-- `temperature` divides logits before log-probabilities are taken. To sample colder than you score,
-  leave it at 1 and put the temperature into `generation_kwargs`."""
+- `temperature` divides logits before log-probabilities are taken: with 0.6, rows that are equal
+  otherwise have cosines between {min(cosines):.3f} and {max(cosines):.3f} and ratios between
+  {min(ratios):.3f} and {max(ratios):.3f}. To sample colder than you score, leave it at 1 and put
+  the temperature into `generation_kwargs`."""
+
+
+def _same_elsewhere(group: Sequence[Result]) -> bool:
+    return report.shown(group).verdict == "equal"
 
 
 def _algorithm(name: str, groups: Sequence[Sequence[Result]]) -> str:
     row = ALGORITHMS[name]
     parts = [f"### {row.title}", f"{_source(row.source)}; {row.paper}"]
     parts.append("\n".join(_equations(row.chapter)))
-    parts.append(f"Stock TRL: {_stock(row.chapter)}")
+    parts.append(f"Stock TRL: {_stock(name, row.chapter)} {row.chapter.differs}")
     if isinstance(row.code, Formulation):
         parts.append(f"What the book's code does differently: {row.code.differs}")
     parts.append(_table(groups) if groups else f"Not compared: {_why(row)}.")
@@ -153,14 +169,15 @@ def _there(place: str | None) -> str:
     return f"; TRL: `{place.split(',')[0]}`" if place else ""
 
 
-def _stock(form: Formulation) -> str:
-    settings = explain.settings_text(form)
-    settings = f"`{settings}`" if settings else ""
+def _stock(name: str, form: Formulation) -> str:
+    on_policy = form.trainer == "GRPOTrainer"
+    fields = stock_fields(name, "chapter") if on_policy else pair_stock(name, "chapter").config
+    settings = "`" + ", ".join(f"{k}={v}" for k, v in fields.items()) + "`" if fields else ""
     places = ", ".join(f"`{place}`" for place in explain.losses_in_trl(form))
     where = f" ({places})" if places else ""
     if form.trl is True:
         return f"{form.trainer} computes it with {settings or 'its defaults'}{where}."
-    return f"not equal. {form.trl}."
+    return f"{form.trl}."
 
 
 _COLUMNS = (
@@ -188,21 +205,28 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
                 _equal_on(group),
             ]
         )
-        if result.residual is not None:
-            variant = f" ({row.variant})" if row.variant else ""
-            steps = "; ".join(c.says for c in result.contributions if c.relative_change > 1e-8)
-            notes.append(
-                f"- **{row.left.label} to {row.right.label}{variant}**: "
-                f"{report.explanation(result)} Proof: {steps}. For equality: {row.settings}."
-            )
+        with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
+        noted = [r for r in (result, *with_kl) if r.residual is not None]
+        for each in noted if result.residual is None or row.with_kl else noted[:1]:
+            notes.append(_note(each))
     return report.markdown(_COLUMNS, lines) + ("\n\n" + "\n".join(notes) if notes else "")
+
+
+def _note(result: Result) -> str:
+    row = result.row
+    variant = f" ({row.variant})" if row.variant else ""
+    where = ", with beta 0.1" if result.batch == "beta" else ""
+    steps = "; ".join(c.says for c in result.contributions if c.relative_change > 1e-8)
+    note = f"- **{row.left.label} to {row.right.label}{variant}{where}**: "
+    note += f"{report.explanation(result)} Proof: {steps}."
+    return note + (f" For equality: {row.settings}." if row.settings else "")
 
 
 def _equal_on(group: Sequence[Result]) -> str:
     good = [r.batch for r in group if r.verdict in ("equal", "both zero")]
     bad = [r.batch for r in group if r.batch not in good]
     if not bad:
-        return "all"
+        return f"all {len(good)}"
     if len(good) > len(bad):
         return f"all but {', '.join(bad)}"
     return ", ".join(good) or "none"

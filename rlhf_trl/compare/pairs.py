@@ -36,6 +36,12 @@ from rlhf_trl.tiny.tokenizer import build_tokenizer
 PAIRS = 4
 """Pairs of a micro-batch; KTO and SFT, which have none, take twice as many examples."""
 
+STOCK = (
+    *("GRPOTrainer", "RLOOTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer"),
+    *("ORPOTrainer", "CPOTrainer", "SFTTrainer"),
+)
+"""The trainers of TRL that are compared."""
+
 BATCHES = ("on_policy", "mild", "heavy", "ragged", "accumulation")
 """The batches that apply here."""
 
@@ -252,7 +258,7 @@ def base_name(trainer: type) -> str:
         trainer: the class.
     """
     names = [c.__name__ for c in trainer.__mro__ if c.__module__.startswith("trl.")]
-    return next((name for name in names if name.endswith("Trainer") and name[0] != "_"), "")
+    return next((name for name in names if name in STOCK), "")
 
 
 class PairWindow:
@@ -269,12 +275,14 @@ class PairWindow:
         """
         self.batch = batch
         self.make = _MODELS.get(trainer, untrained)
-        self.current = drifted(self.make().state_dict(), batch.drift, seed=1)
+        # with this seed KTO's reference point is above 0, and clamped in one micro-batch only
+        self.current = drifted(self.make().state_dict(), batch.drift, seed=23)
         name = "DPOTrainer" if trainer == TOKENS else trainer
         built = build_trainer(*trainer_classes(name), {}, batch, columns)
         if trainer != TOKENS:
             built.model.load_state_dict(self.current)
         _, self.prepared = measure.accumulate(built, measure.batches(built))
+        _check_collation(name, self.prepared, _rows(name, batch, columns))
         self.view = self._view()
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
@@ -332,6 +340,65 @@ class PairWindow:
                 )
             )
         return PairView(policy, parts)
+
+
+def _check_collation(
+    trainer: str, prepared: Sequence[measure.Batch], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse a collator that does not hand on the texts, sides, labels and margins as they are.
+
+    Both sides of a comparison take them from TRL's collator; here they are held against the data.
+    """
+    tokenizer = build_tokenizer()
+    known: dict[tuple[int, ...], tuple[int, str, int]] = {}  # ids -> row, side, prompt's tokens
+    for number, row in enumerate(rows):
+        prompt = tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]
+        for side in ("chosen", "rejected", "completion"):
+            if side in row:
+                text = tokenizer(row[side], add_special_tokens=False)["input_ids"]
+                ids = (*prompt, *text, tokenizer.eos_token_id)
+                known[ids] = (number, side, len(prompt))
+
+    def read(ids: Tensor, attention: Tensor) -> tuple[int, str, int]:
+        plain = ids[attention.bool()].tolist()
+        start = int(plain[:1] == [tokenizer.bos_token_id])
+        row, side, prompt = known.get(tuple(plain[start:]), (-1, "", 0))
+        return row, side, prompt + start
+
+    def fail(what: str) -> None:
+        raise InputError(f"{trainer} does not collate the fixed data as it is: {what}")
+
+    for inputs in prepared:
+        ids, attention, mask, chosen = _sequences(inputs)
+        found = [read(*pair) for pair in zip(ids, attention, strict=True)]
+        if any(row < 0 for row, *_ in found):
+            fail("token ids that are in no text")
+        half = len(found) // 2
+        paired = "label" not in inputs and "completion" not in rows[0]
+        if paired and [f[:2] for f in found] != [
+            (row, side) for side in ("chosen", "rejected") for row, *_ in found[:half]
+        ]:
+            fail("chosen and rejected")
+        if "label" in inputs and [rows[row]["label"] for row, *_ in found] != chosen.tolist():
+            fail("labels")
+        if "margin" in inputs:
+            margins = torch.tensor([rows[row]["margin"] for row, *_ in found[:half]])
+            if not torch.allclose(margins, inputs["margin"].float()):
+                fail("margins")
+        for one, (_, _, prompt), kept in zip(attention, found, mask, strict=True):
+            places = one.bool().nonzero().flatten()
+            expected = torch.zeros_like(one)
+            expected[places[prompt:]] = 1
+            if trainer != "RewardTrainer" and not torch.equal(expected, kept.to(expected)):
+                fail("which tokens are the completion's")
+        if "KL_input_ids" in inputs:
+            completions = [rows[row]["completion"] for row, *_ in found]
+            for place, (row, *_) in enumerate(found):
+                kl = inputs["KL_input_ids"][place][inputs["KL_attention_mask"][place].bool()]
+                text = rows[row]["prompt"] + completions[place - 1]
+                wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
+                if kl.tolist() != [*wanted, tokenizer.eos_token_id]:
+                    fail("the mismatched pairs of the KL")
 
 
 def _logps(model: Module, ids: Tensor, attention: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ of one untrained model. Everything behind generation is the trainer's own.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +32,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
-LIMIT, GROUP, ROWS, EQUAL = 12, 4, 8, 8
+LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
 """Tokens at most, completions per prompt, completions per micro-batch, tokens of equal lengths."""
 
 WEIGHTS = (1.0, 0.5)
@@ -49,7 +50,7 @@ class PolicyBatch:
         drift: how far the policy has moved since it generated, in standard deviations of its
             weights.
         pushed: it moved until every token with an advantage is outside the clip range.
-        ragged: completions of different lengths, some cut off; otherwise all have EQUAL tokens.
+        ragged: completions of different lengths, some cut off; otherwise all have LENGTH tokens.
         accumulation: micro-batches of the window.
         per_generation: micro-batches that one generation feeds.
         iterations: how often they are used. The second window is measured unless there is one only.
@@ -126,7 +127,7 @@ BATCHES = (
 def _completion(ragged: bool) -> measure.Completion:
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
         rng = drawn(prompt_ids, index, call)
-        wanted = rng.randint(1, LIMIT + 2) if ragged else EQUAL
+        wanted = rng.randint(1, LIMIT + 2) if ragged else LENGTH
         ids = [rng.randrange(7, 113) for _ in range(min(wanted, LIMIT))]
         return ids if wanted > LIMIT else [*ids[:-1], _END]
 
@@ -238,6 +239,7 @@ class PolicyWindow:
         """Generate, move the policy, and measure the last window that the generation feeds."""
         module = type(trainer).__mro__
         owner = next(c for c in module if c.__module__.startswith("trl.trainer."))
+        _check_shuffle(owner.__module__)
         with patch(f"{owner.__module__}.shuffle_sequence_dict", lambda inputs: inputs):
             source = measure.batches(trainer)
             trainer.model.train().load_state_dict(self.generating)
@@ -305,6 +307,17 @@ class PolicyWindow:
             binary_rewards=self.right * (self.format == 1),
             generation_tokens=self.generation_tokens,
         )
+
+
+@cache
+def _check_shuffle(module: str) -> None:
+    """Refuse a shuffle that tears a row apart; windows keep their order so that groups do."""
+    numbers = torch.arange(16)
+    columns = {"a": numbers, "b": numbers[:, None] * torch.ones(1, 3), "c": numbers.float()}
+    with torch.random.fork_rng(devices=[]):
+        mixed = import_module(module).shuffle_sequence_dict(columns)
+    if not all(torch.equal(t.view(16, -1)[:, 0].long(), mixed["a"]) for t in mixed.values()):
+        raise InputError(f"{module}.shuffle_sequence_dict tears the rows of a batch apart")
 
 
 def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -> Tensor:

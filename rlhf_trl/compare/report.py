@@ -34,18 +34,14 @@ def explanation(result: Result) -> str:
         return ""
     if not result.explained:
         return "unexplained"
-    parts = [result.row.explanation] if _own(result) else []
-    if any(part.term == "temperature" for part in result.contributions):
-        parts.append(_TEMPERATURE)
-    return " ".join(parts)
-
-
-def _own(result: Result) -> bool:
-    """Whether the row's own reason plays a part, beside the batch's temperature."""
-    return any(
-        part.term != "temperature" and part.relative_change > RESIDUAL
-        for part in result.contributions
-    )
+    moved = {part.term for part in result.contributions if part.relative_change > RESIDUAL}
+    row = result.row
+    parts = [row.explanation] if moved - {"temperature", "KL"} or not row.with_kl else []
+    parts += [row.with_kl] if "KL" in moved else []
+    parts += [_TEMPERATURE] if "temperature" in moved else []
+    if moved == {"temperature"}:
+        parts = [_TEMPERATURE]
+    return " ".join(part for part in parts if part)
 
 
 def record(result: Result) -> dict[str, Any]:
@@ -95,6 +91,7 @@ def shown(group: Sequence[Result]) -> Result:
     Those of SPECIAL only stand for a row that has no other batch.
     """
     plain = [r for r in group if r.batch not in SPECIAL] or list(group)
+    plain = [r for r in plain if math.isfinite(r.grad_cosine)] or plain
     # rounding must not choose, neither among equals nor among those that are as far apart
     return max(plain, key=lambda r: float(f"{r.grad_rel_error:.2g}") * (r.grad_rel_error > EQUAL))
 
@@ -264,21 +261,24 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
             f"{first.algorithm} ({first.formulation}), at a relative gradient error of {error}"
         )
     used = ", ".join(batch.name for batch in subject.batches)
-    return f"{head}\nmeasured on {used}; each line shows the batch where it is worst\n\n{table}"
+    head += f"\nmeasured on {used}; each line shows the batch where it is worst"
+    if subject.left_out:
+        head += f"\nnot measured: {', '.join(subject.left_out)} (the batches have their own)"
+    return f"{head}\n\n{table}"
 
 
-def _changes(each: Distance) -> str:
-    return ", ".join(f"{name}: {_yaml(value)}" for name, value in each.changes.items()) or "-"
-
-
-def _yaml(value: Any) -> str:
-    return json.dumps(value).replace('"', "") if not isinstance(value, str) else value
+def changes_text(each: Distance) -> str:
+    """Return the fields to change as YAML in one line."""
+    pairs = each.changes.items()
+    return ", ".join(f"{name}: {json.dumps(value).replace(chr(34), '')}" for name, value in pairs)
 
 
 def _distance_cells(each: Distance) -> list[str]:
     worst = each.worst
     what = "equal" if each.equal else verdict(worst)
-    if not each.equal and each.on_policy:
+    if each.untested:
+        what = f"not settled: {', '.join(each.untested)} set"
+    elif not each.equal and each.on_policy:
         what += ", equal on-policy"
     then = "-"
     if each.then is not None:
@@ -292,7 +292,7 @@ def _distance_cells(each: Distance) -> list[str]:
         number(worst.grad_cosine, ".4f"),
         number(worst.grad_norm_ratio, ".4f"),
         worst.batch,
-        _changes(each),
+        changes_text(each) or "-",
         then,
         each.why or "-",
     ]
@@ -312,4 +312,6 @@ def _distance_record(subject: Subject, each: Distance) -> dict[str, Any]:
         "changes": dict(each.changes),
         "error_after_changes": None if each.then is None else each.then.grad_rel_error,
         "why_not": each.why,
+        "untested": list(each.untested),
+        "not_measured": list(subject.left_out),
     }

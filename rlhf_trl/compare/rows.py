@@ -67,8 +67,9 @@ class Row:
         right: the other.
         identities: from left to right, in this order, as far as a batch calls for them.
         explanation: one sentence for `differs` and `scaled`.
-        settings: what makes the two equal, or why nothing does.
+        settings: what makes the two equal, or why nothing does; "" for two of the book's forms.
         batches: names of the only batches that it is for; none: all.
+        with_kl: a further sentence, where a KL plays a part.
     """
 
     algorithm: str
@@ -79,6 +80,7 @@ class Row:
     explanation: str = ""
     settings: str = ""
     batches: tuple[str, ...] = ()
+    with_kl: str = ""
 
 
 def stock_fields(algorithm: str, which: str = "trl", **changes: Any) -> dict[str, Any]:
@@ -108,30 +110,29 @@ def stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
 _EPS = to.std_epsilon(1e-4, 1e-8)
 _EPS_BACK = to.std_epsilon(1e-8, 1e-4)
 _EPS_SAYS = "The code adds 1e-8 to the standard deviation, chapter and TRL 1e-4"
-_SIGN_SAYS = "and its KL has the other sign"
+_SIGN_SAYS = "The code's KL has the other sign."
+_AVERAGE_SAYS = "The code's KL is an average over the tokens, with the other sign."
 _NO_SETTING = "none in TRL"
 _PPO = {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1}
 _RLOO_WEIGHTS = [weight * GROUP_FACTOR for weight in WEIGHTS]
 
 
 def _code(name: str, *more: Identity, why: str = "") -> Row:
-    says = f"{why}{'; t' if why else 'T'}{_EPS_SAYS[1:]}, {_SIGN_SAYS}."
+    steps = (*more, _EPS, to.code_k3())
+    says = f"{why}{_EPS_SAYS}."
+    return Row(name, "", Book(name), Book(name, "code"), steps, says, with_kl=_SIGN_SAYS)
+
+
+def _code_trl(name: str, right: Stock) -> Row:
     return Row(
         name,
         "",
-        Book(name),
         Book(name, "code"),
-        (*more, _EPS, to.code_k3()),
-        says,
-        "formulation: chapter or code",
-    )
-
-
-def _code_trl(name: str, right: Stock, *more: Identity, why: str = "") -> Row:
-    says = f"{why}{_EPS_SAYS}, {_SIGN_SAYS}."
-    back = to.chapter_k3("exp(l) - 1")
-    return Row(
-        name, "", Book(name, "code"), right, (*more, _EPS_BACK, back), says, "formulation: chapter"
+        right,
+        (_EPS_BACK, to.chapter_k3("exp(l) - 1")),
+        f"{_EPS_SAYS}.",
+        _NO_SETTING,
+        with_kl=_SIGN_SAYS,
     )
 
 
@@ -146,9 +147,8 @@ POLICY_ROWS = (
             to.no_baseline(),
             to.normaliser("sequence_sum", "sequence_mean"),
         ),
-        "The code has no baseline and a mean over the tokens; its KL is an average with the other "
-        "sign.",
-        "formulation: chapter or code",
+        "The code has no baseline and a mean over the tokens.",
+        with_kl=_AVERAGE_SAYS,
     ),
     Row(
         "rloo",
@@ -156,9 +156,8 @@ POLICY_ROWS = (
         Book("rloo"),
         Book("rloo", "code"),
         (to.kl_in_reward("averaged"), to.normaliser("sequence_sum", "sequence_mean")),
-        "The derived equation sums over the tokens, the code takes their mean; its KL is an "
-        "average with the other sign.",
-        "formulation: chapter or code",
+        "The derived equation sums over the tokens, the code takes their mean.",
+        with_kl=_AVERAGE_SAYS,
     ),
     Row(
         "rloo",
@@ -196,9 +195,8 @@ POLICY_ROWS = (
         Book("ppo", params=_PPO),
         Book("ppo", "code", params=_PPO),
         (to.kl_in_reward("averaged"),),
-        "The chapter takes the KL from the reward of each token, the code its average, with the "
-        "other sign, from the last one.",
-        "formulation: chapter or code",
+        with_kl="The chapter takes the KL from the reward of each token, the code its average, "
+        "with the other sign, from the last one.",
     ),
     _code("grpo"),
     Row("grpo", "", Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
@@ -209,9 +207,9 @@ POLICY_ROWS = (
         Book("grpo"),
         Stock({}, "TRL dapo"),
         (to.normaliser("sequence_mean", "token_mean_trl"), to.bias_corrected_k3()),
-        "TRL's default loss_type is dapo: one mean over all tokens instead of one per completion; "
-        "its KL is multiplied by the ratio.",
+        "TRL's default loss_type is dapo: one mean over all tokens instead of one per completion.",
         "loss_type: grpo, use_bias_correction_kl: false",
+        with_kl="TRL's default KL is multiplied by the ratio.",
     ),
     Row(
         "drgrpo",
@@ -219,9 +217,8 @@ POLICY_ROWS = (
         Book("drgrpo"),
         Book("drgrpo", "code"),
         (to.normaliser("fixed_length", "sequence_mean"), to.code_k3()),
-        "The chapter divides by a fixed length, the code keeps each completion's own; its KL has "
-        "the other sign.",
-        "formulation: chapter or code",
+        "The chapter divides by a fixed length, the code keeps each completion's own.",
+        with_kl=_SIGN_SAYS,
     ),
     Row(
         "drgrpo",
@@ -246,8 +243,8 @@ POLICY_ROWS = (
         Book("drgrpo", "code"),
         stock("drgrpo", "code"),
         (to.chapter_k3("exp(l) - 1"),),
-        "The code's KL has the other sign.",
-        "loss_type: grpo, scale_rewards: none, beta: 0",
+        settings="loss_type: grpo, scale_rewards: none, beta: 0",
+        with_kl=_SIGN_SAYS,
     ),
     _code("gspo"),
     Row(
@@ -270,7 +267,7 @@ POLICY_ROWS = (
     _code(
         "cispo",
         to.normaliser("token_mean", "sequence_mean"),
-        why="The equation divides by all tokens, the code by those of each completion",
+        why="The equation divides by all tokens, the code by those of each completion. ",
     ),
     Row(
         "cispo",
@@ -288,7 +285,7 @@ POLICY_ROWS = (
         stock("cispo"),
         (to.normaliser("token_mean", "token_mean_trl"),),
         "TRL's window is an average one when one generation feeds several windows.",
-        "epsilon_high: 1 + epsilon_high",
+        "steps_per_generation: gradient_accumulation_steps",
     ),
     Row(
         "cispo",
@@ -297,7 +294,7 @@ POLICY_ROWS = (
         stock("cispo", epsilon_high=0.4),
         (to.weight_bound(0.8, 1.4, 0.4), to.normaliser("token_mean", "token_mean_trl")),
         "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4.",
-        "epsilon_high: 1.4",
+        "epsilon_high: 1.4, up to the lower bound",
     ),
     Row(
         "cispo",
@@ -306,7 +303,7 @@ POLICY_ROWS = (
         Stock({k: v for k, v in stock_fields("cispo").items() if k != "epsilon_high"}, "TRL cispo"),
         (to.weight_bound(0.8, 1.4, 0.2), to.normaliser("token_mean", "token_mean_trl")),
         "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2.",
-        "epsilon_high: 1.4",
+        "epsilon_high: 1.4, up to the lower bound",
     ),
     _code("sapo"),
     Row("sapo", "", Book("sapo"), stock("sapo"), settings="loss_type: sapo"),
@@ -319,7 +316,6 @@ POLICY_ROWS = (
         (to.normaliser("token_mean", "token_mean_micro_batch"), _EPS),
         "The chapter's mean is over the whole window, the code's over each micro-batch; the code "
         "adds 1e-8 to the standard deviation.",
-        "formulation: chapter or code",
     ),
     Row(
         "dapo",
@@ -328,7 +324,7 @@ POLICY_ROWS = (
         stock("dapo"),
         (to.normaliser("token_mean", "token_mean_trl"),),
         "TRL divides by the tokens of an average window when one generation feeds several.",
-        "loss_type: dapo, steps_per_generation: gradient_accumulation_steps",
+        "steps_per_generation: gradient_accumulation_steps",
     ),
     Row(
         "dapo",
@@ -346,7 +342,6 @@ POLICY_ROWS = (
         Book("maxrl", "code"),
         (to.normaliser("sequence_sum", "sequence_mean"),),
         "The paper sums over the tokens, the code takes their mean.",
-        "formulation: chapter or code",
     ),
 )
 
@@ -404,7 +399,7 @@ KL_ROWS = (
         which="code",
         why="The code's log-ratio has the other sign, so that its k3 estimates another divergence; "
         "it adds 1e-8 to the standard deviation.",
-        settings="formulation: chapter",
+        settings=_NO_SETTING,
     ),
 )
 
@@ -427,7 +422,7 @@ def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
 
 
 def _same_code(name: str) -> Row:
-    return Row(name, "", Book(name), Book(name, "code"), settings="formulation: chapter or code")
+    return Row(name, "", Book(name), Book(name, "code"))
 
 
 def _same_stock(name: str, settings: str) -> Row:
@@ -514,7 +509,6 @@ PAIR_ROWS = (
         Book("kto", "code"),
         (to.two_class_means(),),
         "The paper takes one mean over all examples, the code adds the means of the two classes.",
-        "formulation: chapter or code",
     ),
     _same_stock("kto", "loss_type: kto"),
     Row(
@@ -571,7 +565,6 @@ PAIR_ROWS = (
         Book("orm", "code"),
         (to.tokens_of_the_batch(),),
         "The chapter averages over each completion first, the code over all tokens of the batch.",
-        "formulation: chapter or code",
     ),
     Row(
         "sft",

@@ -7,7 +7,7 @@ can be checked without TRL, which takes seconds to import, is checked before it 
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
@@ -125,7 +125,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def read_fields(
-    path: str | Path, classes: Sequence[Any], ignore: Sequence[str] = ()
+    path: str | Path,
+    classes: Sequence[Any],
+    ignore: Sequence[str] = (),
+    words: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
 
@@ -133,6 +136,7 @@ def read_fields(
         path: the file; what it `extends` is folded in.
         classes: the dataclasses; the first that has a field decides its type.
         ignore: keys that may stand there, whatever they hold.
+        words: by key, what takes the place of booleans that its type does not have.
 
     Raises:
         InputError: if a key belongs to none of them, or a value does not fit its type.
@@ -140,6 +144,9 @@ def read_fields(
     config = _read(str(path))
     for key in ignore:
         config.values.pop(key, None)
+    for key, means in (words or {}).items():
+        if isinstance(config.values.get(key), bool):
+            config.values[key] = means[config.values[key]]
     known: dict[str, tuple[Any, Field]] = {}
     for each in classes:
         known = {**_fields(each), **known}
