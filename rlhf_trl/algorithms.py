@@ -208,7 +208,7 @@ _PPO = Formulation(
     settings=_trl("grpo", "none"),
     trl="TRL removed PPO and its value heads in 1.13",
     trainer_reads={"whiten_advantages": False},
-    differs="The critic's loss joins the policy's under one mean; advantages are not whitened.",
+    differs="The critic's loss joins the policy's under one mean; whitening is off by default.",
 )
 _GRPO = Formulation(
     advantage="group_standardised",

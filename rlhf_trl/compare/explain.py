@@ -135,7 +135,9 @@ def explain(name: str) -> str:
         lines.append(f"  TRL settings: {settings}")
         lines.append("  stock TRL: " + ("equal" if form["trl"] is True else form["trl"]))
         lines.append(f"  note: {form['differs']}")
-    lines += ["", "hook: rlhf_trl/trainers/policy_gradient.py"]
+    critic = algorithm(name).chapter.value_loss != "none"
+    hook = "ppo.py, over policy_gradient.py" if critic else "policy_gradient.py"
+    lines += ["", f"hook: rlhf_trl/trainers/{hook}"]
     return "\n".join(lines)
 
 

@@ -180,6 +180,8 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._stock:
             return output
         per_func, training = self._rewards_per_func, self.model.training
+        if training and self.num_generations == 1:  # TRL finds no spread in groups of one
+            self._metrics["train"].pop("frac_reward_zero_std", None)
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
         if "soft_punish_cache" in self._row.trainer_reads:
             lengths = torch.tensor([len(i) for i in self._completion_ids], device=rewards.device)
