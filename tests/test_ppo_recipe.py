@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_trl.run.reward_model import load_reward_model
 from rlhf_trl.tiny import checkpoint_path
+from rlhf_trl.trainers import value_model
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
     *["--dataset.size", 40, "--dataset.eval_size", 8, "--max_steps", 2, "--learning_rate", "1e-3"],
-    *["--per_device_train_batch_size", 8],
+    *["--per_device_train_batch_size", 8, "--steps_per_generation", 1],
 ]
 
 
@@ -71,9 +72,15 @@ def test_exported_models_give_the_trainers_outputs(kind, tmp_path):
     trainer.model.eval()
     with torch.no_grad():
         theirs = trainer.model(**inputs, only_values=True)
-        assert torch.equal(value.score(value.model(**inputs).last_hidden_state)[..., 0], theirs)
-        assert torch.equal(value(**inputs).logits[:, 0], theirs[:, -1])
-        assert torch.equal(policy(**inputs).logits, trainer.model(**inputs).logits)
+        ours = value.score(value.model(**inputs).last_hidden_state)[..., 0]
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(value(**inputs).logits[:, 0], theirs[:, -1])
+        torch.testing.assert_close(policy(**inputs).logits, trainer.model(**inputs).logits)
+    policy, value = value_model.split(trainer.model.state_dict())
+    saved = weights(tmp_path / "model")
+    assert all(torch.equal(policy[name], weight) for name, weight in saved.items())
+    if kind == "separate":
+        assert same(value, weights(tmp_path / "value_model"))
 
 
 SAVING = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 2]
@@ -81,8 +88,8 @@ SAVING = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--value_model", "head"], ["--num_iterations", 2, "--value_learning_rate", "3e-3"]],
-    ids=["separate", "head", "two iterations"],
+    [[], ["--value_model", "head"], ["--num_iterations", 2], ["--steps_per_generation", 2]],
+    ids=["separate", "head", "two iterations", "minibatches"],
 )
 def test_stopped_and_resumed_is_bit_identical(run, tmp_path, words):
     whole, _ = run("ppo", "ppo", *SAVING, *words, folder=tmp_path / "whole")
@@ -149,7 +156,7 @@ def classifier(tmp_path, labels=1, **changes):
 
 def test_a_value_model_starts_from_a_reward_model(run, tmp_path):
     reward_model = classifier(tmp_path)
-    path = ["--value_model_name_or_path", reward_model, "--learning_rate", 0]
+    path = ["--value_model_name_or_path", reward_model, "--value_learning_rate", 0]
     folder, _ = run("ppo", "ppo", *SMALL, *path)
     assert same(weights(folder / "value_model"), weights(reward_model))
 

@@ -39,7 +39,8 @@ class PPOConfig(PolicyGradientConfig):
             a head on the policy's.
         value_model_name_or_path (`str`, *optional*): what a separate value model starts from: any
             checkpoint or reward model with the policy's tokenizer; None: the policy.
-        value_learning_rate (`float`, *optional*): of the value model; None: learning_rate.
+        value_learning_rate (`float`, *optional*): of the value model, or of the head alone;
+            None: learning_rate.
         value_warmup_steps (`int`, *optional*, defaults to `0`): optimizer steps at the start in
             which only the value model learns.
         missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
@@ -79,15 +80,19 @@ class PPOConfig(PolicyGradientConfig):
         for name in ("value_learning_rate", "value_warmup_steps"):
             if (number := getattr(self, name)) is not None and number < 0:
                 raise InputError(f"{name} is {number}; write 0 or more.")
+        if self.sync_ref_model:
+            raise InputError(
+                "sync_ref_model copies all that is trained into the reference model, which has no "
+                "value model; remove it."
+            )
         if self.value_model not in ("separate", "head"):
             raise InputError(f"value_model is {self.value_model!r}; write separate or head.")
         if self.value_model == "head":
-            for name in ("value_model_name_or_path", "value_learning_rate"):
-                if getattr(self, name) is not None:
-                    raise InputError(
-                        f"{name} is for a separate value model, and value_model is head, which "
-                        "shares the policy's backbone; remove one of the two."
-                    )
+            if self.value_model_name_or_path is not None:
+                raise InputError(
+                    "value_model_name_or_path is for a separate value model, and value_model is "
+                    "head, which shares the policy's backbone; remove one of the two."
+                )
             if self.value_warmup_steps:
                 raise InputError(
                     "value_warmup_steps holds the policy still, whose backbone value_model: head "

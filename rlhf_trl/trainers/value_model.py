@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -224,9 +225,8 @@ def save(folder: str, policy: Any, state: Mapping[str, Tensor], tokenizer: Any) 
     trunk, own = split(state)
     model = policy.value_model
     if isinstance(model, nn.Linear):
-        config = AutoConfig.from_pretrained(policy.config.name_or_path)
-        config = type(policy.config).from_dict({**config.to_dict(), "num_labels": 1})
-        config.pad_token_id = policy.config.get_text_config().pad_token_id
+        config = deepcopy(policy.config)
+        config.num_labels = 1
         model = AutoModelForSequenceClassification.from_config(config, dtype=policy.dtype)
         own = {n: t for n, t in trunk.items() if n in model.state_dict()}
         own["score.weight"] = split(state)[1]["weight"]
