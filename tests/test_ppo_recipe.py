@@ -17,7 +17,7 @@ from rlhf_trl.trainers import value_model
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
-    *["--dataset.size", 40, "--dataset.eval_size", 8, "--max_steps", 2, "--learning_rate", "1e-3"],
+    *["--dataset.size", 80, "--dataset.eval_size", 8, "--max_steps", 2, "--learning_rate", "1e-3"],
     *["--per_device_train_batch_size", 8, "--steps_per_generation", 1],
 ]
 
