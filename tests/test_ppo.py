@@ -53,7 +53,7 @@ def fed(trainer, rewards, mask, old_values, **tensors):
     trainer._rollout_values = lambda output: old_values
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
-    inputs = generation(mask) | tensors
+    inputs = generation(mask) | {"old_per_token_logps": torch.zeros_like(old_values)} | tensors
     inputs["advantages"] = trainer._advantages(inputs, rewards, training=True)
     return inputs
 
@@ -261,6 +261,21 @@ def test_gradient_is_the_public_functions(which, kind, schedule):
             theirs = Measured(float(total.detach()), plain.gradient())
             assert Comparison(ours, theirs).relative_error <= 1e-5
             assert ours.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-5)
+
+
+def test_a_single_update_has_the_rollouts_values_without_another_forward(monkeypatch):
+    """As two updates would estimate them, but from the values of the update itself."""
+    found = []
+    for words in ({"num_iterations": 2}, {}):
+        trainer = build(lam=0.9, gamma=0.9, beta=0.1, **words)
+        unsettle(trainer)
+        if not words:
+            monkeypatch.setattr(type(trainer), "_rollout_values", None)
+        _, [batch] = accumulate(trainer, batches(trainer))
+        order = sorted(range(8), key=lambda i: str(batch["prompt_ids"][i].tolist()))
+        found.append([batch[n][order] for n in ("advantages", "returns", "old_values")])
+    for first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, second)
 
 
 def test_kl_is_counted_once():

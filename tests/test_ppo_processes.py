@@ -59,5 +59,5 @@ def test_two_processes_train_like_one(case, two_processes):
     for ours, theirs in zip(logs, first["logs"], strict=True):
         for metric in METRICS:
             assert (metric in ours) == (metric in theirs)
-            if metric in ours:
+            if metric in ours and CASES[case]["num_iterations"] > 1:
                 assert ours[metric] == pytest.approx(theirs[metric], rel=1e-4), metric

@@ -318,6 +318,7 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.window == "window":
             # DDP averages over processes what is a sum over them
             tokens = self._tokens_of_window(inputs, mode) / self.accelerator.num_processes
+        critic = self._critic(inputs)
         loss = surrogate_loss(
             self._row,
             self._parameters,
@@ -328,7 +329,7 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             ref_logps=inputs.get("ref_per_token_logps"),
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
-            **self._critic(inputs),
+            **critic,
         )
         if tokens is None:
             loss = loss / steps

@@ -108,8 +108,9 @@ class PPOTrainer(PolicyGradientTrainer):
 
     Logged beside TRL's metrics, each over the tokens that count: `loss/value_avg`,
     `val/clipfrac_avg` (share of value losses that the clip decides), `policy/approxkl_avg` (KL
-    to the policy of the rollout), and once per generation `val/explained_variance` (of the returns,
-    by the values of the rollout), `returns/mean`, `advantages/mean` and `advantages/std`.
+    to the policy of the rollout), and once per generation, or for each micro-batch where a single
+    update follows it, `val/explained_variance` (of the returns, by the values of the rollout),
+    `returns/mean`, `advantages/mean` and `advantages/std`.
 
     Args:
         model: see GRPOTrainer, as are all arguments that are not named here.
@@ -210,6 +211,8 @@ class PPOTrainer(PolicyGradientTrainer):
             self._with_values = False
 
     def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        if "token_rewards" in inputs:
+            inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
         critic = {"values": self._values, **{n: inputs[n] for n in ("old_values", "returns")}}
         self._log_update(critic, inputs)
         self._values = self._logps = None
@@ -239,13 +242,17 @@ class PPOTrainer(PolicyGradientTrainer):
             rewards = rewards - self.args.missing_eos_penalty * cut_off
         if self.beta:
             rewards = self._shaped(output, rewards)
-        values = masked(self._rollout_values(output), mask)
-        advantages = estimate_advantages(
-            self._row, self._parameters, rewards=rewards, mask=mask, old_values=values
-        )
-        returns = masked(book.value.lambda_returns(advantages, values), mask)
-        output |= {"old_values": values, "returns": returns}
-        self._log_generation(advantages, returns, mask, training)
+        # As TRL leaves out the old log-probabilities where a single update follows: until then the
+        # models stay as they are, so its own forward gives the old values as well.
+        single = training and "old_per_token_logps" not in output
+        if single and not (self.args.whiten_advantages or self.log_completions):
+            at_end = rewards.dim() == 1
+            output["token_rewards"] = (
+                book.rewards.at_last_token(rewards, mask) if at_end else rewards
+            )
+            return torch.zeros_like(output["token_rewards"])
+        output |= self._estimated(output, rewards, self._rollout_values(output))
+        advantages = output["advantages"]
         if self.args.whiten_advantages:
             # every process pads to its own longest completion
             alike = [self.accelerator.pad_across_processes(x, dim=1) for x in (advantages, mask)]
@@ -254,10 +261,23 @@ class PPOTrainer(PolicyGradientTrainer):
             advantages = whitened[self._mine(output), : mask.shape[1]]
         return advantages
 
-    def _log_generation(
-        self, advantages: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, training: bool
+    def _estimated(
+        self, batch: dict[str, Any], rewards: torch.Tensor, values: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return (B, T) advantages, returns and the values of the rollout they are made of."""
+        mask = loss_mask(batch)
+        values = masked(values, mask)
+        advantages = estimate_advantages(
+            self._row, self._parameters, rewards=rewards, mask=mask, old_values=values
+        )
+        returns = masked(book.value.lambda_returns(advantages, values), mask)
+        self._log_estimates(advantages, returns, mask)
+        return {"advantages": advantages, "returns": returns, "old_values": values}
+
+    def _log_estimates(
+        self, advantages: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
     ) -> None:
-        """Log what the generation says about the values that it was made with."""
+        """Log what the returns say about the values of the rollout."""
         kept = mask.bool()
         a, g = advantages[kept].double(), returns[kept].double()
         sums = torch.stack([kept.sum(), a.sum(), (a * a).sum(), g.sum(), (g * g).sum()])
@@ -265,7 +285,7 @@ class PPOTrainer(PolicyGradientTrainer):
         tokens = max(tokens, 1)
         spread = max(a2 / tokens - (a1 / tokens) ** 2, 0)  # the values' errors are the advantages
         of_returns = g2 / tokens - (g1 / tokens) ** 2
-        metrics = self._metrics["train" if training else "eval"]
+        metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["advantages/mean"].append(a1 / tokens)
         metrics["advantages/std"].append(spread**0.5)
         metrics["returns/mean"].append(g1 / tokens)
