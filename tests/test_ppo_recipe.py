@@ -161,6 +161,17 @@ def test_a_value_model_starts_from_a_reward_model(run, tmp_path):
     assert same(weights(folder / "value_model"), weights(reward_model))
 
 
+def test_a_value_model_has_no_dropout(tmp_path):
+    from ppo_cases import build
+
+    folder = classifier(tmp_path, attention_dropout=0.5)
+    trainer = build(value_model_name_or_path=str(folder))
+    trainer.model.train()
+    inputs = dict.fromkeys(("input_ids", "attention_mask"), torch.ones(2, 9, dtype=torch.long))
+    first, second = (trainer.model(**inputs, only_values=True) for _ in range(2))
+    assert torch.equal(first, second) and first.any()
+
+
 def test_a_value_model_with_several_labels(refused, tmp_path):
     path = ["--value_model_name_or_path", classifier(tmp_path, labels=3)]
     assert "has num_labels 3, but a value is one number" in refused("ppo", "ppo", *SMALL, *path)

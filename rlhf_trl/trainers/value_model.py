@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
@@ -60,13 +61,16 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     _check(source, config, policy, tokenizer, remote)
     config.num_labels = 1
     config.pad_token_id = policy.config.get_text_config().pad_token_id
+    for name, value in config.to_dict().items():  # attention's dropout is no module
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # that the score is new is no news
     try:
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             source, config=config, output_loading_info=True, **remote, **kwargs
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"{FIELD}: {source!r} cannot be loaded as a sequence classifier "
             f"({str(error).splitlines()[0]}); name a decoder whose architecture has one."
