@@ -6,9 +6,12 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/grpo.py \
 
 from dataclasses import dataclass, field
 
+from rlhf_trl.algorithms import names
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.launch import Expect, recipe
 from rlhf_trl.tasks.gym import GymData
+
+RUNS = [name for name in names("policy_gradient") if name != "ppo"]
 
 
 @dataclass
@@ -16,7 +19,7 @@ class Run:
     """The fields of this recipe beside PolicyGradientConfig and TRL's ModelConfig."""
 
     dataset: GymData
-    algorithm: str = "grpo"
+    algorithm: str = field(default="grpo", metadata={"runs": RUNS})
     formulation: str = "chapter"
     reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     reward_model: str | None = None

@@ -16,7 +16,7 @@ class Run:
     """The fields of this recipe beside PPOConfig and TRL's ModelConfig."""
 
     dataset: GymData
-    algorithm: str = "ppo"
+    algorithm: str = field(default="ppo", metadata={"runs": ["ppo"]})
     formulation: str = "chapter"
     reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     reward_model: str | None = None

@@ -4,12 +4,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlhf_trl.losses import PolicyGradientLoss, policy_gradient_loss
+    from rlhf_trl.losses import (
+        PolicyGradientLoss,
+        PreferenceLoss,
+        policy_gradient_loss,
+        preference_loss,
+        reward_loss,
+    )
 
-__all__ = ["PolicyGradientLoss", "policy_gradient_loss"]
+__all__ = [
+    "PolicyGradientLoss",
+    "PreferenceLoss",
+    "policy_gradient_loss",
+    "preference_loss",
+    "reward_loss",
+]
 
 # Loaded on first use: `import rlhf_trl` itself loads neither torch nor trl.
-_HOME = {"PolicyGradientLoss": "rlhf_trl.losses", "policy_gradient_loss": "rlhf_trl.losses"}
+_HOME = dict.fromkeys(__all__, "rlhf_trl.losses")
 
 
 def __getattr__(name: str) -> Any:

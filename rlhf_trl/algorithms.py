@@ -1,8 +1,7 @@
 """The table: one row per algorithm, what it is made of, and what TRL computes with which settings.
 
-A formulation names functions of `rlhf_trl.book` (a callable may stand in their place): `advantage`
-in advantages, `ratio` and `surrogate` in surrogates, `value_loss` in value, `aggregation` in
-aggregation, `kl_penalty` in rewards. `chapter` is the equation as the book prints it, or the
+A formulation names functions of `rlhf_trl.book` (a callable may stand in their place); `parts` of
+its class says in which module each stands. `chapter` is the equation as the book prints it, or the
 paper's where the book prints none; `code` is what the book's published code computes; `trl` is the
 stock trainer with the settings that come closest. This module imports neither torch nor trl.
 """
@@ -11,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rlhf_trl.errors import InputError, nearest
 
@@ -19,45 +18,34 @@ REQUIRED = "required"
 """Stands in `reads` for a default where there is none: the caller must give the parameter."""
 
 Part = str | Callable[..., Any]
+Family = Literal["policy_gradient", "direct_alignment", "reward_model"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Formulation:
-    """One way of computing an algorithm's loss.
+    """One way of computing an algorithm's loss: what every family has.
 
     Attributes:
-        advantage: the estimator.
-        ratio: the likelihood ratio, or "none".
-        surrogate: the per-token loss.
-        aggregation: from per-token losses to a number.
-        window: what the denominator of the aggregation spans: "micro_batch", or "window" for the
-            whole accumulation step (its token count is then passed as `normalizer`).
-        kl: where beta * KL goes: "none", "loss" (per token) or "reward".
-        kl_sign: whose estimators k1, k2, k3 are: "chapter" or "code".
-        kl_penalty: how the KL enters the reward, if that is where it goes.
-        value_loss: the critic's loss, or "none".
         reads: the parameters a user may set, with their defaults.
         constants: numbers that the formulation fixes, by the name its functions know them by.
-        settings: the TRL config fields that the formulation fixes.
-        trl: True: the stock GRPOTrainer with `settings` computes this, at the default
-            kl_estimator; a string: why it does not.
+        trainer: the stock trainer whose config `settings` belong to.
+        settings: the TRL config fields that the formulation fixes; a value that depends on the
+            parameters is a function of them, whose docstring is its formula (see `fixed`).
+        trl: True: the stock trainer with `settings` computes this; a string: why it does not.
         trl_offset: what to add to a parameter when it is handed to TRL, which means another thing.
         trainer_reads: config fields that only the trainer reads, with their defaults.
         differs: one sentence: what differs from the chapter (for the chapter: what to know).
         label: filled in by `formulation`: "grpo (chapter)".
     """
 
-    advantage: Part
-    ratio: Part
-    surrogate: Part
-    aggregation: Part
-    window: Literal["micro_batch", "window"] = "micro_batch"
-    kl: Literal["none", "loss", "reward"] = "none"
-    kl_sign: Literal["chapter", "code"] = "chapter"
-    kl_penalty: Part = "none"
-    value_loss: Part = "none"
+    parts: ClassVar[Mapping[str, str]] = {}
+    positive: ClassVar[frozenset[str]] = frozenset(
+        {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
+    )
+
     reads: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    trainer: str = "GRPOTrainer"
     settings: Mapping[str, Any] = field(default_factory=dict)
     trl: bool | str = ""
     trl_offset: Mapping[str, float] = field(default_factory=dict)
@@ -72,7 +60,7 @@ class Formulation:
             given: parameters by name.
 
         Returns:
-            Every parameter of the row; `epsilon_high` follows `epsilon` if unset.
+            Every parameter of the row.
 
         Raises:
             InputError: if a parameter is unknown to the row, missing, or out of range.
@@ -82,11 +70,72 @@ class Formulation:
                 known = ", ".join(self.reads) or "no parameter"
                 hint = nearest(name, self.reads)
                 raise InputError(f"{self.label} does not read {name}{hint}; it reads {known}")
-            _check(self.label, name, value, optional=self.reads[name] is None)
+            _check(self.label, name, value, self.reads[name] is None, name in self.positive)
         values = {**self.reads, **given}
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{self.label} needs {name}, which has no default")
+        return {**values, **self.constants}
+
+    def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `settings` with those that depend on the parameters worked out.
+
+        Args:
+            given: parameters by name; what is missing has its default.
+
+        Raises:
+            InputError: if a parameter that a setting depends on is out of range.
+        """
+        if not any(map(callable, self.settings.values())):
+            return dict(self.settings)
+        values = self.parameters(given)
+        return {k: v(values) if callable(v) else v for k, v in self.settings.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGradient(Formulation):
+    """A policy-gradient loss.
+
+    Attributes:
+        advantage: the estimator.
+        ratio: the likelihood ratio, or "none".
+        surrogate: the per-token loss.
+        aggregation: from per-token losses to a number.
+        window: what the denominator of the aggregation spans: "micro_batch", or "window" for the
+            whole accumulation step (its token count is then passed as `normalizer`).
+        kl: where beta * KL goes: "none", "loss" (per token) or "reward".
+        kl_sign: whose estimators k1, k2, k3 are: "chapter" or "code".
+        kl_penalty: how the KL enters the reward, if that is where it goes.
+        value_loss: the critic's loss, or "none".
+        trl: True holds at the default kl_estimator.
+    """
+
+    parts: ClassVar[Mapping[str, str]] = {
+        "advantage": "advantages",
+        "ratio": "surrogates",
+        "surrogate": "surrogates",
+        "aggregation": "aggregation",
+        "kl_penalty": "rewards",
+        "value_loss": "value",
+    }
+
+    advantage: Part
+    ratio: Part
+    surrogate: Part
+    aggregation: Part
+    window: Literal["micro_batch", "window"] = "micro_batch"
+    kl: Literal["none", "loss", "reward"] = "none"
+    kl_sign: Literal["chapter", "code"] = "chapter"
+    kl_penalty: Part = "none"
+    value_loss: Part = "none"
+
+    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the given parameters and add defaults and constants; see `Formulation`.
+
+        Returns:
+            Every parameter of the row; `epsilon_high` follows `epsilon` if unset.
+        """
+        values = super().parameters(given)
         if values.get("epsilon_high", 0) is None:
             values["epsilon_high"] = values["epsilon"]
         if "baseline" in values:
@@ -96,9 +145,9 @@ class Formulation:
                     f"{self.label} needs baseline_value (the average before this batch) with "
                     "baseline='moving_average', and only then"
                 )
-        return {**values, **self.constants}
+        return values
 
-    def chosen(self, values: Mapping[str, Any]) -> "Formulation":
+    def chosen(self, values: Mapping[str, Any]) -> "PolicyGradient":
         """Return the row as these parameters make it.
 
         Args:
@@ -115,6 +164,41 @@ class Formulation:
         return row
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preference(Formulation):
+    """A direct-alignment loss; the mean of what its function returns is minimised.
+
+    Attributes:
+        loss: from log-probabilities of completions to losses.
+        logps: what those log-probabilities are over the tokens of a completion.
+        reference: whether the reference policy's are read, too.
+    """
+
+    parts: ClassVar[Mapping[str, str]] = {"loss": "preference"}
+    positive: ClassVar[frozenset[str]] = frozenset({"beta"})
+
+    loss: Part
+    logps: Literal["sum", "mean"] = "sum"
+    reference: bool = True
+    trainer: str = "DPOTrainer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel(Formulation):
+    """A reward model's loss.
+
+    Attributes:
+        loss: of a comparison, or of a token where the model scores tokens.
+        aggregation: from per-token losses to a number; "none": the mean over the comparisons.
+    """
+
+    parts: ClassVar[Mapping[str, str]] = {"loss": "reward_models", "aggregation": "aggregation"}
+
+    loss: Part
+    aggregation: Part = "none"
+    trainer: str = "RewardTrainer"
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A row of the table.
@@ -122,7 +206,7 @@ class Algorithm:
     Attributes:
         name: what a config says.
         title: what people say.
-        family: "policy_gradient"; "direct_alignment" and "reward_model" join it.
+        family: "policy_gradient", "direct_alignment" or "reward_model".
         source: chapter and labels of the equations.
         paper: where it was introduced.
         chapter: the book's equation, or the paper's where `source` says that none is printed.
@@ -132,7 +216,7 @@ class Algorithm:
 
     name: str
     title: str
-    family: Literal["policy_gradient", "direct_alignment", "reward_model"]
+    family: Family
     source: str
     paper: str
     chapter: Formulation
@@ -175,7 +259,7 @@ def _trl(loss_type: str, scale_rewards: str = "group", level: str = "token") -> 
     }
 
 
-_REINFORCE = Formulation(
+_REINFORCE = PolicyGradient(
     advantage="batch_mean_baseline",
     ratio="none",
     surrogate="log_prob_weighting",
@@ -196,7 +280,7 @@ _RLOO = replace(
     trainer_reads={},
     differs="The sum over tokens is as derived; TRL's own RLOOTrainer agrees while on-policy.",
 )
-_PPO = Formulation(
+_PPO = PolicyGradient(
     advantage="gae",
     ratio="token_ratio",
     surrogate="clipped_ratio",
@@ -210,7 +294,7 @@ _PPO = Formulation(
     trainer_reads={"whiten_advantages": False},
     differs="The critic's loss joins the policy's under one mean; whitening is off by default.",
 )
-_GRPO = Formulation(
+_GRPO = PolicyGradient(
     advantage="group_standardised",
     ratio="token_ratio",
     surrogate="clipped_ratio",
@@ -294,6 +378,106 @@ _STOCK = {
     "differs": "Nothing.",
 }
 _BETA = {"beta": 0.0}
+
+
+def _two_loss_weights(values: Mapping[str, Any]) -> list[float]:
+    """[2 (1 - label_smoothing), -(1 - 2 label_smoothing)]"""
+    return [2 * (1 - values["label_smoothing"]), -(1 - 2 * values["label_smoothing"])]
+
+
+def _simpo_gamma(values: Mapping[str, Any]) -> float:
+    """beta * gamma_beta_ratio"""
+    return values["beta"] * values["gamma_beta_ratio"]
+
+
+_DPO = Preference(
+    loss="dpo",
+    reads={"beta": 0.1},
+    settings={"loss_type": ["sigmoid"]},
+    trl=True,
+    differs="beta is how strongly the policy is held to the reference.",
+)
+_CDPO = replace(
+    _DPO,
+    loss="cdpo",
+    reads={"beta": 0.1, "label_smoothing": 0.1},
+    # TRL's sigmoid ignores label_smoothing; robust subtracts the flipped loss, and this sum adds it
+    settings={"loss_type": ["sigmoid", "robust"], "loss_weights": _two_loss_weights},
+    differs="This is the paper's equation; label_smoothing is the share of flipped labels.",
+)
+_IPO = replace(
+    _DPO,
+    loss="ipo",
+    settings={"loss_type": ["ipo"]},
+    trl="TRL averages the log-probabilities over the tokens of a completion",
+    differs="This is the paper's equation on summed log-probabilities; beta is its tau.",
+)
+_DPO_NORM = replace(
+    _DPO,
+    logps="mean",
+    reads={"beta": 2.0},
+    settings={"loss_type": ["sigmoid_norm"]},
+    differs="This is the paper's equation: DPO on mean log-probabilities.",
+)
+_SIMPO = Preference(
+    loss="simpo",
+    logps="mean",
+    reference=False,
+    reads={"beta": 2.0, "gamma_beta_ratio": 0.5},
+    trainer="CPOTrainer",
+    settings={"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": _simpo_gamma},
+    trl=True,
+    differs="The paper's margin gamma is beta * gamma_beta_ratio, and so is TRL's simpo_gamma.",
+)
+_ORPO = Preference(
+    loss="orpo",
+    logps="mean",
+    reference=False,
+    reads={"beta": 0.1},
+    trainer="ORPOTrainer",
+    trl="TRL's likelihood of the chosen text covers the prompt and weighs all its tokens alike",
+    differs="This is the paper's equation; chosen_nll is the response's mean, beta is its lambda.",
+)
+_KTO = Preference(
+    loss="kto",
+    reads={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
+    trainer="KTOTrainer",
+    settings={"loss_type": "kto"},
+    trl=True,
+    differs="This is the paper's equation: one mean over all examples, wanted or not.",
+)
+_APO_ZERO = replace(
+    _DPO,
+    loss="apo_zero",
+    settings={"loss_type": ["apo_zero"]},
+    trl="TRL's loss is larger by 1, with the same gradient",
+    differs="This is the paper's equation.",
+)
+_APO_DOWN = replace(_APO_ZERO, loss="apo_down", settings={"loss_type": ["apo_down"]})
+_ONE_MORE = {
+    "constants": {"offset": 1.0},
+    "trl": True,
+    "differs": "The loss is larger by 1, which no gradient sees.",
+}
+
+_REWARD = RewardModel(
+    loss="bradley_terry_margin",
+    reads={"center_rewards_coefficient": None},
+    trl=True,
+    differs="Margin (Llama 2) and centring (arXiv:2312.09244) are off unless they are given.",
+)
+_ORM = RewardModel(
+    loss="outcome",
+    aggregation="sequence_mean",
+    trl="TRL has no outcome reward model",
+    differs="Each completion counts the same; the chapter also prints a loss of the mean logit.",
+)
+_PRM = RewardModel(
+    loss="outcome",
+    aggregation="sequence_sum",
+    trl="TRL removed its PRMTrainer in 1.14",
+    differs="Steps are right or wrong (0, 1), and a solution's steps are summed.",
+)
 
 _ROWS = (
     Algorithm(
@@ -465,6 +649,171 @@ _ROWS = (
         ),
         trl="TRL divides centred rewards by their standard deviation, never by their mean",
     ),
+    Algorithm(
+        name="dpo",
+        title="DPO",
+        family="direct_alignment",
+        source="chapter 8, eq:dpo_core",
+        paper="arXiv:2305.18290",
+        chapter=_DPO,
+        code=replace(_DPO, differs="Nothing."),
+        trl=replace(_DPO, differs="Nothing."),
+    ),
+    Algorithm(
+        name="cdpo",
+        title="cDPO",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="Mitchell 2023, ericmitchell.ai/cdpo.pdf",
+        chapter=_CDPO,
+        code=replace(_CDPO, differs="Nothing; its training script fixes label_smoothing at 0.1."),
+        trl=replace(_CDPO, differs="Nothing, with two losses that add up to this one."),
+    ),
+    Algorithm(
+        name="ipo",
+        title="IPO",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="arXiv:2310.12036",
+        chapter=_IPO,
+        code=replace(_IPO, differs="Nothing."),
+        trl=replace(
+            _IPO,
+            logps="mean",
+            trl=True,
+            differs="Log-probabilities are averaged over the tokens of a completion, not summed.",
+        ),
+    ),
+    Algorithm(
+        name="simpo",
+        title="SimPO",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="arXiv:2405.14734",
+        chapter=_SIMPO,
+        code=replace(_SIMPO, differs="Nothing; its config calls the ratio gamma."),
+        trl="CPOTrainer is not the trainer that the recipe builds on; compare shows it",
+    ),
+    Algorithm(
+        name="orpo",
+        title="ORPO",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="arXiv:2403.07691",
+        chapter=_ORPO,
+        code=replace(
+            _ORPO,
+            constants={"max_logp": -1e-6},
+            differs="Mean log-probabilities are held at -1e-6 at most, so that odds are finite.",
+        ),
+        trl=replace(
+            _ORPO,
+            trl=True,
+            differs="chosen_nll is the mean over all tokens of the chosen texts, prompts included.",
+        ),
+    ),
+    Algorithm(
+        name="kto",
+        title="KTO",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="arXiv:2402.01306",
+        chapter=_KTO,
+        code=replace(
+            _KTO,
+            loss="kto_class_means",
+            trl="TRL takes one mean over both classes (twice the weights agree where "
+            "there are as many of each) and z from mismatched pairs",
+            differs="The sum of the mean over the chosen and the mean over the rejected; its "
+            "training script takes z from the rejected completions of their own prompts.",
+        ),
+        trl=replace(
+            _KTO,
+            differs="Nothing; its z pairs each prompt with its neighbour's completion in the batch "
+            "of a device.",
+        ),
+    ),
+    Algorithm(
+        name="dpo_norm",
+        title="DPO-Norm",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="arXiv:2411.15124",
+        chapter=_DPO_NORM,
+        code=replace(_DPO_NORM, differs="Nothing."),
+        trl=replace(_DPO_NORM, differs="Nothing."),
+    ),
+    Algorithm(
+        name="apo_zero",
+        title="APO-zero",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="arXiv:2408.06266",
+        chapter=_APO_ZERO,
+        code=replace(_APO_ZERO, differs="Nothing."),
+        trl=replace(_APO_ZERO, **_ONE_MORE),
+    ),
+    Algorithm(
+        name="apo_down",
+        title="APO-down",
+        family="direct_alignment",
+        source="chapter 8 prints no equation",
+        paper="arXiv:2408.06266",
+        chapter=_APO_DOWN,
+        code=replace(_APO_DOWN, differs="Nothing."),
+        trl=replace(_APO_DOWN, **_ONE_MORE),
+    ),
+    Algorithm(
+        name="reward",
+        title="Bradley-Terry reward model",
+        family="reward_model",
+        source="chapter 5, eq:rewardmodeling1 and eq:rewardmodelingmargin",
+        paper="arXiv:2203.02155",
+        chapter=_REWARD,
+        code=replace(_REWARD, loss="bradley_terry", reads={}, differs="No margin and no centring."),
+        trl=replace(_REWARD, differs="Nothing; the margin is a column of the data set."),
+    ),
+    Algorithm(
+        name="kwise",
+        title="K-wise reward model",
+        family="reward_model",
+        source="chapter 5, eq:kwise_rm",
+        paper="arXiv:2301.11270",
+        chapter=RewardModel(
+            loss="plackett_luce",
+            trl="TRL compares pairs only",
+            differs="With two completions this is Bradley-Terry.",
+        ),
+        code="the book's code compares pairs only",
+        trl="TRL compares pairs only",
+    ),
+    Algorithm(
+        name="orm",
+        title="Outcome reward model",
+        family="reward_model",
+        source="chapter 5, eq:orm_token_loss",
+        paper="arXiv:2110.14168",
+        chapter=_ORM,
+        code=replace(
+            _ORM, aggregation="token_mean", differs="Each token of the batch counts the same."
+        ),
+        trl="TRL has no outcome reward model",
+    ),
+    Algorithm(
+        name="prm",
+        title="Process reward model",
+        family="reward_model",
+        source="chapter 5, eq:prm_loss",
+        paper="arXiv:2305.20050",
+        chapter=_PRM,
+        code=replace(
+            _PRM,
+            loss="process",
+            aggregation="token_mean",
+            differs="Steps are bad, neutral or good (0, 1, 2), and each step counts the same.",
+        ),
+        trl="TRL removed its PRMTrainer in 1.14",
+    ),
 )
 
 ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}
@@ -485,17 +834,29 @@ def algorithm(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def formulation(algorithm_name: str, formulation_name: str) -> Formulation:
+def names(family: Family) -> list[str]:
+    """Return the identifiers of a family's algorithms, in the order of the table."""
+    return [name for name, row in ALGORITHMS.items() if row.family == family]
+
+
+def formulation(
+    algorithm_name: str, formulation_name: str, family: Family | None = None
+) -> Formulation:
     """Return one formulation of an algorithm.
 
     Args:
         algorithm_name: the identifier of the algorithm, such as "grpo".
         formulation_name: "chapter", "code" or "trl".
+        family: the family that it must be of; None: any.
 
     Raises:
-        InputError: if there is no such algorithm, or it has no such formulation.
+        InputError: if there is no such algorithm, it has no such formulation, or it is of another
+            family.
     """
     row = algorithm(algorithm_name)
+    if family and row.family != family:
+        wanted, known = family.replace("_", "-"), ", ".join(names(family))
+        raise InputError(f"{algorithm_name} is not a {wanted} algorithm; those are {known}")
     if formulation_name not in row.formulations:
         known = ", ".join(row.formulations)
         known_name = formulation_name in FORMULATIONS
@@ -512,11 +873,10 @@ def formulation(algorithm_name: str, formulation_name: str) -> Formulation:
 
 
 _CHOICES = {"kl_estimator": ("k1", "k2", "k3"), "baseline": tuple(BASELINES)}
-_POSITIVE = {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
-_UP_TO_ONE = {"gamma", "lam"}
+_AT_MOST = {"gamma": 1, "lam": 1, "label_smoothing": 0.5}
 
 
-def _check(label: str, name: str, value: Any, optional: bool) -> None:
+def _check(label: str, name: str, value: Any, optional: bool, positive: bool) -> None:
     """Refuse a value that a parameter cannot have; parameters without a rule here take any."""
     if value is None and optional:
         return
@@ -536,9 +896,10 @@ def _check(label: str, name: str, value: Any, optional: bool) -> None:
         raise InputError(f"{label}: {name} must be a whole number of tokens, not {value!r}")
     if name == "baseline_value":
         return
-    if value < 0 or (value == 0 and name in _POSITIVE) or (value > 1 and name in _UP_TO_ONE):
-        allowed = "between 0 and 1" if name in _UP_TO_ONE else "at least 0"
-        allowed = "above 0" if name in _POSITIVE else allowed
+    most = _AT_MOST.get(name, math.inf)
+    if value < 0 or (value == 0 and positive) or value > most:
+        allowed = f"between 0 and {most}" if name in _AT_MOST else "at least 0"
+        allowed = "above 0" if positive else allowed
         raise InputError(f"{label}: {name} must be {allowed}, not {value!r}")
 
 
@@ -562,8 +923,8 @@ LOSS_FIELDS = _fields(
     vespo_lambda_neg vespo_lambda_pos
 
     baseline baseline_decay baseline_value cliprange_value correctness_reward
-    dynamic_sampling_rounds format_reward gamma importance_cap kl_estimator lam soft_punish_cache
-    vf_coef whiten_advantages
+    dynamic_sampling_rounds format_reward gamma gamma_beta_ratio importance_cap kl_estimator lam
+    soft_punish_cache vf_coef whiten_advantages
     """
 )
 """Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""

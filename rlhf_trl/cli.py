@@ -17,6 +17,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     algorithms.add_argument("name", nargs="?", help="explain this algorithm")
     algorithms.add_argument("--json", action="store_true", help="the same for programs")
     algorithms.set_defaults(run=_algorithms)
+    drift = commands.add_parser("drift", help="what moved in the installed TRL; exit code 1 if so")
+    drift.add_argument("--json", action="store_true", help="the same for programs")
+    drift.add_argument("--record", metavar="PATH", help="write the installed surface there instead")
+    drift.add_argument("--overwrite", action="store_true", help="let --record replace a file")
+    drift.set_defaults(run=_drift)
     race = commands.add_parser(
         "race",
         help="train algorithms side by side: table and figure",
@@ -35,6 +40,34 @@ def main(argv: Sequence[str] | None = None) -> None:
         "ratio leaves 1 and most losses coincide",
     )
     race.set_defaults(run=_race)
+    translate = commands.add_parser(
+        "translate", help="a config of the book's published code, for a recipe here or stock TRL"
+    )
+    translate.add_argument("config", help="YAML file of the book's code")
+    translate.add_argument("--output", help="write to this new file instead of the terminal")
+    translate.add_argument(
+        "--closest", action="store_true", help="translate what stock TRL computes only nearly, too"
+    )
+    translate.set_defaults(run=_translate)
+    compare = commands.add_parser(
+        "compare",
+        help="the book against TRL on the same batches: loss, gradient, why, which setting",
+        epilog="Without --config and --trainer: every algorithm, a line per comparison for the "
+        "batch where the two differ most; --batches or --verbose for a line per batch.",
+    )
+    compare.add_argument("--algorithms", help="names, separated by commas (all)")
+    compare.add_argument("--batches", help="names, separated by commas (all)")
+    compare.add_argument("--format", default="table", choices=("table", "markdown", "json", "html"))
+    compare.add_argument("--verbose", action="store_true", help="every batch, and every term")
+    compare.add_argument("--config", help="a training config: which algorithm does it compute?")
+    compare.add_argument("--trainer", help="the same of a class, such as mypackage.MyTrainer")
+    compare.add_argument(
+        "--require",
+        metavar="NAME",
+        help="exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)",
+    )
+    compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
+    compare.set_defaults(run=_compare)
     args, args.rest = parser.parse_known_args(argv)
     if args.rest and args.run is not _race:
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
@@ -55,6 +88,23 @@ def _algorithms(args: argparse.Namespace) -> None:
         print(explain.explain(args.name) if args.name else explain.table())
 
 
+def _drift(args: argparse.Namespace) -> None:
+    if args.record and Path(args.record).exists() and not args.overwrite:
+        raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
+    from rlhf_trl.compare import drift, surface
+    from rlhf_trl.run.output import write_whole
+
+    if args.record:
+        found = surface.read()
+        write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
+        print(f"recorded TRL {found['versions']['trl']} in {args.record}")
+        return
+    moved, recorded, installed = drift.check()
+    print(drift.report(moved, recorded, installed, as_json=args.json))
+    if moved:
+        sys.exit(1)
+
+
 def _race(args: argparse.Namespace) -> None:
     from rlhf_trl.algorithms import algorithm
     from rlhf_trl.run.race import race
@@ -68,6 +118,22 @@ def _race(args: argparse.Namespace) -> None:
     folder = Path(args.output_dir)
     print(race(names, args.seeds, folder, config=args.config, jobs=args.jobs, extra=extra))
     print(f"\nrace.md, race.json and race.png are in {folder}")
+
+
+def _translate(args: argparse.Namespace) -> None:
+    from rlhf_trl.compare.translate import translate, write_translation
+
+    if args.output:
+        write_translation(args.config, args.output, args.closest)
+        print(f"{args.output} is written")
+    else:
+        print(translate(args.config, args.closest), end="")
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from rlhf_trl.compare import command
+
+    command.run(args)
 
 
 if __name__ == "__main__":

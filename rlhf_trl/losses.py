@@ -1,8 +1,9 @@
 """The loss of an algorithm on plain tensors: a row of the table, read over the book's functions.
 
-`policy_gradient_loss` is the whole of it. A trainer takes the same three steps one by one:
-`shaped_rewards` where it has the log-probabilities, `estimate_advantages` on the rewards of all
-processes, `surrogate_loss` on each micro-batch.
+`policy_gradient_loss`, `preference_loss` and `reward_loss` are the whole of it, one for each
+family. A policy-gradient trainer takes three steps one by one: `shaped_rewards` where it has the
+log-probabilities, `estimate_advantages` on the rewards of all processes, `surrogate_loss` on each
+micro-batch.
 """
 
 import inspect
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 
 from rlhf_trl import algorithms, book
-from rlhf_trl.algorithms import Formulation, Part
+from rlhf_trl.algorithms import Part, PolicyGradient, Preference, RewardModel
 from rlhf_trl.book.aggregation import masked
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def policy_gradient_loss(
             a parameter is given that the formulation does not read, or one that it needs is not; if
             a shape or a value is impossible.
     """
-    row = algorithms.formulation(algorithm, formulation)
+    row = algorithms.formulation(algorithm, formulation, "policy_gradient")
     numbers = row.parameters(params)
     row = row.chosen(numbers)
     tensors = {
@@ -123,7 +124,7 @@ def policy_gradient_loss(
 
 
 def shaped_rewards(
-    row: Formulation,
+    row: PolicyGradient,
     params: Mapping[str, Any],
     *,
     rewards: Tensor,
@@ -135,8 +136,8 @@ def shaped_rewards(
     """Step 1: take beta * KL from the rewards, where the row has its KL there.
 
     Args:
-        row: the formulation, as `Formulation.chosen` returned it.
-        params: its parameters, as `Formulation.parameters` returned them.
+        row: the formulation, as `PolicyGradient.chosen` returned it.
+        params: its parameters, as `PolicyGradient.parameters` returned them.
         rewards: (B,) rewards of the completions.
         mask: (B, T) 1 on tokens that count.
         logps: (B, T) log-probabilities under the policy, in nats.
@@ -155,7 +156,7 @@ def shaped_rewards(
 
 
 def estimate_advantages(
-    row: Formulation,
+    row: PolicyGradient,
     params: Mapping[str, Any],
     *,
     rewards: Tensor,
@@ -167,8 +168,8 @@ def estimate_advantages(
     """Step 2: turn rewards into advantages.
 
     Args:
-        row: the formulation, as `Formulation.chosen` returned it.
-        params: its parameters, as `Formulation.parameters` returned them.
+        row: the formulation, as `PolicyGradient.chosen` returned it.
+        params: its parameters, as `PolicyGradient.parameters` returned them.
         rewards: what step 1 returned, gathered over all processes if it is (B,).
         mask: (B, T) 1 on tokens that count, for advantages per token.
         old_values: (B, T) values at rollout time, for advantages per token.
@@ -188,7 +189,7 @@ def estimate_advantages(
 
 
 def surrogate_loss(
-    row: Formulation,
+    row: PolicyGradient,
     params: Mapping[str, Any],
     *,
     logps: Tensor,
@@ -205,8 +206,8 @@ def surrogate_loss(
     """Step 3: the loss of a micro-batch, given its advantages.
 
     Args:
-        row: the formulation, as `Formulation.chosen` returned it.
-        params: its parameters, as `Formulation.parameters` returned them.
+        row: the formulation, as `PolicyGradient.chosen` returned it.
+        params: its parameters, as `PolicyGradient.parameters` returned them.
         logps: (B, T) log-probabilities under the policy, in nats.
         mask: (B, T) 1 on tokens that count.
         advantages: (B,) or (B, T).
@@ -246,6 +247,301 @@ def surrogate_loss(
     return _call(_function(book.aggregation, row.aggregation), params, tensors)
 
 
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """What `preference_loss` returns.
+
+    Attributes:
+        loss: the scalar to minimise; differentiable in the policy's log-probabilities.
+        chosen_rewards: (B,) implicit rewards of the chosen, beta * (log pi - log pi_ref), or
+            beta * log pi where no reference is read; constants.
+        rejected_rewards: (B,) those of the rejected.
+    """
+
+    loss: Tensor
+    chosen_rewards: Tensor
+    rejected_rewards: Tensor
+
+
+def preference_loss(
+    algorithm: str,
+    *,
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor | None = None,
+    ref_rejected_logps: Tensor | None = None,
+    policy_kl_logps: Tensor | None = None,
+    ref_kl_logps: Tensor | None = None,
+    chosen_nll: Tensor | None = None,
+    formulation: str = "chapter",
+    **params: Any,
+) -> PreferenceLoss:
+    """Compute the loss of a direct-alignment algorithm on one batch.
+
+    Log-probabilities are of whole completions, in nats: summed over their tokens or averaged, as
+    `logps` of the formulation says ("mean" for simpo, orpo, dpo_norm and TRL's ipo, "sum"
+    elsewhere). The result has the precision of `policy_chosen_logps`.
+
+    Args:
+        algorithm: "dpo", "cdpo", "ipo", "simpo", "orpo", "kto", "dpo_norm", "apo_zero" or
+            "apo_down".
+        policy_chosen_logps: (B,) of the chosen under the policy.
+        policy_rejected_logps: (B,) of the rejected under the policy. KTO needs no pairs: there
+            the rejected may be more or fewer than the chosen.
+        ref_chosen_logps: (B,) of the chosen under the reference policy.
+        ref_rejected_logps: (B,) of the rejected under the reference policy.
+        policy_kl_logps: (M,) of mismatched pairs of prompt and completion under the policy (KTO).
+        ref_kl_logps: (M,) of the same pairs under the reference policy (KTO).
+        chosen_nll: (B,) or scalar negative log-likelihood of the chosen, per token (ORPO).
+        formulation: "chapter", "code" or "trl".
+        **params: the parameters that the formulation reads: beta, label_smoothing (cDPO),
+            gamma_beta_ratio (SimPO's margin over beta), desirable_weight and undesirable_weight
+            (KTO).
+
+    Returns:
+        The loss and the implicit rewards.
+
+    Raises:
+        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor or
+            a parameter is given that the formulation does not read, or one that it needs is not; if
+            a shape or a value is impossible.
+    """
+    row = algorithms.formulation(algorithm, formulation, "direct_alignment")
+    numbers = row.parameters(params)
+    function = _function(book.preference, row.loss)
+    given = {
+        "policy_chosen_logps": policy_chosen_logps,
+        "policy_rejected_logps": policy_rejected_logps,
+        "ref_chosen_logps": ref_chosen_logps,
+        "ref_rejected_logps": ref_rejected_logps,
+        "policy_kl_logps": policy_kl_logps,
+        "ref_kl_logps": ref_kl_logps,
+        "chosen_nll": chosen_nll,
+    }
+    tensors = _named(row.label, function, given)
+    tensors = _same_precision(row.label, tensors, "policy_chosen_logps")
+    _check_completions(row, tensors)
+    learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
+    tensors = {name: t if name in learned else t.detach() for name, t in tensors.items()}
+
+    def implicit_rewards(which: str) -> Tensor:
+        policy = tensors[f"policy_{which}_logps"]
+        return (numbers["beta"] * (policy - tensors.get(f"ref_{which}_logps", 0))).detach()
+
+    loss = _call(function, numbers, tensors).mean()
+    return PreferenceLoss(loss, implicit_rewards("chosen"), implicit_rewards("rejected"))
+
+
+_REWARD_ROWS = {"bradley_terry": "reward", "kwise": "kwise", "orm": "orm", "prm": "prm"}
+
+
+def reward_loss(
+    kind: str,
+    *,
+    chosen: Tensor | None = None,
+    rejected: Tensor | None = None,
+    margin: Tensor | float | None = None,
+    rewards: Tensor | None = None,
+    logits: Tensor | None = None,
+    labels: Tensor | None = None,
+    mask: Tensor | None = None,
+    class_weights: Tensor | None = None,
+    formulation: str = "chapter",
+    **params: Any,
+) -> Tensor:
+    """Compute the loss of a reward model on one batch.
+
+    The result has the precision of the rewards or logits. What stands on positions that do not
+    count never matters, not even a NaN.
+
+    Args:
+        kind: "bradley_terry", "kwise", "orm" or "prm".
+        chosen: (B,) rewards of the preferred completions (bradley_terry).
+        rejected: (B,) rewards of the others (bradley_terry).
+        margin: (B,) or one number: how much better the preferred is (bradley_terry).
+        rewards: (B, K) rewards of the completions of each prompt, the best first (kwise).
+        logits: (B, T) of the tokens (orm); (B, S) of the steps (prm, chapter), or (B, S, 3) of the
+            classes bad, neutral, good (prm, code).
+        labels: 1 for right and 0 for wrong (orm; prm, chapter), or 0, 1, 2 for bad, neutral, good
+            (prm, code); shaped like the tokens or steps with -100 where there is nothing to learn,
+            or for orm (B,), one for each completion.
+        mask: 1 on tokens or steps that count; None: those whose label is not -100.
+        class_weights: (3,) weights of the classes (prm, code).
+        formulation: "chapter", "code" or "trl".
+        **params: center_rewards_coefficient (bradley_terry).
+
+    Returns:
+        The scalar loss.
+
+    Raises:
+        InputError: if the kind, the formulation or a parameter does not exist; if a tensor or a
+            parameter is given that the formulation does not read, or one that it needs is not; if a
+            shape or a value is impossible.
+    """
+    if kind not in _REWARD_ROWS:
+        known = ", ".join(_REWARD_ROWS)
+        raise InputError(
+            f"unknown reward model {kind!r}{nearest(kind, _REWARD_ROWS)}; known: {known}"
+        )
+    row = algorithms.formulation(_REWARD_ROWS[kind], formulation)
+    numbers = row.parameters(params)
+    function = _function(book.reward_models, row.loss)
+    if isinstance(margin, Real):
+        margin = torch.tensor(float(margin), dtype=torch.float64)
+    given = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
+    given |= {"logits": logits, "labels": labels, "class_weights": class_weights}
+    per_token = row.aggregation != "none"
+    tensors = _named(row.label, function, given | {"mask": mask}, {"mask"} if per_token else set())
+    tensors = _same_precision(row.label, tensors, next(iter(tensors)))
+    if per_token:
+        return _token_reward_loss(row, function, numbers, tensors)
+    _check_comparisons(row.label, tensors)
+    loss = _call(function, numbers, tensors).mean()
+    if weight := numbers.get("center_rewards_coefficient"):
+        loss = loss + weight * _call(book.reward_models.centring, {}, tensors).mean()
+    return loss
+
+
+def _token_reward_loss(
+    row: RewardModel,
+    function: Callable[..., Tensor],
+    numbers: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+) -> Tensor:
+    """Mask, check and average the losses of tokens or steps."""
+    label, logits, labels = row.label, tensors["logits"], tensors["labels"]
+    classes = 3 if row.loss == "process" else 0
+    fits = logits.dim() == 3 and logits.shape[2] == classes if classes else logits.dim() == 2
+    if not fits or 0 in logits.shape:
+        wanted = "(B, S, 3)" if classes else "(B, T)"
+        raise InputError(f"{label}: logits must have shape {wanted}, not {tuple(logits.shape)}")
+    shape = logits.shape[:2]
+    if labels.shape == shape[:1] and "mask" in tensors and not classes:
+        labels = labels.unsqueeze(1).expand(shape)
+    mask = tensors.get("mask", torch.ones_like(labels))
+    for name, tensor in (("labels", labels), ("mask", mask)):
+        if tensor.shape != shape:
+            raise InputError(
+                f"{label}: {name} must have shape {tuple(shape)} to go with logits of shape "
+                f"{tuple(logits.shape)}, not {tuple(tensor.shape)}"
+            )
+    if not ((mask == 0) | (mask == 1)).all():
+        raise InputError(f"{label}: mask must hold only 0 and 1")
+    mask = mask * (labels != -100)
+    counted = mask.bool()
+    known = range(classes or 2)
+    strange = sorted(set(labels[counted].unique().tolist()) - set(known))
+    if strange:
+        raise InputError(
+            f"{label}: labels must be {', '.join(map(str, known))} or -100, not {strange[0]:g}"
+        )
+    if not logits[counted].isfinite().all():
+        raise InputError(f"{label}: logits must be finite on the positions that count")
+    weights = tensors.get("class_weights")
+    if weights is not None and (weights.shape != (classes,) or not (weights > 0).all()):
+        raise InputError(f"{label}: class_weights must be {classes} numbers above 0")
+    labels = masked(labels, mask)
+    tensors = {
+        "logits": torch.where(counted.unsqueeze(2) if classes else counted, logits, 0),
+        "labels": labels,
+        "class_weights": weights,
+        "mask": mask,
+    }
+    if weights is not None and counted.any():
+        tensors["normalizer"] = (weights[labels.long()] * mask).sum()
+    tensors["losses"] = _call(function, numbers, tensors)
+    return _call(_function(book.aggregation, row.aggregation), numbers, tensors)
+
+
+def _named(
+    label: str,
+    function: Callable[..., Tensor],
+    given: Mapping[str, Any],
+    also: set[str] = frozenset(),
+) -> dict[str, Tensor]:
+    """Keep the tensors that are given; refuse those that the function does not name or lacks."""
+    parameters = inspect.signature(function).parameters
+    known = [name for name in given if name in parameters or name in also]
+    for name, tensor in given.items():
+        if tensor is not None and name not in known:
+            raise InputError(f"{label} does not read {name}; it reads {', '.join(known)}")
+        needed = name in parameters and parameters[name].default is inspect.Parameter.empty
+        if tensor is None and needed:
+            raise InputError(f"{label} needs {name}")
+    tensors = {name: given[name] for name in known if given[name] is not None}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{label}: {name} must be a torch tensor, not {type(tensor).__name__}")
+    return tensors
+
+
+def _same_precision(label: str, tensors: dict[str, Tensor], first: str) -> dict[str, Tensor]:
+    """Bring all tensors to the precision of the first, and to float32 at least."""
+    if not tensors[first].is_floating_point():
+        raise InputError(
+            f"{label}: {first} must hold floating-point numbers, not {tensors[first].dtype}"
+        )
+    precision = torch.promote_types(tensors[first].dtype, torch.float32)
+    return {name: tensor.to(precision) for name, tensor in tensors.items()}
+
+
+def _check_finite(label: str, name: str, tensor: Tensor) -> None:
+    """Refuse a NaN or an infinity."""
+    broken = (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist()
+    if broken:
+        raise InputError(f"{label}: {name} must be finite, but at positions {broken} it is not")
+
+
+_LIKE = {
+    "policy_rejected_logps": "policy_chosen_logps",
+    "ref_chosen_logps": "policy_chosen_logps",
+    "ref_rejected_logps": "policy_rejected_logps",
+    "ref_kl_logps": "policy_kl_logps",
+}
+
+
+def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse log-probabilities of completions that do not go together, or cannot be."""
+    unpaired = "policy_kl_logps" in tensors
+    for name, tensor in tensors.items():
+        _check_finite(row.label, name, tensor)
+        shape = tuple(tensor.shape)
+        like = None if unpaired and name == "policy_rejected_logps" else _LIKE.get(name)
+        if name == "chosen_nll":
+            fits, wanted = shape in ((), tensors["policy_chosen_logps"].shape), "(B,) or ()"
+        elif like:
+            wanted = f"{tuple(tensors[like].shape)}, as {like} has"
+            fits = shape == tensors[like].shape
+        else:
+            empty = unpaired and name != "policy_kl_logps"
+            fits, wanted = len(shape) == 1 and (shape[0] > 0 or empty), "(B,)"
+        if not fits:
+            raise InputError(f"{row.label}: {name} must have shape {wanted}, not {shape}")
+        odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
+        if odds and (tensor >= 0).any():
+            raise InputError(
+                f"{row.label}: {name} must be below 0: a probability of 1 has infinite odds"
+            )
+    if not any(tensors[f"policy_{which}_logps"].numel() for which in ("chosen", "rejected")):
+        raise InputError(f"{row.label}: there is neither a chosen nor a rejected completion")
+
+
+def _check_comparisons(label: str, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse rewards that cannot be compared."""
+    first, rewards = next(iter(tensors.items()))
+    ranked = first == "rewards"
+    if rewards.dim() != 1 + ranked or not len(rewards) or (ranked and rewards.shape[1] < 2):
+        wanted = "(B, K) with K of 2 or more" if ranked else "(B,)"
+        raise InputError(f"{label}: {first} must have shape {wanted}, not {tuple(rewards.shape)}")
+    for name, tensor in tensors.items():
+        if tensor.shape != rewards.shape and not (name == "margin" and tensor.dim() == 0):
+            raise InputError(
+                f"{label}: {name} must have shape {tuple(rewards.shape)}, like {first}, "
+                f"not {tuple(tensor.shape)}"
+            )
+        _check_finite(label, name, tensor)
+
+
 def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
     """Look a part of a row up among the book's functions, unless it is a function already."""
     return part if callable(part) else getattr(module, part)
@@ -260,14 +556,14 @@ def _call(
     return function(**{name: known[name] for name in names if name in known})
 
 
-def _kl(row: Formulation, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor) -> Tensor:
+def _kl(row: PolicyGradient, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor) -> Tensor:
     """Return the KL estimate per token, (B, T), in the row's sign."""
     prefix = "code_" if row.kl_sign == "code" else ""
     return getattr(book.kl, prefix + params["kl_estimator"])(logps, ref_logps)
 
 
 def _check_reads(
-    row: Formulation, params: Mapping[str, Any], given: set[str], beta_given: bool
+    row: PolicyGradient, params: Mapping[str, Any], given: set[str], beta_given: bool
 ) -> None:
     """Refuse optional tensors that the row does not read, and ask for those it needs."""
     reads: dict[str, str] = {}
@@ -297,7 +593,7 @@ def _check_reads(
             raise InputError(f"{row.label} needs {name} for {why}")
 
 
-def _check_window(row: Formulation, normalizer: Tensor | float | None) -> None:
+def _check_window(row: PolicyGradient, normalizer: Tensor | float | None) -> None:
     """Refuse a normalizer that is not a positive number, or that the row does not divide by."""
     if normalizer is None:
         return

@@ -9,13 +9,13 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from rlhf_trl import policy_gradient_loss
-from rlhf_trl.algorithms import ALGORITHMS, formulation
+from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 
-NAMES = [name for name in ALGORITHMS if name != "ppo"]
+NAMES = [name for name in names("policy_gradient") if name != "ppo"]
 ROWS = [(name, which) for name in NAMES for which in ALGORITHMS[name].formulations]
 END, LIMIT, CACHE = 5, 12, 4
 WORDS = ["sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread"]

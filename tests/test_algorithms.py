@@ -9,10 +9,20 @@ import sys
 import pytest
 
 from rlhf_trl import algorithms, book
-from rlhf_trl.algorithms import ALGORITHMS, FORMULATIONS, REQUIRED, algorithm, formulation
+from rlhf_trl.algorithms import (
+    ALGORITHMS,
+    FORMULATIONS,
+    REQUIRED,
+    algorithm,
+    formulation,
+    names,
+)
 from rlhf_trl.errors import InputError
 
 ROWS = [(name, which) for name, row in ALGORITHMS.items() for which in row.formulations]
+POLICY_GRADIENT = [row for row in ROWS if row[0] in names("policy_gradient")]
+PREFERENCE = [row for row in ROWS if row[0] in names("direct_alignment")]
+REWARD_MODEL = [row for row in ROWS if row[0] in names("reward_model")]
 TENSORS = {
     "logps", "old_logps", "mask", "rewards", "token_rewards", "binary_rewards", "num_generations",
     "advantages", "ratio", "kl", "values", "old_values", "returns", "losses", "normalizer",
@@ -28,19 +38,26 @@ HOMES = {
 
 
 def test_the_rows():
-    assert list(ALGORITHMS) == [
+    assert names("policy_gradient") == [
         "reinforce", "rloo", "ppo", "grpo", "drgrpo", "gspo", "cispo", "sapo", "dapo", "maxrl",
     ]  # fmt: skip
+    assert names("direct_alignment") == [
+        "dpo", "cdpo", "ipo", "simpo", "orpo", "kto", "dpo_norm", "apo_zero", "apo_down",
+    ]  # fmt: skip
+    assert names("reward_model") == ["reward", "kwise", "orm", "prm"]
     assert {name for name, row in ALGORITHMS.items() if "trl" not in row.formulations} == {
-        "reinforce", "rloo", "ppo", "maxrl",
+        "reinforce", "rloo", "ppo", "maxrl", "simpo", "kwise", "orm", "prm",
     }  # fmt: skip
     for name, row in ALGORITHMS.items():
         assert row.name == name
         assert row.source and row.paper and row.title
-        assert list(row.formulations)[:2] == ["chapter", "code"]
+        both = ["chapter", "code"] if name != "kwise" else ["chapter"]
+        assert list(row.formulations)[: len(both)] == both
+        assert set(row.formulations) <= set(FORMULATIONS)
+        assert all(isinstance(getattr(row, f), str) for f in {*FORMULATIONS} - {*row.formulations})
 
 
-@pytest.mark.parametrize(("name", "which"), ROWS)
+@pytest.mark.parametrize(("name", "which"), POLICY_GRADIENT)
 def test_a_row_names_functions_and_reads_their_parameters(name, which):
     row = formulation(name, which)
     wanted = {"beta", "kl_estimator"} if row.kl != "none" else set()
@@ -63,13 +80,37 @@ def test_a_row_names_functions_and_reads_their_parameters(name, which):
     assert row.differs and (row.trl is True or row.trl)
 
 
+@pytest.mark.parametrize(("name", "which"), PREFERENCE)
+def test_a_preference_row_says_what_its_function_takes(name, which):
+    row = formulation(name, which)
+    parameters = inspect.signature(getattr(book.preference, row.loss)).parameters
+    tensors = {name for name in parameters if name.endswith(("_logps", "_nll"))}
+    numbers = set(parameters) - tensors
+    needed = {n for n in numbers if parameters[n].default is inspect.Parameter.empty}
+    assert needed == set(row.reads) and set(row.constants) <= numbers
+    assert not set(row.reads) & set(row.constants)
+    assert row.reference == ("ref_chosen_logps" in tensors)
+    averaged = name in ("simpo", "orpo", "dpo_norm") or (name, which) == ("ipo", "trl")
+    assert row.logps == ("mean" if averaged else "sum")
+    assert row.differs and (row.trl is True or row.trl)
+
+
+@pytest.mark.parametrize(("name", "which"), REWARD_MODEL)
+def test_a_reward_row_names_functions(name, which):
+    row = formulation(name, which)
+    parameters = inspect.signature(getattr(book.reward_models, row.loss)).parameters
+    assert (row.aggregation != "none") == ("logits" in parameters)
+    assert row.aggregation == "none" or hasattr(book.aggregation, row.aggregation)
+    assert row.differs and (row.trl is True or row.trl)
+
+
 @pytest.mark.parametrize(("name", "which"), ROWS)
 def test_what_a_row_reads_and_fixes_is_a_known_field(name, which):
     row = formulation(name, which)
     known = algorithms.LOSS_FIELDS | algorithms.SHARED_FIELDS
     assert {*row.reads, *row.settings, *row.trainer_reads} <= known
     assert not set(row.reads) & set(row.settings)
-    json.dumps(dataclasses.asdict(row), allow_nan=False)
+    json.dumps(dataclasses.asdict(row) | {"settings": row.fixed({})}, allow_nan=False)
 
 
 def test_labels_are_the_chapters():
@@ -92,6 +133,8 @@ def test_labels_are_the_chapters():
         ),
         ("ppo", "trl", "TRL removed PPO and its value heads in 1.13; it has chapter, code"),
         ("rloo", "trl", "RLOOTrainer is not the trainer that the recipe builds on"),
+        ("simpo", "trl", "CPOTrainer is not the trainer that the recipe builds on"),
+        ("kwise", "code", "the book's code compares pairs only; it has chapter"),
     ],
 )
 def test_what_does_not_exist_is_named(name, which, says):
@@ -132,6 +175,12 @@ def test_defaults_and_constants_become_parameters():
         ("reinforce", {"baseline": "moving_average"}, "needs baseline_value"),
         ("reinforce", {"baseline_value": 1.0}, "needs baseline_value"),
         ("maxrl", {"beta": 0.1}, "does not read beta; it reads importance_cap"),
+        ("dpo", {"label_smoothing": 0.1}, "does not read label_smoothing; it reads beta"),
+        ("dpo", {"beta": 0}, "beta must be above 0, not 0"),
+        ("cdpo", {"label_smoothing": 0.6}, "label_smoothing must be between 0 and 0.5, not 0.6"),
+        ("simpo", {"gamma": 0.5}, "does not read gamma; it reads beta, gamma_beta_ratio"),
+        ("kto", {"desirable_weight": -1}, "desirable_weight must be at least 0, not -1"),
+        ("reward", {"center_rewards_coefficient": -1}, "must be at least 0, not -1"),
     ],
 )
 def test_parameters_that_cannot_be_are_named(name, given, says):
@@ -176,12 +225,36 @@ def test_no_listed_field_has_left_trl(trl_configs):
 
 
 @pytest.mark.parametrize(("name", "which"), ROWS)
-def test_trl_accepts_the_settings(name, which, tmp_path):
-    from trl import GRPOConfig
-
-    settings = formulation(name, which).settings
-    config = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
+def test_trl_accepts_the_settings(name, which, tmp_path, trl_configs):
+    row = formulation(name, which)
+    wanted = row.trainer.replace("Trainer", "Config")
+    (config_class,) = (config for config in trl_configs if config.__name__ == wanted)
+    settings = row.fixed({})
+    config = config_class(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
     assert {field: getattr(config, field) for field in settings} == settings
+
+
+def test_settings_that_depend_on_a_parameter():
+    cdpo, simpo = formulation("cdpo", "trl"), formulation("simpo", "chapter")
+    # e = 0.2: 2 (1 - 0.2) = 1.6 and -(1 - 0.4) = -0.6
+    assert cdpo.fixed({"label_smoothing": 0.2}) == {
+        "loss_type": ["sigmoid", "robust"],
+        "loss_weights": pytest.approx([1.6, -0.6], abs=1e-15),
+    }
+    # 2.5 * 0.4, and the default 2 * 0.5
+    assert simpo.fixed({"beta": 2.5, "gamma_beta_ratio": 0.4})["simpo_gamma"] == 1.0
+    assert simpo.fixed({})["simpo_gamma"] == 1.0
+    with pytest.raises(InputError, match="label_smoothing must be a number, not 'a'"):
+        cdpo.fixed({"label_smoothing": "a"})
+
+
+def test_a_family_is_asked_for_by_name():
+    with pytest.raises(InputError) as error:
+        formulation("dpo", "chapter", "policy_gradient")
+    assert str(error.value) == (
+        "dpo is not a policy-gradient algorithm; those are reinforce, rloo, ppo, grpo, drgrpo, "
+        "gspo, cispo, sapo, dapo, maxrl"
+    )
 
 
 def test_importing_the_table_loads_neither_trl_nor_torch():

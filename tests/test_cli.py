@@ -44,7 +44,8 @@ def test_every_place_named_exists(capsys, name):
     text = capsys.readouterr().out
     assert "no counterpart" not in text
     ours = re.findall(r"(\w+): (\w+).*\n +.*\n +(rlhf_trl/book/\w+\.py):(\d+)", text)
-    assert len(ours) >= 4
+    least = {"policy_gradient": 4, "direct_alignment": 2, "reward_model": 1}
+    assert len(ours) >= least[ALGORITHMS[name].family]
     for _, function, file, line in ours:
         assert f"def {function}(" in (ROOT / file).read_text().splitlines()[int(line) - 1]
 
@@ -54,6 +55,47 @@ def test_trls_own_lines_are_the_ones_meant(capsys):
     line = re.search(r"grpo_trainer\.py:(\d+), weight", capsys.readouterr().out)[1]
     source = TRAINER.read_text().splitlines()
     assert "clamped_ratios" in source[int(line) - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    {
+        "dpo": ['if loss_type == "sigmoid":'],
+        "cdpo": ['if loss_type == "sigmoid":', 'loss_type == "robust":'],
+        "ipo": ['loss_type == "ipo":'],
+        "simpo": ["logits = logits - gamma_logratios"],
+        "orpo": ["log_odds = (policy_chosen_logps - policy_rejected_logps)"],
+        "kto": ['if self.loss_type == "kto":'],
+        "dpo_norm": ['loss_type == "sigmoid_norm":'],
+        "apo_zero": ['loss_type == "apo_zero":'],
+        "apo_down": ['loss_type == "apo_down":'],
+        "reward": ["logsigmoid(rewards_chosen - rewards_rejected"],
+    }.items(),
+)
+def test_the_other_trainers_own_lines_are_the_ones_meant(capsys, name, meant):
+    main(["algorithms", name])
+    found = re.findall(r"Trainer: (\S+\.py):(\d+)", capsys.readouterr().out)
+    assert len(found) >= len(meant)
+    for (file, line), text in zip(found, meant, strict=False):
+        source = (Path(trl.__file__).parent / file).read_text().splitlines()
+        assert text in source[int(line) - 1]
+
+
+def test_the_table_says_which_log_probabilities_are_averaged(capsys):
+    main(["algorithms"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {tuple(line[:2]): line for line in lines if line}
+    assert rows["ipo", "chapter"][3:5] == ["sum", "yes"]
+    assert rows["ipo", "trl"][3:5] == ["mean", "yes"]
+    assert rows["simpo", "code"][3:] == ["mean", "no", "CPOTrainer", "equal"]
+    assert rows["prm", "chapter"][2:4] == ["outcome", "sequence_sum"]
+
+
+def test_json_spells_out_a_setting_that_depends_on_a_parameter(capsys):
+    main(["algorithms", "simpo", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)
+    settings = row["formulations"]["chapter"]["trl_settings"]
+    assert settings["simpo_gamma"] == "beta * gamma_beta_ratio"
 
 
 def test_an_unknown_name_is_one_sentence():

@@ -329,6 +329,32 @@ def test_the_algorithms_defaults_replace_trls(load):
     assert load("algorithm: dapo\nepsilon_high: 0.5\n").trl.epsilon_high == 0.5
 
 
+def test_a_field_that_depends_on_a_parameter_is_worked_out(load):
+    flipped = load("algorithm: cdpo\nlabel_smoothing: 0.2\n", trl="DPOConfig").trl
+    # 2 (1 - 0.2) and -(1 - 0.4)
+    assert (flipped.loss_type, flipped.loss_weights) == (["sigmoid", "robust"], [1.6, -0.6])
+    by_default = load("algorithm: cdpo\n", "--beta", "0.3", trl="DPOConfig").trl
+    assert (by_default.label_smoothing, by_default.loss_weights) == (0.1, [1.8, -0.8])
+    by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl="DPOConfig").trl
+    assert by_hand.loss_weights == [1.0, 0.0]
+    repeated = "algorithm: cdpo\nloss_weights: [1.0, -0.8]\n"
+    assert "contradicts algorithm cdpo" in refusal(load, repeated, trl="DPOConfig")
+    broken = "algorithm: cdpo\nlabel_smoothing: much\n"
+    assert "label_smoothing must be a number, not 'much'" in refusal(load, broken, trl="DPOConfig")
+
+
+def test_a_recipe_runs_its_own_algorithms_only(load):
+    @dataclass
+    class Pairs(Run):
+        algorithm: str = field(default="dpo", metadata={"runs": ["dpo", "kto"]})
+
+    assert load(own=Pairs, trl="DPOConfig").own.algorithm == "dpo"
+    sentence = refusal(load, "algorithm: grpo\n", own=Pairs, trl="DPOConfig")
+    assert 'algorithm is "grpo", which this recipe does not run; write one of dpo, kto.' in sentence
+    sentence = refusal(load, "algorithm: dpo\ndesirable_weight: 2.0\n", own=Pairs, trl="DPOConfig")
+    assert "remove it, or choose one that reads it: kto." in sentence
+
+
 def test_a_fixed_field_may_be_repeated_with_its_value(load):
     assert load("scale_rewards: group\n").trl.scale_rewards == "group"
 
@@ -584,14 +610,14 @@ def test_a_config_that_is_not_text(tmp_path):
 
 
 def test_one_string_equals_the_list_of_one_that_an_algorithm_fixes(load, monkeypatch):
-    row = algorithms.Formulation("a", "b", "c", "d", settings={"loss_type": ["hinge"]})
+    row = algorithms.Formulation(settings={"loss_type": ["hinge"]})
     monkeypatch.setattr(algorithms, "formulation", lambda *names: row)
     assert load("loss_type: hinge\n", trl="DPOConfig").trl.loss_type == ["hinge"]
     assert "contradicts" in refusal(load, "loss_type: ipo\n", trl="DPOConfig")
 
 
 def test_true_is_not_the_number_one_that_an_algorithm_fixes(load, monkeypatch):
-    row = algorithms.Formulation("a", "b", "c", "d", settings={"beta": 0.0})
+    row = algorithms.Formulation(settings={"beta": 0.0})
     monkeypatch.setattr(algorithms, "formulation", lambda *names: row)
     assert load("beta: 0\n").trl.beta == 0.0
     assert "contradicts" in refusal(load, "beta: false\n")

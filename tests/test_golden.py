@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_trl import policy_gradient_loss
+from rlhf_trl import policy_gradient_loss, preference_loss
+from rlhf_trl.algorithms import formulation
 from rlhf_trl.book import kl
 
 GOLDEN = Path(__file__).parent / "golden"
 POLICY_GRADIENT = json.loads((GOLDEN / "policy_gradient.json").read_text())
 KL = json.loads((GOLDEN / "kl.json").read_text())
+PREFERENCE = json.loads((GOLDEN / "preference.json").read_text())
 
 OUR_NAME = {
     "clip_eps_lo": "epsilon",
@@ -71,7 +73,33 @@ def test_kl_case(case):
     assert_close(gradient, case["expected"]["grad_logps"], 1e-9)
 
 
+@pytest.mark.parametrize(
+    "case", PREFERENCE, ids=[f"{i}-{c['algorithm']}" for i, c in enumerate(PREFERENCE)]
+)
+def test_preference_case(case):
+    name = case["algorithm"]
+    inputs = {key: float64(v) for key, v in case["inputs"].items() if v is not None}
+    learned = [inputs[f"policy_{w}_logps"].requires_grad_() for w in ("chosen", "rejected")]
+    if name == "orpo":  # recorded with the likelihood of the response itself
+        inputs["chosen_nll"] = -inputs["policy_chosen_logps"]
+
+    result = preference_loss(name, formulation="code", **inputs, **case["params"])
+    gradients = torch.autograd.grad(result.loss, learned)
+
+    # the recording ran ORPO's odds through float32
+    relative = 1e-6 if name == "orpo" else 1e-9
+    expected = case["expected"]
+    assert_close(result.loss, expected["loss"], relative)
+    assert_close(gradients[0], expected["grad_policy_chosen_logps"], relative)
+    assert_close(gradients[1], expected["grad_policy_rejected_logps"], relative)
+    averaged = formulation(name, "code").logps == "mean"
+    assert averaged == case["length_normalized"]
+
+
 def test_every_algorithm_is_recorded():
+    assert {case["algorithm"] for case in PREFERENCE} == {
+        "dpo", "cdpo", "ipo", "simpo", "orpo", "kto", "dpo_norm", "apo_zero", "apo_down",
+    }  # fmt: skip
     assert {case["algorithm"] for case in POLICY_GRADIENT} == {
         "reinforce", "rloo", "ppo", "grpo", "drgrpo", "gspo", "cispo", "sapo", "dapo", "maxrl",
     }  # fmt: skip

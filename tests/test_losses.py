@@ -9,11 +9,12 @@ import torch
 
 import rlhf_trl
 from rlhf_trl import policy_gradient_loss
-from rlhf_trl.algorithms import ALGORITHMS, formulation
+from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import surrogate_loss
 
-ROWS = [(name, which) for name, row in ALGORITHMS.items() for which in row.formulations]
+NAMES = names("policy_gradient")
+ROWS = [(name, which) for name in NAMES for which in ALGORITHMS[name].formulations]
 WITHOUT_RATIO = ("reinforce", "rloo", "maxrl")
 LENGTHS = (6, 4, 1, 5, 2, 3)
 
@@ -169,9 +170,9 @@ def loops(name, x, beta, estimator):
 
 
 PPO_PARAMS = {"gamma": 0.9, "lam": 0.8, "cliprange_value": 0.3, "vf_coef": 0.7}
-CASES = [(name, 0.0, "k3") for name in ALGORITHMS] + [
+CASES = [(name, 0.0, "k3") for name in NAMES] + [
     (name, 0.3, estimator)
-    for name in ALGORITHMS
+    for name in NAMES
     if formulation(name, "chapter").kl != "none"
     for estimator in ("k1", "k2", "k3")
 ]
@@ -562,6 +563,8 @@ def test_a_new_row_needs_one_function_at_most(monkeypatch):
 
 
 def test_public_names():
-    assert {"policy_gradient_loss", "PolicyGradientLoss"} <= set(dir(rlhf_trl))
+    public = {"policy_gradient_loss", "PolicyGradientLoss"}
+    public |= {"preference_loss", "PreferenceLoss", "reward_loss"}
+    assert set(rlhf_trl.__all__) == public <= set(dir(rlhf_trl))
     with pytest.raises(AttributeError, match="no attribute 'policy_loss'"):
         _ = rlhf_trl.policy_loss

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rlhf_trl.algorithms import ALGORITHMS, formulation
+from rlhf_trl.algorithms import formulation, names
 from rlhf_trl.run.config import load_config
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
-NAMES = [name for name in ALGORITHMS if name != "ppo"]
+NAMES = [name for name in names("policy_gradient") if name != "ppo"]
 SMALL = [
     *["--dataset.size", 40, "--dataset.eval_size", 8, "--max_steps", 2, "--learning_rate", "1e-3"],
     *["--per_device_train_batch_size", 16],

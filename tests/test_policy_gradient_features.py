@@ -9,6 +9,8 @@ import torch
 from datasets import Dataset
 from policy_gradient_cases import (
     LIMIT,
+    NAMES,
+    WORDS,
     Reference,
     build,
     checkpoint,
@@ -17,13 +19,14 @@ from policy_gradient_cases import (
     drift,
     is_right,
     own_fields,
+    plain_logps,
     right,
     shaped,
 )
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from rlhf_trl.algorithms import formulation
+from rlhf_trl.algorithms import LOSS_FIELDS, formulation
 from rlhf_trl.compare.measure import Comparison, accumulate, batches, measure
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
@@ -258,6 +261,17 @@ def test_the_users_config_is_not_changed():
     assert given.importance_sampling_level is None and given.epsilon is None
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_fields_that_a_row_does_not_read_are_trls_defaults(name):
+    trainer = build(name)
+    row = formulation(name, "chapter")
+    stock = GRPOConfig(bf16=False, use_cpu=True, report_to="none")
+    unread = LOSS_FIELDS - row.reads.keys() - row.trainer_reads.keys() - row.settings.keys()
+    names = [field for field in unread if hasattr(stock, field)]
+    assert "delta" in names
+    assert {n: getattr(trainer.args, n) for n in names} == {n: getattr(stock, n) for n in names}
+
+
 # --- REINFORCE -----------------------------------------------------------------------------------
 
 
@@ -322,14 +336,16 @@ def groups_of(batch):
 
 
 def test_groups_without_contrast_are_replaced_by_fresh_prompts():
-    calls = []
+    calls, spent = [], []
 
     def answer(prompt_ids, index, call):
         calls.append((call, prompt_ids))
         # the first call answers everything right; in the second every other prompt has contrast
         prompts = list(dict.fromkeys(p for c, p in calls if c == call))
         contrast = call == 2 or (call == 1 and prompts.index(prompt_ids) % 2 == 0)
-        return with_result(prompt_ids, index, call, index > 1 if contrast else True)
+        ids = with_result(prompt_ids, index, call, index > 1 if contrast else True)
+        spent.append(len(prompt_ids) + len(ids))
+        return ids
 
     trainer = sampler(answer, per_device_train_batch_size=16)
     _, [batch] = accumulate(trainer, batches(trainer))
@@ -349,8 +365,24 @@ def test_groups_without_contrast_are_replaced_by_fresh_prompts():
     assert metrics["completions/mean_length"][0] == pytest.approx(float(tokens) / 16)
     assert batch["num_items_in_batch"] == tokens == trainer._window_tokens[0]
     assert len(trainer._logs["completion"]) == 16
-    # but all that was generated was generated
-    assert trainer.state.num_input_tokens_seen > 40
+    # but all that was generated was generated, once
+    assert len(spent) == 40
+    assert trainer.state.num_input_tokens_seen == sum(spent) == metrics["num_tokens"][0]
+
+
+def test_metrics_of_earlier_generations_stay():
+    def answer(prompt_ids, index, call):
+        return with_result(prompt_ids, index, call, call % 2 == 0 or index > 1)
+
+    trainer = sampler(answer, per_device_train_batch_size=16)
+    source, means = batches(trainer), []
+    for _ in range(3):
+        _, [batch] = accumulate(trainer, source)
+        means.append(float(batch["completion_mask"].sum()) / 16)
+    metrics = trainer._metrics["train"]
+    assert metrics["dynamic_sampling/discarded_groups"] == [4, 4, 4]
+    assert metrics["completions/mean_length"] == pytest.approx(means)
+    assert {len(metrics[name]) for name in ("reward", "entropy", "dynamic_sampling/rounds")} == {3}
 
 
 def test_after_the_last_round_the_last_groups_are_kept():
@@ -363,6 +395,39 @@ def test_after_the_last_round_the_last_groups_are_kept():
     assert trainer._metrics["train"]["dynamic_sampling/left_without_contrast"] == [2]
     assert trainer._carried["stream_position"] == 6
     assert {r for group in groups_of(batch).values() for r in group} == {1.0}
+
+
+def test_a_single_group_without_contrast_is_replaced():
+    def answer(prompt_ids, index, call):
+        return with_result(prompt_ids, index, call, call == 0 or index > 1)
+
+    trainer = sampler(answer, per_device_train_batch_size=4)
+    _, [batch] = accumulate(trainer, batches(trainer))
+    assert [sorted(group) for group in groups_of(batch).values()] == [[0, 0, 1, 1]]
+    assert trainer._metrics["train"]["dynamic_sampling/rounds"] == [1]
+
+
+def test_fresh_prompts_come_in_seeded_orders_of_the_whole_training_set():
+    def words(count, **config):
+        return [row["word"] for row in sampler(completion, **config)._fresh(count)]
+
+    first, second = words(20)[:10], words(20)[10:]
+    assert sorted(first) == sorted(second) == sorted(WORDS)
+    assert len({tuple(x) for x in (WORDS, first, second, words(10, seed=7))}) == 4
+    trainer = sampler(completion)
+    parts = [row["word"] for count in (3, 9, 8) for row in trainer._fresh(count)]
+    assert parts == first + second
+
+
+def test_an_evaluation_is_not_resampled():
+    def answer(prompt_ids, index, call):
+        return with_result(prompt_ids, index, call, True)
+
+    trainer = sampler(answer, per_device_eval_batch_size=4)
+    trainer.model.eval()
+    trainer._prepare_inputs([dict(trainer.train_dataset[0]) for _ in range(4)])
+    assert trainer._carried["stream_position"] == 0
+    assert not [name for name in trainer._metrics["train"] if "dynamic_sampling" in name]
 
 
 def test_no_rounds_no_sampling():
@@ -395,6 +460,38 @@ def test_dynamic_sampling_refuses_what_it_cannot_repeat():
     trainer.rollout_func = lambda *_: None
     with pytest.raises(InputError, match=r"rollout_func; write dynamic_sampling_rounds: 0"):
         accumulate(trainer, batches(trainer))
+
+
+# --- the window's token count --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dapo", "cispo"])
+def test_outside_training_a_loss_is_a_mean_over_its_own_tokens(name):
+    trainer = build(name, per_device_eval_batch_size=4, answer=completion)
+    _, [trained] = accumulate(trainer, batches(trainer))
+    rows = [dict(trainer.train_dataset[0]) for _ in range(4)]
+    trainer.model.eval()
+    batch = trainer._prepare_inputs(rows)
+    assert len(batch["completion_mask"]) == 4 < len(trained["completion_mask"])
+    loss = trainer.compute_loss(trainer.model, batch).item()
+    # on-policy every ratio is 1; CISPO's loss is that times log pi
+    weights = batch["completion_mask"] * batch["advantages"].unsqueeze(1)
+    if name == "cispo":
+        weights = weights * plain_logps(trainer.model, batch)
+    expected = -weights.sum() / batch["completion_mask"].sum()
+    assert loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6) and abs(loss) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["dapo", "cispo"])
+def test_a_window_without_a_token_that_counts_has_no_gradient(name):
+    def endless(prompt_ids, index, call):
+        rng = drawn(prompt_ids, index, call)
+        return [rng.randrange(7, 119) for _ in range(LIMIT)]
+
+    trainer = build(name, answer=endless, mask_truncated_completions=True)
+    side, [batch] = accumulate(trainer, batches(trainer))
+    assert not batch["completion_mask"].any()
+    assert side.loss == 0 and not side.gradient.any()
 
 
 # --- pins: what the overrides rely on ------------------------------------------------------------
@@ -480,9 +577,15 @@ def test_resumed_between_generations_is_bit_identical(name, config, tmp_path):
         assert 0 < state["stream_position"] < whole._carried["stream_position"]
     if config.get("baseline") == "moving_average":
         assert state["baseline_value"] != whole._carried["baseline_value"]
+    if name in ("dapo", "reinforce", "grpo"):
         (tmp_path / "checkpoint-2" / "policy_gradient_state.json").unlink()
-        with pytest.raises(InputError, match=r"lacks policy_gradient_state.json"):
-            resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        again = build(name, output_dir=str(tmp_path / "without"), **config)
+        if name == "dapo" or config.get("baseline") == "moving_average":
+            with pytest.raises(InputError, match=r"lacks policy_gradient_state.json"):
+                again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        else:  # nothing that it needs stands there
+            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+            assert again.state.global_step == 4
 
 
 def test_resuming_inside_a_generation_is_refused(tmp_path):

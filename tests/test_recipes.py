@@ -194,6 +194,10 @@ def test_warnings_when_nothing_can_be_learnt(run, caplog):
 BAD = {
     "unknown key": (["--learning_rat", "1"], ["learning_rat", "did you mean 'learning_rate'?"]),
     "wrong type": (["--max_steps", "4.5"], ["max_steps", "integer"]),
+    "another recipe's algorithm": (
+        ["--algorithm", "dpo"],
+        ['algorithm is "dpo", which this recipe does not run; write one of reinforce, rloo, grpo,'],
+    ),
     "unknown algorithm": (["--algorithm", "grop"], ["'grop'", "did you mean 'grpo'?"]),
     "no such formulation": (["--formulation", "paper"], ["'paper'", "chapter"]),
     "key the row does not read": (["--sapo_temperature_pos", "1"], ["sapo_temperature_pos"]),

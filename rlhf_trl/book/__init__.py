@@ -1,5 +1,23 @@
 """The equations of the book as pure functions: tensors in, tensors out, nothing else."""
 
-from rlhf_trl.book import advantages, aggregation, kl, rewards, surrogates, value
+from rlhf_trl.book import (
+    advantages,
+    aggregation,
+    kl,
+    preference,
+    reward_models,
+    rewards,
+    surrogates,
+    value,
+)
 
-__all__ = ["advantages", "aggregation", "kl", "rewards", "surrogates", "value"]
+__all__ = [
+    "advantages",
+    "aggregation",
+    "kl",
+    "preference",
+    "reward_models",
+    "rewards",
+    "surrogates",
+    "value",
+]

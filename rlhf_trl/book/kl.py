@@ -32,8 +32,8 @@ def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
 
     k2 = r^2 / 2,  r = log pi_ref - log pi
 
-    Its gradient, taken through sampled tokens, is an unbiased estimate of the gradient of the KL;
-    that of k1 has mean zero and that of k3 is biased.
+    Its gradient, taken through sampled tokens, is an unbiased estimate of the gradient of each
+    token's KL, its prefix given; that of k1 has mean zero and that of k3 is biased.
 
     Source: chapter 15 (regularization), estimator by Schulman.
 

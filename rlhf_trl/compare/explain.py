@@ -7,7 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, FORMULATIONS, Formulation, algorithm
+from rlhf_trl.algorithms import (
+    ALGORITHMS,
+    FORMULATIONS,
+    Formulation,
+    PolicyGradient,
+    Preference,
+    algorithm,
+    names,
+)
 
 # Where in TRL's grpo_trainer.py the counterpart of a part stands: a pattern, and what it is. The
 # patterns are looked up in the installed file, so the line numbers are those of that version.
@@ -23,13 +31,38 @@ _IN_TRL = {
     "fixed_length": (r"per_token_loss\.size\(0\) \* self\.max_completion_length", "fixed length"),
     "token_mean": (r'self\.loss_type in \["cispo", "dapo", "vespo"\]', "mean over all tokens"),
 }
-PARTS = {
-    "advantage": "advantages",
-    "ratio": "surrogates",
-    "surrogate": "surrogates",
-    "aggregation": "aggregation",
-    "kl_penalty": "rewards",
-    "value_loss": "value",
+# The other stock trainers: the file, and where its loss stands if its config has no loss_type.
+_TRAINERS = {
+    "DPOTrainer": ("trainer/dpo_trainer.py", None),
+    "KTOTrainer": ("trainer/kto_trainer.py", None),
+    "CPOTrainer": ("experimental/cpo/cpo_trainer.py", r"logits = logits - gamma_logratios"),
+    "ORPOTrainer": ("experimental/orpo/orpo_trainer.py", r"log_odds = \(policy_chosen_logps"),
+    "RewardTrainer": ("trainer/reward_trainer.py", r"logsigmoid\(rewards_chosen"),
+}
+# What a line of the table shows of a formulation, by family: heading and key of `describe`.
+_COLUMNS = {
+    "policy_gradient": {
+        "advantage": "advantage",
+        "ratio": "ratio",
+        "surrogate": "surrogate",
+        "aggregation": "aggregation",
+        "over": "normalised_over",
+        "KL": "kl",
+    },
+    "direct_alignment": {"loss": "loss", "log-probs": "logps", "reference": "reference"},
+    "reward_model": {"loss": "loss", "aggregation": "aggregation"},
+}
+_FOOT = {
+    "policy_gradient": "over: what the mean spans; KL: where beta * KL goes; TRL: whether the "
+    "stock trainer with the row's settings computes it.",
+    "direct_alignment": "log-probs: sum or mean over the tokens of a completion; reference: "
+    "whether the reference policy's are read.",
+    "reward_model": "aggregation: of the losses of tokens or steps; none where completions are "
+    "compared.",
+}
+_HOOKS = {
+    "policy_gradient": "rlhf_trl/trainers/policy_gradient.py",
+    "ppo": "rlhf_trl/trainers/ppo.py, over policy_gradient.py",
 }
 
 
@@ -55,14 +88,19 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _formulation(form: Formulation) -> dict[str, Any]:
-    parts = {p: _name(getattr(form, p)) for p in PARTS}
+    about: dict[str, Any] = {part: _name(getattr(form, part)) for part in form.parts}
+    if isinstance(form, PolicyGradient):
+        about |= {"normalised_over": form.window, "kl": form.kl, "kl_sign": form.kl_sign}
+    if isinstance(form, Preference):
+        about |= {"logps": form.logps, "reference": form.reference}
     return {
-        **parts,
-        "normalised_over": form.window,
-        "kl": form.kl,
-        "kl_sign": form.kl_sign,
+        **about,
         "reads": dict(form.reads),
-        "trl_settings": dict(form.settings),
+        "trl_trainer": form.trainer,
+        "trl_settings": {
+            name: value.__doc__ if callable(value) else value
+            for name, value in form.settings.items()
+        },
         "trl": form.trl,
         "differs": form.differs,
     }
@@ -73,32 +111,39 @@ def _name(part: str | Callable[..., Any]) -> str:
 
 
 def table() -> str:
-    """Return one line per algorithm and formulation, for a terminal."""
-    head = ("algorithm", "", "advantage", "ratio", "surrogate", "aggregation", "over", "KL", "TRL")
-    lines = [head]
-    for name in ALGORITHMS:
-        row = describe(name)
-        for kind, form in row["formulations"].items():
-            if isinstance(form, str):
-                lines.append((name, kind, f"- {form}"))
-                continue
-            parts = [form[p] for p in ("advantage", "ratio", "surrogate", "aggregation")]
-            over = form["normalised_over"].replace("_", "-")
-            equal = "equal" if form["trl"] is True else "differs"
-            lines.append((name, kind, *parts, over, form["kl"], equal))
-    widths = [max(len(line[i]) for line in lines if len(line) > 3) for i in range(len(head))]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
-        for line in lines
-    ]
-    foot = [
-        "",
-        "over: what the mean spans; KL: where beta * KL goes; TRL: whether stock GRPOTrainer with "
-        "the row's settings computes it.",
+    """Return one line per algorithm and formulation, family by family, for a terminal."""
+    text: list[str] = []
+    for family, columns in _COLUMNS.items():
+        text += [*_lines(family, columns), "", _FOOT[family], ""]
+    text += [
         "rlhf-trl algorithms NAME explains one; sources:",
         *(f"  {row.title}: {row.source}; {row.paper}" for row in ALGORITHMS.values()),
     ]
-    return "\n".join(text + foot)
+    return "\n".join(text)
+
+
+def _lines(family: str, columns: dict[str, str]) -> list[str]:
+    head = ("algorithm", "", *columns, "TRL")
+    lines = [head]
+    for name in names(family):
+        for kind, form in describe(name)["formulations"].items():
+            if isinstance(form, str):
+                lines.append((name, kind, f"- {form}"))
+                continue
+            cells = (_cell(form[key]) for key in columns.values())
+            equal = "equal" if form["trl"] is True else "differs"
+            lines.append((name, kind, *cells, f"{form['trl_trainer']} {equal}"))
+    widths = [max(len(line[i]) for line in lines if len(line) > 3) for i in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
+        for line in lines
+    ]
+
+
+def _cell(value: str | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value.replace("micro_batch", "micro-batch")
 
 
 def explain(name: str) -> str:
@@ -107,41 +152,52 @@ def explain(name: str) -> str:
     Raises:
         InputError: there is no such algorithm.
     """
-    row = describe(name)
-    lines = [f"{row['title']} ({name})", f"  {row['source']}; {row['paper']}"]
-    for kind, form in row["formulations"].items():
+    row = algorithm(name)
+    lines = [f"{row.title} ({name})", f"  {row.source}; {row.paper}"]
+    for kind in FORMULATIONS:
+        form = getattr(row, kind)
         lines += ["", f"formulation {kind}"]
-        if isinstance(form, str):
-            lines.append(f"  none: {form}")
-            continue
-        for part, module in PARTS.items():
-            if form[part] != "none":
-                equation, place = _ours(module, form[part])
-                lines += [
-                    f"  {part}: {form[part]}, normalised over the {form['normalised_over']}"
-                    if part == "aggregation"
-                    else f"  {part}: {form[part]}"
-                ]
-                lines += [f"    {equation}", f"    {place}"]
-                if found := _in_trl(form[part]):
-                    lines.append(f"    TRL: {found}")
-        if form["kl"] != "none":
-            sign = "" if form["kl_sign"] == "chapter" else ", with the code's sign"
-            lines.append(
-                f"  KL: beta * {form['reads'].get('kl_estimator', 'k3')} in the {form['kl']}{sign}"
-            )
-        lines.append("  reads: " + (", ".join(f"{k}={v}" for k, v in form["reads"].items()) or "-"))
-        settings = ", ".join(f"{k}={v}" for k, v in form["trl_settings"].items())
-        lines.append(f"  TRL settings: {settings}")
-        lines.append("  stock TRL: " + ("equal" if form["trl"] is True else form["trl"]))
-        lines.append(f"  note: {form['differs']}")
-    critic = algorithm(name).chapter.value_loss != "none"
-    hook = "ppo.py, over policy_gradient.py" if critic else "policy_gradient.py"
-    lines += ["", f"hook: rlhf_trl/trainers/{hook}"]
+        lines += [f"  none: {form}"] if isinstance(form, str) else _in_full(form)
+    if row.family in _HOOKS:
+        lines += ["", f"hook: {_HOOKS[name if name in _HOOKS else row.family]}"]
     return "\n".join(lines)
 
 
-def _ours(module: str, function: str) -> tuple[str, str]:
+def _in_full(form: Formulation) -> list[str]:
+    about = _formulation(form)
+    lines = []
+    for part, module in form.parts.items():
+        if about[part] == "none":
+            continue
+        equation, place = ours(module, about[part])
+        line = f"  {part}: {about[part]}"
+        if part == "aggregation" and "normalised_over" in about:
+            line += f", normalised over the {about['normalised_over']}"
+        lines += [line, f"    {equation}", f"    {place}"]
+        if isinstance(form, PolicyGradient) and (found := in_trl(about[part])):
+            lines.append(f"    TRL: {found}")
+    if isinstance(form, PolicyGradient) and form.kl != "none":
+        sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
+        estimator = form.reads.get("kl_estimator", "k3")
+        lines.append(f"  KL: beta * {estimator} in the {form.kl}{sign}")
+    if isinstance(form, Preference):
+        lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
+        lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
+    lines.append("  reads: " + (", ".join(f"{k}={v}" for k, v in form.reads.items()) or "-"))
+    lines.append(f"  TRL settings: {settings_text(form) or '-'}")
+    lines.append("  stock TRL: " + ("equal" if form.trl is True else form.trl))
+    lines += [f"    {form.trainer}: {place}" for place in losses_in_trl(form)]
+    lines.append(f"  note: {form.differs}")
+    return lines
+
+
+def settings_text(form: Formulation) -> str:
+    """Return a formulation's TRL settings as `name=value, ...`, formulas in words."""
+    pairs = form.settings.items()
+    return ", ".join(f"{k}={v.__doc__ if callable(v) else v}" for k, v in pairs)
+
+
+def ours(module: str, function: str) -> tuple[str, str]:
     """Return the equation (second paragraph of the docstring) and the place of a book function."""
     from rlhf_trl import book
 
@@ -151,13 +207,34 @@ def _ours(module: str, function: str) -> tuple[str, str]:
     return " ".join(paragraphs[1].split()), f"rlhf_trl/book/{module}.py:{line}"
 
 
-def _in_trl(part: str) -> str | None:
-    spec = find_spec("trl")
-    if part not in _IN_TRL or spec is None or spec.origin is None:
+def in_trl(part: str) -> str | None:
+    """Return where the counterpart of a policy-gradient part stands in the installed TRL."""
+    if part not in _IN_TRL:
         return None
     pattern, what = _IN_TRL[part]
-    lines = (Path(spec.origin).parent / "trainer" / "grpo_trainer.py").read_text().splitlines()
+    place = _find("trainer/grpo_trainer.py", pattern)
+    return place and f"{place}, {what}"
+
+
+def losses_in_trl(form: Formulation) -> list[str]:
+    """Return where the losses of another stock trainer stand in the installed TRL."""
+    if form.trainer not in _TRAINERS or not (form.settings or form.trl is True):
+        return []
+    file, pattern = _TRAINERS[form.trainer]
+    types = form.settings.get("loss_type", [])
+    types = [types] if isinstance(types, str) else types
+    patterns = [pattern] if pattern else [rf'loss_type == "{name}"' for name in types]
+    return [place for pattern in patterns if (place := _find(file, pattern))]
+
+
+def _find(file: str, pattern: str) -> str | None:
+    """Return the place of a pattern in a file of the installed TRL, if TRL is installed."""
+    spec = find_spec("trl")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / file
+    lines = path.read_text().splitlines() if path.is_file() else []
     for number, line in enumerate(lines, 1):
         if re.search(pattern, line):
-            return f"trainer/grpo_trainer.py:{number}, {what}"
-    return "trainer/grpo_trainer.py has no counterpart any more"
+            return f"{file}:{number}"
+    return f"{file} has no counterpart any more"

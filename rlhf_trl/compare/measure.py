@@ -64,23 +64,26 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
     """Let `completion(prompt_ids, index_in_group, call)` answer in place of the model.
 
     Args:
-        trainer: a GRPOTrainer; its `_generate_single_turn` is replaced.
+        trainer: a GRPOTrainer or RLOOTrainer; its `_generate_single_turn` is replaced.
         completion: returns the token ids of one completion. The index counts within the group over
             all processes, so that any number of processes trains on the same completions.
     """
     calls = 0
     original = trainer._generate_single_turn
 
-    def generate(prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+    bare = any(base.__name__ == "RLOOTrainer" for base in type(trainer).__mro__)
+
+    def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
         nonlocal calls
         if getattr(trainer, "_kept", None) is not None:  # dynamic sampling has chosen already
             return original(prompt_ids, images, multimodal_fields, num_generations)
         first = len(prompt_ids) * trainer.accelerator.process_index
         call, calls = calls, calls + 1
-        return [
-            completion(tuple(ids), (first + i) % num_generations, call)
-            for i, ids in enumerate(prompt_ids)
-        ], None
+        group = num_generations or trainer.num_generations
+        ids = [
+            completion(tuple(ids), (first + i) % group, call) for i, ids in enumerate(prompt_ids)
+        ]
+        return ids if bare else (ids, None)  # RLOOTrainer wants no log-probabilities
 
     trainer._generate_single_turn = generate
 
@@ -95,28 +98,28 @@ def accumulate(trainer: Any, source: Iterator[Any]) -> tuple[Measured, list[Batc
     """Run the trainer's own loop over one accumulation window, without an optimizer step.
 
     Args:
-        trainer: a GRPOTrainer on one process.
+        trainer: a trainer of TRL's on one process.
         source: what `batches` returned; one window is taken from it.
 
     Returns:
         Loss and gradient, and the micro-batches as the loss saw them.
     """
     prepared: list[Batch] = []
-    compute_loss = trainer._compute_loss
+    compute_loss = trainer.compute_loss
 
-    def remember(model: Module, inputs: Batch) -> Tensor:
-        prepared.append(inputs)
-        return compute_loss(model, inputs)
+    def remember(model: Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
+        prepared.append(dict(inputs))
+        return compute_loss(model, inputs, *args, **kwargs)
 
     args, model = trainer.args, trainer.model
-    window, _ = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
+    window, items = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
     trainer.current_gradient_accumulation_steps = len(window)
-    trainer._compute_loss = remember
+    trainer.compute_loss = remember
     model.zero_grad()
     try:
-        loss = sum(float(trainer.training_step(model, batch, None)) for batch in window)
+        loss = sum(float(trainer.training_step(model, batch, items)) for batch in window)
     finally:
-        trainer._compute_loss = compute_loss
+        del trainer.compute_loss
     measured = Measured(loss, flat_gradient(model))
     model.zero_grad()
     return measured, prepared

@@ -86,7 +86,10 @@ def load_config(
     own_fields = _fields(own)
     own_given = config.check_block(config.pick(own_fields), own_fields, ())
     own_run = config.build(own_given, own, ())
-    fixed = _check_algorithm(config, own_run) if "algorithm" in own_fields else {}
+    fixed = {}
+    if "algorithm" in own_fields:
+        runs = own_fields["algorithm"][1].metadata.get("runs")
+        fixed = _check_algorithm(config, own_run, runs)
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
     trl_fields, model_fields = _fields(trl_class), _fields(model_class)
@@ -119,6 +122,29 @@ def load_config(
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the mapping of a YAML file with everything it extends, without checking its keys."""
     return _read(str(path)).values
+
+
+def read_fields(
+    path: str | Path, classes: Sequence[Any], ignore: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
+
+    Args:
+        path: the file; what it `extends` is folded in.
+        classes: the dataclasses; the first that has a field decides its type.
+        ignore: keys that may stand there, whatever they hold.
+
+    Raises:
+        InputError: if a key belongs to none of them, or a value does not fit its type.
+    """
+    config = _read(str(path))
+    for key in ignore:
+        config.values.pop(key, None)
+    known: dict[str, tuple[Any, Field]] = {}
+    for each in classes:
+        known = {**_fields(each), **known}
+    config.refuse_unknown(config.values, known, ())
+    return config.check_block(config.values, {k: known[k] for k in config.values}, ())
 
 
 def world_size() -> int:
@@ -475,8 +501,10 @@ def _remedy(value: Any, members: list[Any]) -> str:
     return _describe_all(members)
 
 
-def _check_algorithm(config: _Config, run: Any) -> dict[str, Any]:
-    """Refuse loss fields that the chosen algorithm does not read.
+def _check_algorithm(
+    config: _Config, run: Any, runs: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Refuse an algorithm that the recipe does not run, and loss fields that it does not read.
 
     Returns the values that the algorithm fixes, and its defaults for what it reads.
     """
@@ -488,14 +516,26 @@ def _check_algorithm(config: _Config, run: Any) -> dict[str, Any]:
     except InputError as error:
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
+    if runs is not None and run.algorithm not in runs:
+        config.fail(
+            ("algorithm",),
+            f"is {_show(run.algorithm)}, which this recipe does not run; write {_one_of(runs)}",
+        )
     name = f"algorithm {run.algorithm} (formulation {formulation})"
+    given = {
+        key: value.untyped() if isinstance(value, _Words) else value
+        for key, value in config.values.items()
+    }
+    try:
+        settings = row.fixed({key: value for key, value in given.items() if key in row.reads})
+    except InputError as error:
+        raise InputError(f"{config.file}: {error}") from error
     reads = {**row.reads, **row.trainer_reads}
-    for key, value in config.values.items():
+    for key, value in given.items():
         if key in reads:
             continue
-        value = value.untyped() if isinstance(value, _Words) else value
-        if key in row.settings:
-            fixed = row.settings[key]
+        if key in settings:
+            fixed = settings[key]
             if not (_same(value, fixed) or _same([value], fixed)):
                 config.fail(
                     (key,),
@@ -504,15 +544,15 @@ def _check_algorithm(config: _Config, run: Any) -> dict[str, Any]:
                 )
         elif key in algorithms.LOSS_FIELDS:
             readers = [
-                other.name
-                for other in algorithms.ALGORITHMS.values()
-                if (f := other.formulations.get(formulation))
+                other
+                for other in runs or algorithms.ALGORITHMS
+                if (f := algorithms.ALGORITHMS[other].formulations.get(formulation))
                 and (key in f.reads or key in f.trainer_reads)
             ]
             instead = f", or choose one that reads it: {', '.join(readers)}" if readers else ""
             config.fail((key,), f"is not read by {name}; remove it{instead}")
     defaults = {key: value for key, value in reads.items() if value != algorithms.REQUIRED}
-    return {**defaults, **row.settings}
+    return {**defaults, **settings}
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -88,7 +88,7 @@ def race(
 
 def _recipe(name: str) -> str:
     """Return the recipe of an algorithm: those with a critic have one of their own."""
-    critic = algorithm(name).chapter.value_loss != "none"
+    critic = getattr(algorithm(name).chapter, "value_loss", "none") != "none"
     return f"recipes/{'ppo' if critic else 'grpo'}.py"
 
 

@@ -13,7 +13,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from rlhf_trl import algorithms, book
-from rlhf_trl.algorithms import Formulation
+from rlhf_trl.algorithms import PolicyGradient
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
@@ -388,7 +388,7 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
 
 def read_row(
     algorithm: str, formulation: str, args: PolicyGradientConfig
-) -> tuple[Formulation, dict[str, Any], PolicyGradientConfig]:
+) -> tuple[PolicyGradient, dict[str, Any], PolicyGradientConfig]:
     """Read a row for a config, before anything is loaded.
 
     Args:
@@ -403,7 +403,7 @@ def read_row(
     Raises:
         InputError: see PolicyGradientTrainer; or a run that could not be computed or resumed.
     """
-    row = algorithms.formulation(algorithm, formulation)
+    row = algorithms.formulation(algorithm, formulation, "policy_gradient")
     args = _resolve(row, args)
     parameters = _parameters(row, args)
     row = row.chosen(parameters)
@@ -423,7 +423,7 @@ def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-def _resolve(row: Formulation, args: Any) -> PolicyGradientConfig:
+def _resolve(row: PolicyGradient, args: Any) -> PolicyGradientConfig:
     """Return a copy of the config with what the row fixes and its defaults filled in."""
     if not isinstance(args, PolicyGradientConfig):
         raise InputError(
@@ -453,7 +453,7 @@ def _resolve(row: Formulation, args: Any) -> PolicyGradientConfig:
     return resolved
 
 
-def _parameters(row: Formulation, args: PolicyGradientConfig) -> dict[str, Any]:
+def _parameters(row: PolicyGradient, args: PolicyGradientConfig) -> dict[str, Any]:
     """Return every parameter of the row, checked."""
     given = {name: getattr(args, name, None) for name in row.reads}
     if given.get("baseline") == "moving_average":
@@ -461,7 +461,7 @@ def _parameters(row: Formulation, args: PolicyGradientConfig) -> dict[str, Any]:
     return row.parameters({name: value for name, value in given.items() if value is not None})
 
 
-def _check(row: Formulation, args: PolicyGradientConfig) -> None:
+def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:
     """Refuse what could not be computed or resumed later."""
     if args.critic != (row.value_loss != "none"):
         kinds = ("recipes/grpo.py (PolicyGradientTrainer)", "recipes/ppo.py (PPOTrainer)")

@@ -1,0 +1,335 @@
+"""Direct alignment: from log-probabilities of whole completions to losses.
+
+Log-probabilities are per completion, either summed over its tokens or averaged; each function
+says which. Unless it says otherwise, c is the chosen and r the rejected completion of one prompt,
+d_c = log pi(c) - log pi_ref(c), d_r likewise, and the loss to minimise is the mean of what is
+returned. Chapter 8 prints an equation for DPO only; the others are their papers'.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def dpo(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    beta: float,
+) -> Tensor:
+    """Return the negative log-likelihood of the preference under the implicit rewards beta * d.
+
+    l = -log sigmoid(beta (d_c - d_r))
+
+    Source: chapter 8, eq:dpo_core; DPO (arXiv:2305.18290). On averages instead of sums it is the
+    length-normalised DPO of Tulu 3 (arXiv:2411.15124).
+
+    Args:
+        policy_chosen_logps: (B,) log-probabilities of the chosen under the policy, in nats.
+        policy_rejected_logps: (B,) of the rejected under the policy.
+        ref_chosen_logps: (B,) of the chosen under the reference policy.
+        ref_rejected_logps: (B,) of the rejected under the reference policy.
+        beta: strength of the pull towards the reference; above 0.
+
+    Returns:
+        (B,) losses; log 2 where the policy is the reference.
+    """
+    chosen = policy_chosen_logps - ref_chosen_logps
+    rejected = policy_rejected_logps - ref_rejected_logps
+    return -F.logsigmoid(beta * (chosen - rejected))
+
+
+def cdpo(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    beta: float,
+    label_smoothing: float,
+) -> Tensor:
+    """Return DPO's loss if a share of the labels is expected to be flipped.
+
+    l = -(1 - e) log sigmoid(beta (d_c - d_r)) - e log sigmoid(-beta (d_c - d_r))
+
+    Source: conservative DPO (Mitchell 2023, ericmitchell.ai/cdpo.pdf).
+
+    Args:
+        policy_chosen_logps: (B,) summed log-probabilities of the chosen under the policy, in nats.
+        policy_rejected_logps: (B,) of the rejected under the policy.
+        ref_chosen_logps: (B,) of the chosen under the reference policy.
+        ref_rejected_logps: (B,) of the rejected under the reference policy.
+        beta: strength of the pull towards the reference; above 0.
+        label_smoothing: e, the share of flipped labels, from 0 (DPO) to 0.5 (no label counts).
+
+    Returns:
+        (B,) losses.
+    """
+    logps = (policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps)
+    kept, flipped = dpo(*logps, beta=beta), dpo(*logps, beta=-beta)
+    return (1 - label_smoothing) * kept + label_smoothing * flipped
+
+
+def ipo(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    beta: float,
+) -> Tensor:
+    """Return the squared distance of the log-ratio gap from a target.
+
+    l = (d_c - d_r - 1 / (2 beta))^2
+
+    Source: IPO (arXiv:2310.12036), equation 17, where beta is tau. The chapter's Psi is DPO's;
+    IPO's is the identity.
+
+    Args:
+        policy_chosen_logps: (B,) log-probabilities of the chosen under the policy, in nats: summed
+            in the paper's equation, averaged in TRL.
+        policy_rejected_logps: (B,) of the rejected under the policy.
+        ref_chosen_logps: (B,) of the chosen under the reference policy.
+        ref_rejected_logps: (B,) of the rejected under the reference policy.
+        beta: half the inverse of the target; above 0.
+
+    Returns:
+        (B,) losses.
+    """
+    chosen = policy_chosen_logps - ref_chosen_logps
+    rejected = policy_rejected_logps - ref_rejected_logps
+    return (chosen - rejected - 1 / (2 * beta)) ** 2
+
+
+def simpo(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    beta: float,
+    gamma_beta_ratio: float,
+) -> Tensor:
+    """Return DPO's loss without a reference, on averages and with a margin.
+
+    l = -log sigmoid(beta (log p(c)/|c| - log p(r)/|r| - g))
+
+    Source: SimPO (arXiv:2405.14734), whose margin gamma is beta * g.
+
+    Args:
+        policy_chosen_logps: (B,) averaged log-probabilities of the chosen, in nats per token.
+        policy_rejected_logps: (B,) of the rejected.
+        beta: scale of the gap; above 0.
+        gamma_beta_ratio: g, the margin in nats per token.
+
+    Returns:
+        (B,) losses.
+    """
+    return -F.logsigmoid(beta * (policy_chosen_logps - policy_rejected_logps - gamma_beta_ratio))
+
+
+def log_odds(logps: Tensor) -> Tensor:
+    """Return the log-odds of events whose log-probabilities are given.
+
+    log(p / (1 - p)) = log p - log(1 - p)
+
+    Source: ORPO (arXiv:2403.07691), equation 4.
+
+    Args:
+        logps: log-probabilities in nats, below 0; exact near 0 and far from it.
+
+    Returns:
+        Log-odds of the same shape.
+    """
+    half = -math.log(2)
+    # each branch gets only numbers at which it is exact and has a finite gradient
+    near = torch.log(-torch.expm1(logps.clamp(min=half)))
+    far = torch.log1p(-torch.exp(logps.clamp(max=half)))
+    return logps - torch.where(logps > half, near, far)
+
+
+def orpo(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    chosen_nll: Tensor,
+    beta: float,
+    max_logp: float = 0.0,
+) -> Tensor:
+    """Return the likelihood loss of the chosen with an odds-ratio penalty on the rejected.
+
+    l = NLL(c) - beta log sigmoid(log-odds(c) - log-odds(r)), with p(y) = exp(log pi(y)/|y|)
+
+    Source: ORPO (arXiv:2403.07691), equations 6 and 7, where beta is lambda.
+
+    Args:
+        policy_chosen_logps: (B,) averaged log-probabilities of the chosen, in nats per token.
+        policy_rejected_logps: (B,) of the rejected.
+        chosen_nll: (B,) or scalar negative log-likelihood of the chosen, in nats per token.
+        beta: weight of the odds ratio.
+        max_logp: log-probabilities above are held there, without a gradient of the odds ratio.
+
+    Returns:
+        (B,) losses; infinite where a log-probability is 0.
+    """
+    chosen = log_odds(policy_chosen_logps.clamp(max=max_logp))
+    rejected = log_odds(policy_rejected_logps.clamp(max=max_logp))
+    return chosen_nll - beta * F.logsigmoid(chosen - rejected)
+
+
+def kto_reference_point(policy_kl_logps: Tensor, ref_kl_logps: Tensor) -> Tensor:
+    """Estimate how far the policy is from the reference on completions of other prompts.
+
+    z = max(0, (1/M) sum_j d_j), without a gradient
+
+    Source: KTO (arXiv:2402.01306).
+
+    Args:
+        policy_kl_logps: (M,) summed log-probabilities under the policy of completions paired with
+            prompts they were not written for, in nats.
+        ref_kl_logps: (M,) those under the reference policy.
+
+    Returns:
+        The scalar z, in nats; at least 0.
+    """
+    return (policy_kl_logps - ref_kl_logps).mean().clamp(min=0).detach()
+
+
+def kto(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    policy_kl_logps: Tensor,
+    ref_kl_logps: Tensor,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
+) -> Tensor:
+    """Return the loss of each example against a reference point; examples need no partner.
+
+    l_c = w_d (1 - sigmoid(beta (d_c - z))), l_r = w_u (1 - sigmoid(beta (z - d_r)))
+
+    Source: KTO (arXiv:2402.01306), with z of `kto_reference_point`.
+
+    Args:
+        policy_chosen_logps: (C,) summed log-probabilities of the desirable, in nats; C may be 0.
+        policy_rejected_logps: (R,) of the undesirable; R may be 0.
+        ref_chosen_logps: (C,) of the desirable under the reference policy.
+        ref_rejected_logps: (R,) of the undesirable under the reference policy.
+        policy_kl_logps: (M,) of mismatched pairs under the policy.
+        ref_kl_logps: (M,) of mismatched pairs under the reference policy.
+        beta: strength of the pull towards the reference; above 0.
+        desirable_weight: w_d.
+        undesirable_weight: w_u.
+
+    Returns:
+        (C + R,) losses, the desirable first.
+    """
+    z = kto_reference_point(policy_kl_logps, ref_kl_logps)
+    chosen = 1 - torch.sigmoid(beta * (policy_chosen_logps - ref_chosen_logps - z))
+    rejected = 1 - torch.sigmoid(beta * (z - (policy_rejected_logps - ref_rejected_logps)))
+    return torch.cat([desirable_weight * chosen, undesirable_weight * rejected])
+
+
+def kto_class_means(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    policy_kl_logps: Tensor,
+    ref_kl_logps: Tensor,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
+) -> Tensor:
+    """Return KTO's loss with a mean over each class, so that both weigh the same.
+
+    L = (1/C) sum_c l_c + (1/R) sum_r l_r
+
+    Source: the book's code. On as many desirable as undesirable it is twice the mean of `kto`.
+
+    Args:
+        policy_chosen_logps: (C,) summed log-probabilities of the desirable, in nats; C may be 0.
+        policy_rejected_logps: (R,) of the undesirable; R may be 0.
+        ref_chosen_logps: (C,) of the desirable under the reference policy.
+        ref_rejected_logps: (R,) of the undesirable under the reference policy.
+        policy_kl_logps: (M,) of mismatched pairs under the policy.
+        ref_kl_logps: (M,) of mismatched pairs under the reference policy.
+        beta: strength of the pull towards the reference; above 0.
+        desirable_weight: w_d.
+        undesirable_weight: w_u.
+
+    Returns:
+        The scalar loss; a class without examples adds 0.
+    """
+    losses = kto(
+        policy_chosen_logps,
+        policy_rejected_logps,
+        ref_chosen_logps,
+        ref_rejected_logps,
+        policy_kl_logps,
+        ref_kl_logps,
+        beta,
+        desirable_weight,
+        undesirable_weight,
+    )
+    classes = losses.split([len(policy_chosen_logps), len(policy_rejected_logps)])
+    return sum(part.sum() / max(len(part), 1) for part in classes)
+
+
+def apo_zero(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    beta: float,
+    offset: float = 0.0,
+) -> Tensor:
+    """Return a loss that pushes the chosen up and the rejected down, each on its own.
+
+    l = -sigmoid(beta d_c) + sigmoid(beta d_r)
+
+    Source: APO (arXiv:2408.06266), equation 7.
+
+    Args:
+        policy_chosen_logps: (B,) summed log-probabilities of the chosen under the policy, in nats.
+        policy_rejected_logps: (B,) of the rejected under the policy.
+        ref_chosen_logps: (B,) of the chosen under the reference policy.
+        ref_rejected_logps: (B,) of the rejected under the reference policy.
+        beta: strength of the pull towards the reference; above 0.
+        offset: a constant to add, 1 in TRL.
+
+    Returns:
+        (B,) losses between -1 and 1, plus the offset.
+    """
+    chosen = torch.sigmoid(beta * (policy_chosen_logps - ref_chosen_logps))
+    rejected = torch.sigmoid(beta * (policy_rejected_logps - ref_rejected_logps))
+    return offset - chosen + rejected
+
+
+def apo_down(
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    beta: float,
+    offset: float = 0.0,
+) -> Tensor:
+    """Return a loss that pushes the chosen down, and the rejected further down.
+
+    l = sigmoid(beta d_c) - sigmoid(beta (d_c - d_r))
+
+    Source: APO (arXiv:2408.06266), equation 8.
+
+    Args:
+        policy_chosen_logps: (B,) summed log-probabilities of the chosen under the policy, in nats.
+        policy_rejected_logps: (B,) of the rejected under the policy.
+        ref_chosen_logps: (B,) of the chosen under the reference policy.
+        ref_rejected_logps: (B,) of the rejected under the reference policy.
+        beta: strength of the pull towards the reference; above 0.
+        offset: a constant to add, 1 in TRL.
+
+    Returns:
+        (B,) losses between -1 and 1, plus the offset.
+    """
+    chosen = beta * (policy_chosen_logps - ref_chosen_logps)
+    rejected = beta * (policy_rejected_logps - ref_rejected_logps)
+    return offset + torch.sigmoid(chosen) - torch.sigmoid(chosen - rejected)

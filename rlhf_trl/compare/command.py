@@ -1,0 +1,99 @@
+"""What `rlhf-trl compare` does with its options."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TypeVar
+
+from rlhf_trl.algorithms import FORMULATIONS, formulation
+from rlhf_trl.errors import InputError, nearest
+
+Named = TypeVar("Named")
+
+
+def run(args: Namespace) -> None:
+    """Compare and print.
+
+    Args:
+        args: algorithms, batches, format, verbose, config, trainer, require, page.
+
+    Raises:
+        InputError: if an option names something that does not exist, or --require is not met.
+        SystemExit: with 1, after the matrix, if a difference is unexplained.
+    """
+    if args.require and not (args.config or args.trainer):
+        raise InputError("--require is about --config or --trainer; give one of them")
+    if args.config or args.trainer:
+        if args.batches or args.page:
+            raise InputError("--batches and --page belong to the matrix, without --config")
+        _subject(args)
+        return
+    _matrix(args)
+
+
+def _matrix(args: Namespace) -> None:
+    from rlhf_trl.compare import report
+    from rlhf_trl.compare.matrix import Matrix
+    from rlhf_trl.compare.policy import BATCHES
+    from rlhf_trl.compare.rows import ROWS
+
+    names = list(dict.fromkeys(row.algorithm for row in ROWS))
+    wanted = _chosen("--algorithms", args.algorithms, names)
+    batches = _chosen("--batches", args.batches, [batch.name for batch in BATCHES])
+    rows = [row for row in ROWS if row.algorithm in wanted]
+    if args.page:
+        from rlhf_trl.compare.page import write_page
+
+        write_page(args.page)
+        return
+    results = Matrix().run(rows, [batch for batch in BATCHES if batch.name in batches])
+    if not results:
+        raise InputError(f"--batches: {args.batches} does not apply to {args.algorithms}")
+    print(report.render(results, args.format, args.verbose, by_batch=bool(args.batches)))
+    unexplained = [r for r in results if not r.explained]
+    if unexplained:
+        found = ", ".join(f"{r.row.algorithm} on {r.batch}" for r in unexplained)
+        raise InputError(f"differences that no identity explains: {found}")
+
+
+def _chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
+    if given is None:
+        return list(known)
+    names = [name.strip() for name in given.split(",")]
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"{option}: {name!r} is not known{nearest(name, known)}; known: {', '.join(known)}"
+            )
+    return names
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, _, which = text.strip().partition("/")
+    formulation(name, which or "chapter")  # refuses what does not exist
+    if which and which not in FORMULATIONS:
+        raise InputError(f"{option}: {text!r}; write a name, or name/code")
+    return name, which or "chapter"
+
+
+def _subject(args: Namespace) -> None:
+    from rlhf_trl.compare import report
+    from rlhf_trl.compare.closest import distances, read_subject
+
+    wanted = [_pair("--algorithms", n) for n in (args.algorithms or "").split(",") if n.strip()]
+    required = _pair("--require", args.require) if args.require else None
+    if required and wanted and required not in wanted:
+        wanted.append(required)
+    subject = read_subject(args.config, args.trainer)
+    found = distances(subject, wanted)
+    print(report.render_distances(subject, found, args.format))
+    if required:
+        each = next((d for d in found if (d.algorithm, d.formulation) == required), None)
+        if each is None:
+            each = distances(subject, [required])[0]
+        if not each.equal:
+            change = "; ".join(f"{k}: {v}" for k, v in each.changes.items())
+            raise InputError(
+                f"{subject.label} is not {'/'.join(required)}: relative gradient error "
+                f"{each.worst.grad_rel_error:.1e} on {each.worst.batch}"
+                + (f"; to get there: {change}" if change else f"; {each.why}" if each.why else "")
+            )

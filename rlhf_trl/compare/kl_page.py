@@ -1,0 +1,350 @@
+"""What the estimators of KL(pi || pi_ref) estimate, and where their gradients point.
+
+Everything is a sum over all sequences of a small vocabulary, in float64: there is no sampling, so a
+mean that differs from the exact KL is a bias, and a gradient that points elsewhere does so always.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlhf_trl.book import kl
+from rlhf_trl.run.output import write_whole
+
+Estimator = Callable[[Tensor, Tensor], Tensor]
+
+ESTIMATORS: dict[tuple[str, str], Estimator] = {
+    ("k1", "chapter"): kl.k1,
+    ("k2", "chapter"): kl.k2,
+    ("k3", "chapter"): kl.k3,
+    ("k1", "code"): kl.code_k1,
+    ("k2", "code"): kl.code_k2,
+    ("k3", "code"): kl.code_k3,
+}
+"""The functions of `book/kl.py` by estimator and sign."""
+
+MEASURED = {
+    "on": [("value", "none"), ("loss", "none"), ("loss", "token"), ("reward", "none")],
+    "off": [
+        *[("value", ratio) for ratio in ("none", "token", "sequence")],
+        *[("loss", ratio) for ratio in ("none", "token")],
+        *[("reward", ratio) for ratio in ("none", "token", "sequence")],
+    ],
+}
+"""Placements and ratios by who samples; on-policy a ratio matters to gradients in the loss only."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One estimator in one place, over every sequence that could be sampled.
+
+    Attributes:
+        estimator: "k1", "k2" or "k3".
+        sign: "chapter", or "code" for the other sign of the log-ratio.
+        placement: "value" (the number itself), "loss" (the gradient through the sample's
+            log-probabilities) or "reward" (the score-function gradient with -k in the reward).
+        ratio: what multiplies the estimate: "none", "token" (pi/mu of each token; in the loss the
+            gradient goes through it, as in TRL's use_bias_correction_kl) or "sequence" (their
+            product, a constant).
+        policy: "on", samples of the policy itself; "off", samples of the behaviour policy mu.
+        tokens: length T of the sequences.
+        expected: mean of the estimate summed over the tokens, in nats; for gradients the length of
+            the mean gradient.
+        exact: KL(pi || pi_ref) of whole sequences, in nats; for gradients the length of its
+            gradient.
+        bias: expected - exact; for gradients the length of the difference.
+        variance: of the estimate over samples; for gradients the sum over their components.
+        cosine: of the angle between mean and exact gradient; None for values, and where the mean
+            gradient is zero.
+        norm_ratio: expected / exact for gradients; None for values.
+    """
+
+    estimator: str
+    sign: str
+    placement: str
+    ratio: str
+    policy: str
+    tokens: int
+    expected: float
+    exact: float
+    bias: float
+    variance: float
+    cosine: float | None = None
+    norm_ratio: float | None = None
+
+    @property
+    def component(self) -> float:
+        """The mean gradient along the exact one, 1 if it is right; for values expected / exact."""
+        if self.placement == "value":
+            return self.expected / self.exact
+        return 0.0 if self.cosine is None else self.cosine * self.norm_ratio
+
+
+def toy() -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits (V + 1, V) of policy, reference and behaviour policy for V = 5.
+
+    Row v holds the logits of the token after token v, the last row those of the first token. Since
+    the reference, the policy has learnt a favourite token after each one, more in some places than
+    in others, with a drift of everything else beside it; the behaviour policy is half-way.
+    """
+    places = torch.arange(30, dtype=torch.float64).reshape(6, 5)
+    reference = torch.sin(2.3 * places)
+    drift = 0.4 * torch.cos(1.7 * places + 0.5)
+    for row, gain in enumerate([0.3, 1.8, 0.6, 0.15, 1.2, 0.9]):
+        drift[row, (2 * row + 1) % 5] += gain
+    behaviour = reference + drift / 2 + 0.2 * torch.sin(3.1 * places)
+    return reference + drift, reference, behaviour
+
+
+def measure_kl(
+    policy: Tensor, reference: Tensor, behaviour: Tensor, tokens: Sequence[int] = (1, 3)
+) -> list[Row]:
+    """Hold every estimator, sign and placement against the exact KL and its exact gradient.
+
+    Sums over all V^T sequences. The gradients are those that a minimiser of the loss follows, per
+    unit of beta: mean over samples of sum_t d k_t / d log pi_t * grad log pi_t in the loss, and of
+    (sum_t k_t) sum_t grad log pi_t in the reward.
+
+    Args:
+        policy: (V + 1, V) logits, which are the parameters; row v follows token v, the last row
+            starts a sequence.
+        reference: (V + 1, V) logits of pi_ref.
+        behaviour: (V + 1, V) logits of mu, which samples off-policy.
+        tokens: lengths T of the sequences.
+
+    Returns:
+        A row for each combination in MEASURED. With one token, "token" and "sequence" are the same.
+    """
+    rows = []
+    for length in tokens:
+        sequences = torch.tensor(list(product(range(policy.shape[1]), repeat=length)))
+        logits = policy.detach().clone().requires_grad_()
+        logps = _logps(logits, sequences)
+        ref_logps, old_logps = (_logps(x.detach(), sequences) for x in (reference, behaviour))
+        whole = logps.sum(1)
+        exact = (whole.exp() * (whole - ref_logps.sum(1))).sum()
+        (exact_gradient,) = torch.autograd.grad(exact, logits, retain_graph=True)
+        exact = exact.detach()
+        # grad log pi of each token of each sequence, (N, T, parameters)
+        scores = torch.stack(
+            [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in logps.flatten()]
+        ).reshape(*logps.shape, -1)
+        for by, (key, estimate) in product(MEASURED, ESTIMATORS.items()):
+            sampler = logps.detach() if by == "on" else old_logps
+            weights = sampler.sum(1).exp()
+            for placement, ratio in MEASURED[by]:
+                at = logps.detach().requires_grad_()
+                k, factor = estimate(at, ref_logps), _ratio(at - sampler, ratio)
+                label = (*key, placement, ratio, by, length)
+                if placement == "value":
+                    sums = (k * factor).sum(1).detach()
+                    mean = weights @ sums
+                    variance = weights @ (sums - mean) ** 2
+                    rows.append(Row(*label, *map(float, (mean, exact, mean - exact, variance))))
+                    continue
+                if placement == "loss":
+                    (slopes,) = torch.autograd.grad((k * factor).sum(), at)
+                else:
+                    slopes = (k.sum(1, keepdim=True) * factor).detach().expand_as(at)
+                gradients = torch.einsum("nt,ntp->np", slopes, scores)
+                rows.append(Row(*label, *_against(exact_gradient.flatten(), gradients, weights)))
+    return rows
+
+
+def _logps(logits: Tensor, sequences: Tensor) -> Tensor:
+    """Return the log-probabilities (N, T) of sequences (N, T)."""
+    start = torch.full_like(sequences[:, :1], len(logits) - 1)
+    before = torch.cat([start, sequences[:, :-1]], dim=1)
+    return logits.log_softmax(-1)[before, sequences]
+
+
+def _ratio(log_ratio: Tensor, kind: str) -> Tensor:
+    """Return the importance ratio (N, T), or one that broadcasts to it."""
+    if kind == "none":
+        return torch.ones_like(log_ratio)
+    return (log_ratio if kind == "token" else log_ratio.sum(1, keepdim=True)).exp()
+
+
+def _against(exact: Tensor, gradients: Tensor, weights: Tensor) -> tuple[float | None, ...]:
+    """Return the numbers of a Row for gradients (N, parameters) of samples."""
+    mean = weights @ gradients
+    variance = weights @ (gradients - mean).square().sum(1)
+    length, right = mean.norm(), exact.norm()
+    numbers = [float(x) for x in (length, right, (mean - exact).norm(), variance)]
+    zero = length < 1e-12 * right
+    return *numbers, None if zero else float(mean @ exact / (length * right)), float(length / right)
+
+
+_COLUMNS = {
+    ("value", "none"): "value",
+    ("value", "token"): "value x token",
+    ("value", "sequence"): "value x sequence",
+    ("loss", "none"): "in the loss",
+    ("loss", "token"): "loss x token",
+    ("reward", "none"): "in the reward",
+    ("reward", "token"): "reward x token",
+    ("reward", "sequence"): "reward x sequence",
+}
+
+
+def _name(row: Row) -> str:
+    return row.estimator if row.sign == "chapter" else f"code {row.estimator}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows of one policy in Markdown: a line per length and estimator.
+
+    A value is its mean ± standard deviation in nats; a gradient is cosine / length / noise, see
+    `page`.
+    """
+    cells: dict[tuple[int, str], dict[tuple[str, str], str]] = {}
+    for row in rows:
+        spread = row.variance**0.5
+        if row.placement == "value":
+            cell = f"{row.expected:.3f} ± {spread:.2f}"
+        else:
+            cosine = "-" if row.cosine is None else f"{row.cosine:.2f}"
+            cell = f"{cosine} / {row.norm_ratio:.2f} / {spread / row.exact:.1f}"
+        cells.setdefault((row.tokens, _name(row)), {})[row.placement, row.ratio] = cell
+    columns = [c for c in _COLUMNS if any(c in line for line in cells.values())]
+    lines = [
+        "| tokens | estimator | " + " | ".join(_COLUMNS[c] for c in columns) + " |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
+    for (tokens, name), line in cells.items():
+        found = " | ".join(line.get(c, "") for c in columns)
+        lines.append(f"| {tokens} | {name} | {found} |")
+    return "\n".join(lines)
+
+
+def figure(rows: Sequence[Row], path: str | Path) -> None:
+    """Draw how much of the exact value, or gradient, each estimator gives on average, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    titles = {
+        "value": "as a number\nmean / exact KL",
+        "loss": "in the loss\npull along the exact gradient",
+        "reward": "in the reward\npull along the exact gradient",
+    }
+    marks = {
+        ("on", "none"): ("o", "tab:blue", "on-policy"),
+        ("on", "token"): ("D", "tab:cyan", "on-policy, times token ratio"),
+        ("off", "none"): ("x", "tab:red", "off-policy"),
+        ("off", "token"): ("s", "tab:orange", "off-policy, times token ratio"),
+        ("off", "sequence"): ("^", "tab:green", "off-policy, times sequence ratio"),
+    }
+    lengths = sorted({row.tokens for row in rows})
+    names = list(dict.fromkeys(_name(row) for row in rows))
+    drawing, axes = plt.subplots(
+        *(len(lengths), len(titles)),
+        figsize=(9, 1.2 + 2.6 * len(lengths)),
+        sharey=True,
+        sharex="col",
+        squeeze=False,
+        layout="constrained",
+    )
+    for line, tokens in zip(axes, lengths, strict=True):
+        line[0].set_ylabel(f"{tokens} token{'s' * (tokens > 1)}")
+        line[0].set_yticks(range(len(names)), names)
+        line[0].set_ylim(len(names) - 0.4, -0.6)
+        for axis, placement in zip(line, titles, strict=True):
+            axis.axvline(0, color="0.6", linewidth=0.8)
+            axis.axvline(1, color="0.3", linewidth=1.2, linestyle="--")
+            axis.grid(axis="x", alpha=0.3)
+            for place, ((policy, ratio), (mark, color, _)) in enumerate(marks.items()):
+                points = [
+                    (row.component, names.index(_name(row)) + 0.15 * (place - 2))
+                    for row in rows
+                    if (row.tokens, row.placement) == (tokens, placement)
+                    and (row.policy, row.ratio) == (policy, ratio)
+                ]
+                if points:
+                    style = {"marker": mark, "color": color, "linestyle": "none"}
+                    axis.plot(*zip(*points, strict=True), **style, markersize=5)
+    drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
+    for axis, title in zip(axes[0], titles.values(), strict=True):
+        axis.set_title(title, fontsize="medium")
+    for axis in axes[-1]:
+        axis.set_xlabel("1: right, 0: none, below 0: wrong way")
+    handles = [
+        plt.Line2D([], [], marker=mark, color=color, linestyle="none", label=label)
+        for mark, color, label in marks.values()
+    ]
+    drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+    write_whole(path, lambda p: drawing.savefig(p, dpi=100))
+    plt.close(drawing)
+
+
+def page(image: str = "kl.png") -> str:
+    """Return the section on KL estimators in Markdown: what is measured, tables, conclusions.
+
+    Args:
+        image: where the section finds what `figure` drew.
+    """
+    rows = measure_kl(*toy())
+    found = {
+        (_name(r), r.placement, r.ratio, r.policy, r.tokens): r for r in rows if r.sign == "chapter"
+    }
+    code = {
+        (r.estimator, r.placement, r.tokens): r
+        for r in rows
+        if r.sign == "code" and (r.policy, r.ratio) == ("on", "none")
+    }
+    exact = {r.tokens: r.exact for r in rows if r.placement == "value"}
+    shown = [r for r in rows if _name(r) != "code k2"]
+    tables = {by: table([r for r in shown if r.policy == by]) for by in MEASURED}
+
+    def against(row: Row) -> str:
+        return f"cosine {row.cosine:.2f}, length {row.norm_ratio:.2f}"
+
+    k3_rewards = [found["k3", "reward", "none", "on", tokens].norm_ratio for tokens in (1, 3)]
+    return f"""## KL estimators: as a number, in the loss, in the reward
+
+A policy over five tokens has drifted from its reference: KL(pi || pi_ref) is {exact[1]:.3f} nats
+for one token and {exact[3]:.3f} for three. Every sequence is summed over in float64, so the numbers
+have no sampling error. Estimates per token (`rlhf_trl/book/kl.py`; "code" is the other sign of the
+log-ratio, as in the book's code; code k2 equals k2) are summed over the sequence. A value is its
+mean ± its standard deviation over samples. A gradient is held against the exact gradient of the
+KL of sequences: cosine / length relative to it / standard deviation over samples relative to it.
+In the reward it is the score-function (REINFORCE) gradient for -beta k, without a baseline.
+"x token" is times the importance ratio pi/mu of each token, "x sequence" times their product. In
+the loss the gradient of the ratio counts: TRL's `use_bias_correction_kl: true` (at its level
+"token") is k3 in the column "loss x token".
+
+![what each estimator gives on average, relative to the exact value or gradient]({image})
+
+Samples of the policy itself:
+
+{tables["on"]}
+
+Samples of an earlier policy mu, half-way back to the reference:
+
+{tables["off"]}
+
+- As numbers, k1 and k3 are unbiased and k2 is not. With the code's sign k1 estimates -KL and k3
+  estimates chi2 - KL ({code["k3", "value", 1].expected:.3f} where the KL is {exact[1]:.3f}).
+- In the loss, k1 has no gradient on average, only noise, in either sign.
+- In the loss, k2 has the exact gradient for one token. For three tokens it has not
+  ({against(found["k2", "loss", "none", "on", 3])}): a loss per token leaves out what a token does
+  to the KL of the tokens after it, so no entry in the loss is exact there.
+- k3 in the loss has the gradient of the reverse, KL(pi_ref || pi), for one token
+  ({against(found["k3", "loss", "none", "on", 1])}). Times the token ratio it has, on-policy, the
+  gradient of k2 in each sample. The code's k3 has the gradient of chi2(pi || pi_ref) / 2
+  for one token.
+- In the reward, k1 is right at both lengths, and with the code's sign it is the exact opposite: it
+  rewards drift. k3 there, in either sign, gives a difference of two gradients that cancel as the
+  drift gets small; here the chapter's has {k3_rewards[0]:.2f} and {k3_rewards[1]:.2f} of the exact
+  length. For other drifts k2 and k3 in the reward can point the wrong way.
+- Off-policy without a ratio nothing is right, and here k1 in the loss pulls away from the
+  reference. For one token the ratio repairs k1 and k3 as numbers and in the loss, and k1 in the
+  reward. For three, only the ratio of the whole sequence does, as numbers and in the reward, with
+  more noise; with the token ratio k1 in the reward has
+  {against(found["k1", "reward", "token", "off", 3])}.
+"""

@@ -1,0 +1,149 @@
+"""The untrained model that comparisons run on, and what every trainer of theirs is told."""
+
+import atexit
+import hashlib
+import logging
+import random
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rlhf_trl.tiny.model import build_model
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+
+@cache
+def _initial() -> dict[str, Tensor]:
+    # 1.5 times the usual initial weights: a distribution further from uniform
+    return {name: 1.5 * tensor for name, tensor in build_model(0).state_dict().items()}
+
+
+def untrained() -> Module:
+    """Return a fresh copy of the model, which is also the reference policy."""
+    model = build_model(0)
+    model.load_state_dict(_initial())
+    return model
+
+
+@cache
+def policy_folder() -> str:
+    """Return a temporary folder with the model, from which TRL loads policy and reference."""
+    folder = tempfile.mkdtemp(prefix="rlhf_trl-compare-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    untrained().save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def untrained_scorer() -> Module:
+    """Return the model with a scalar head on the last token: a reward model before training."""
+    from transformers import AutoModelForSequenceClassification
+
+    return _with_head(AutoModelForSequenceClassification)
+
+
+def untrained_token_scorer() -> Module:
+    """Return the model with a scalar head on every token, without bias and dropout."""
+    from transformers import AutoModelForTokenClassification
+
+    model = _with_head(AutoModelForTokenClassification)
+    model.dropout.p = 0.0
+    return model
+
+
+def _with_head(auto: Any) -> Module:
+    body = untrained()
+    body.config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        model = auto.from_config(body.config)
+    model.load_state_dict(body.state_dict(), strict=False)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model.score.weight.normal_(generator=generator).mul_(0.1)
+        if model.score.bias is not None:
+            model.score.bias.zero_()
+    return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the progress bars and warnings of the libraries below off the screen."""
+    import datasets
+    import transformers
+
+    bars = datasets.are_progress_bars_disabled()
+    level = transformers.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        transformers.logging.set_verbosity(level)
+        transformers.logging.enable_progress_bar()
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+def drawn(*key: Any) -> random.Random:
+    """Return a generator for this key, the same in every process."""
+    return random.Random(hashlib.sha256(repr(key).encode()).hexdigest())
+
+
+def parameter_gradient(model: Module, outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the gradient of sum(weights * outputs) in all parameters, (N,), by sorted name.
+
+    Args:
+        model: what computed the outputs; its graph is kept.
+        outputs: differentiable in the parameters.
+        weights: of the outputs' shape.
+    """
+    named = sorted(model.named_parameters())
+    tensors = [parameter for _, parameter in named]
+    parts = torch.autograd.grad(outputs, tensors, weights, retain_graph=True, allow_unused=True)
+    pairs = zip(parts, tensors, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+
+def drifted(state: Mapping[str, Tensor], scale: float, seed: int) -> dict[str, Tensor]:
+    """Return weights that noise has moved, as optimizer steps would.
+
+    Args:
+        state: the weights.
+        scale: of the noise, in standard deviations of each matrix.
+        seed: of the noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for name, tensor in state.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        moved[name] = tensor + scale * tensor.std() * noise if tensor.dim() > 1 else tensor.clone()
+    if "lm_head.weight" in moved:  # tied to the embeddings
+        moved["lm_head.weight"] = moved["model.embed_tokens.weight"]
+    return moved
+
+
+def trainer_fields() -> dict[str, Any]:
+    """Return the config fields that keep a trainer in full precision, quiet, and off the disk."""
+    return {
+        "output_dir": "/nonexistent",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+    }

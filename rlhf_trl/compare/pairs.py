@@ -1,0 +1,364 @@
+"""Direct alignment, reward models and SFT on fixed windows: TRL's trainers, the book's functions.
+
+The token ids are those that the trainer's own collator made, the log-probabilities or scores those
+of a plain forward. Policy and reference are two versions of one untrained model. Batches that need
+a rollout do not apply here; the others keep their names: `on_policy` has the policy at the
+reference.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.functional import pad
+
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare import measure
+from rlhf_trl.compare.measure import Measured
+from rlhf_trl.compare.models import (
+    drawn,
+    drifted,
+    parameter_gradient,
+    policy_folder,
+    trainer_fields,
+    untrained,
+    untrained_scorer,
+    untrained_token_scorer,
+)
+from rlhf_trl.compare.policy import PolicyBatch
+from rlhf_trl.errors import InputError
+from rlhf_trl.losses import preference_loss, reward_loss
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+PAIRS = 4
+"""Pairs of a micro-batch; KTO and SFT, which have none, take twice as many examples."""
+
+BATCHES = ("on_policy", "mild", "heavy", "ragged", "accumulation")
+"""The batches that apply here."""
+
+TOKENS = "tokens"
+_MODELS = {"RewardTrainer": untrained_scorer, TOKENS: untrained_token_scorer}
+
+DOUBLE = ("RewardTrainer", "ORPOTrainer", "CPOTrainer")
+"""Trainers that compute in the model's precision; the others' fused head accumulates in float32."""
+
+
+@dataclass
+class Micro:
+    """What a loss sees of a micro-batch, in float64.
+
+    Attributes:
+        graph: (R, S) log-probabilities of all tokens but the first, or (R, 1) scores;
+            differentiable in the model's parameters.
+        outputs: the same, detached.
+        ref: (R, S) under the reference policy.
+        mask: (R, S) 1 on the completion's tokens.
+        text: (R, S) 1 on all tokens.
+        chosen: (R,) whether the completion is wanted.
+        kl: (M,) log-probabilities of mismatched pairs under policy and reference, for KTO.
+        margin: (R / 2,) for reward models.
+    """
+
+    graph: Tensor
+    outputs: Tensor
+    ref: Tensor
+    mask: Tensor
+    text: Tensor
+    chosen: Tensor
+    kl: tuple[Tensor, Tensor] | None
+    margin: Tensor | None
+
+    @property
+    def lengths(self) -> Tensor:
+        """(R, 1) tokens of each completion."""
+        return self.mask.sum(1, keepdim=True)
+
+    def margins(self, beta: float, mean: bool = False) -> Tensor:
+        """Return beta * (d_chosen - d_rejected) of each pair, (R / 2, 1), d being log-ratios."""
+        ratio = ((self.outputs - self.ref) * self.mask).sum(1, keepdim=True)
+        ratio = ratio / self.lengths if mean else ratio
+        return beta * (ratio[self.chosen] - ratio[~self.chosen])
+
+
+@dataclass
+class PairView:
+    """The book's side of a window.
+
+    Attributes:
+        model: the policy or the reward model.
+        micro: its micro-batches.
+    """
+
+    model: Module
+    micro: list[Micro]
+
+    def gradient(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the gradient of sum(weights * outputs) in the parameters, (N,)."""
+        parts = (
+            parameter_gradient(self.model, part.graph, weight)
+            for part, weight in zip(self.micro, weights, strict=True)
+        )
+        return torch.stack(list(parts)).sum(0)
+
+    def book(
+        self, algorithm: str, which: str, params: Mapping[str, Any]
+    ) -> tuple[float, list[Tensor]]:
+        """Compute the book's loss of the window and its derivative.
+
+        Args:
+            algorithm: "sft", or its name in the table.
+            which: the formulation.
+            params: parameters that are not the defaults.
+
+        Returns:
+            The loss, and per micro-batch d loss / d outputs.
+        """
+        losses, weights = [], []
+        for part in self.micro:
+            leaf = part.outputs.clone().requires_grad_()
+            loss = _loss(algorithm, which, params, part, leaf) / len(self.micro)
+            losses.append(float(loss))
+            weights.append(torch.autograd.grad(loss, leaf)[0])
+        return sum(losses), weights
+
+
+def _loss(
+    algorithm: str, which: str, params: Mapping[str, Any], part: Micro, outputs: Tensor
+) -> Tensor:
+    if algorithm == "sft":
+        return -(outputs * part.mask).sum() / part.mask.sum()
+    row = formulation(algorithm, which)
+    wanted = part.chosen
+    if algorithm == "orm":
+        labels = wanted.to(outputs)
+        return reward_loss("orm", logits=outputs, labels=labels, mask=part.mask, formulation=which)
+    if row.trainer == "RewardTrainer":
+        scores = outputs.squeeze(1)
+        pair = scores[wanted], scores[~wanted]
+        if algorithm == "kwise":
+            return reward_loss("kwise", rewards=torch.stack(pair, 1), formulation=which, **params)
+        margin = {} if part.margin is None else {"margin": part.margin}
+        given = {"chosen": pair[0], "rejected": pair[1], "formulation": which}
+        return reward_loss("bradley_terry", **given, **margin, **params)
+
+    def completions(logps: Tensor) -> Tensor:
+        total = (logps * part.mask).sum(1)
+        return total / part.mask.sum(1) if row.logps == "mean" else total
+
+    policy, ref = completions(outputs), completions(part.ref)
+    given = {"policy_chosen_logps": policy[wanted], "policy_rejected_logps": policy[~wanted]}
+    if row.reference:
+        given |= {"ref_chosen_logps": ref[wanted], "ref_rejected_logps": ref[~wanted]}
+    if algorithm == "orpo":
+        given["chosen_nll"] = -policy[wanted]
+    if part.kl is not None:
+        given |= {"policy_kl_logps": part.kl[0], "ref_kl_logps": part.kl[1]}
+    return preference_loss(algorithm, formulation=which, **given, **params).loss
+
+
+# --- the stock side ------------------------------------------------------------------------------
+
+
+def trainer_classes(name: str) -> tuple[type, type]:
+    """Return a trainer of TRL and its config class; experimental ones included.
+
+    Args:
+        name: such as "DPOTrainer".
+    """
+    import importlib
+
+    homes = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
+    module = importlib.import_module(homes.get(name, "trl"))
+    return getattr(module, name), getattr(module, name.replace("Trainer", "Config"))
+
+
+def _text(length: int, *key: Any) -> str:
+    rng = drawn(*key)
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
+
+
+def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict[str, Any]]:
+    pairs = []
+    for i in range(4 * PAIRS):
+        rng = drawn("lengths", i)
+        lengths = [rng.randint(1, 12) for _ in range(2)] if batch.ragged else [8, 8]
+        pair = {
+            "prompt": _text(rng.randint(3, 8) if batch.ragged else 5, "prompt", i),
+            "chosen": _text(lengths[0], "chosen", i),
+            "rejected": _text(lengths[1], "rejected", i),
+        }
+        pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
+    if trainer == "SFTTrainer":
+        return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
+    if trainer != "KTOTrainer":
+        return pairs
+    # neighbours never share a prompt; five of eight are wanted where lengths are ragged, four else
+    wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
+    labels = [bool(wanted[i % 8]) for i in range(len(pairs))]
+    return [
+        {"prompt": p["prompt"], "completion": p["chosen" if label else "rejected"], "label": label}
+        for p, label in zip(pairs, labels, strict=True)
+    ]
+
+
+def build_trainer(
+    trainer: type,
+    config: type,
+    fields: Mapping[str, Any],
+    batch: PolicyBatch,
+    columns: Sequence[str],
+    **also: Any,
+) -> Any:
+    """Build a trainer for a window.
+
+    Args:
+        trainer: a trainer of TRL, or a subclass.
+        config: its config class.
+        fields: config fields; those of the window stand in for what they leave open.
+        batch: the window.
+        columns: further columns of the data set: "margin".
+        **also: further arguments of the trainer.
+    """
+    from datasets import Dataset
+
+    kind = base_name(trainer)
+    unpaired = kind in ("KTOTrainer", "SFTTrainer")
+    fields = trainer_fields() | dict(fields)
+    fields |= {
+        "per_device_train_batch_size": 2 * PAIRS if unpaired else PAIRS,
+        "gradient_accumulation_steps": batch.accumulation,
+    }
+    rows = _rows(kind, batch, columns)
+    reward = kind == "RewardTrainer"
+    model: Any = untrained_scorer() if reward else policy_folder()
+    if kind in ("ORPOTrainer", "CPOTrainer"):
+        model = untrained()
+    return trainer(
+        model=model,
+        args=config(**fields),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=build_tokenizer(),
+        **also,
+    )
+
+
+def base_name(trainer: type) -> str:
+    """Return the name of the TRL class that a trainer is or derives from.
+
+    Args:
+        trainer: the class.
+    """
+    names = [c.__name__ for c in trainer.__mro__ if c.__module__.startswith("trl.")]
+    return next((name for name in names if name.endswith("Trainer") and name[0] != "_"), "")
+
+
+class PairWindow:
+    """A window of one kind of trainer, prepared once."""
+
+    def __init__(self, trainer: str, batch: PolicyBatch, columns: Sequence[str] = ()) -> None:
+        """Let a stock trainer collate the window, and move the policy.
+
+        Args:
+            trainer: the name of the stock trainer, or TOKENS for a model that scores tokens, for
+                which TRL has none: DPOTrainer collates for it.
+            batch: the window.
+            columns: further columns of the data set.
+        """
+        self.batch = batch
+        self.make = _MODELS.get(trainer, untrained)
+        self.current = drifted(self.make().state_dict(), batch.drift, seed=1)
+        name = "DPOTrainer" if trainer == TOKENS else trainer
+        built = build_trainer(*trainer_classes(name), {}, batch, columns)
+        if trainer != TOKENS:
+            built.model.load_state_dict(self.current)
+        _, self.prepared = measure.accumulate(built, measure.batches(built))
+        self.view = self._view()
+
+    def stock(self, trainer: Any, double: bool = False) -> Measured:
+        """Measure a trainer that `build_trainer` built for this window.
+
+        Args:
+            trainer: the trainer.
+            double: compute in float64; only for the trainers in DOUBLE.
+        """
+        trainer.model.load_state_dict(self.current)
+        if double:
+            trainer.model.double()
+        measured, prepared = measure.accumulate(trainer, measure.batches(trainer))
+        key = "chosen_input_ids" if "chosen_input_ids" in self.prepared[0] else "input_ids"
+        same = len(prepared) == len(self.prepared) and all(
+            key in a and torch.equal(a[key], b[key])
+            for a, b in zip(prepared, self.prepared, strict=True)
+        )
+        if not same:
+            raise InputError(
+                f"{type(trainer).__name__} changed the token ids of the fixed batch; compare needs "
+                "a trainer whose loss sees the texts that it was given, whole"
+            )
+        return measured
+
+    def _view(self) -> PairView:
+        policy, reference = self.make().double(), self.make().double()
+        policy.load_state_dict(self.current)
+        parts = []
+        for inputs in self.prepared:
+            ids, attention, mask, chosen = _sequences(inputs)
+            if self.make is not untrained:
+                graph = policy(input_ids=ids, attention_mask=attention).logits
+                graph = graph[:, 1:, 0] if self.make is untrained_token_scorer else graph
+                ref = torch.zeros_like(graph)
+            else:
+                graph = _logps(policy, ids, attention)
+                ref = _logps(reference, ids, attention)
+            kl = None
+            if "KL_input_ids" in inputs:
+                rest = inputs["KL_input_ids"], inputs["KL_attention_mask"]
+                covered = inputs["KL_completion_mask"][:, 1:]
+                now, before = (_logps(model, *rest) for model in (policy, reference))
+                kl = ((now * covered).sum(1).detach(), (before * covered).sum(1).detach())
+            parts.append(
+                Micro(
+                    graph=graph,
+                    outputs=graph.detach(),
+                    ref=ref.detach(),
+                    mask=mask[:, 1:].double(),
+                    text=attention[:, 1:].double(),
+                    chosen=chosen,
+                    kl=kl,
+                    margin=inputs["margin"].double() if "margin" in inputs else None,
+                )
+            )
+        return PairView(policy, parts)
+
+
+def _logps(model: Module, ids: Tensor, attention: Tensor) -> Tensor:
+    """Return (R, S - 1) log-probabilities of all tokens but the first, 0 on padding."""
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
+    logps = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return logps * attention[:, 1:]
+
+
+def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ids, attention mask, completion mask (R, S) and which are wanted (R,)."""
+    if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two apart
+        width = max(inputs[f"{side}_input_ids"].shape[1] for side in ("chosen", "rejected"))
+
+        def joined(name: str, value: int) -> Tensor:
+            sides = (inputs[f"{side}_{name}"] for side in ("chosen", "rejected"))
+            return torch.cat([pad(t, (0, width - t.shape[1]), value=value) for t in sides])
+
+        ids, attention = joined("input_ids", 0), joined("attention_mask", 0)
+        mask = (joined("labels", -100) != -100).long()
+    else:
+        ids = inputs["input_ids"]
+        attention = inputs.get("attention_mask", torch.ones_like(ids))
+        mask = inputs.get("completion_mask", attention)
+        if "labels" in inputs:
+            mask = (inputs["labels"] != -100).long()
+    if "label" in inputs:
+        return ids, attention, mask, torch.as_tensor(inputs["label"]).bool()
+    chosen = torch.arange(len(ids)) < len(ids) // 2
+    return ids, attention, mask, chosen

@@ -1,0 +1,452 @@
+"""The policy-gradient family on fixed windows: TRL's trainers, and the book's functions.
+
+A window is what one optimizer step sees. Its completions are random tokens that depend only on the
+prompt, the place in the group and the number of the call; its rewards depend only on the
+completion. The policy that generated, the one that is trained and the reference are three versions
+of one untrained model. Everything behind generation is the trainer's own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare import measure
+from rlhf_trl.compare.measure import Measured
+from rlhf_trl.compare.models import (
+    drawn,
+    drifted,
+    parameter_gradient,
+    policy_folder,
+    trainer_fields,
+    untrained,
+)
+from rlhf_trl.errors import InputError
+from rlhf_trl.losses import policy_gradient_loss
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+LIMIT, GROUP, ROWS, EQUAL = 12, 4, 8, 8
+"""Tokens at most, completions per prompt, completions per micro-batch, tokens of equal lengths."""
+
+WEIGHTS = (1.0, 0.5)
+_END = 5
+_WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
+
+
+@dataclass(frozen=True)
+class PolicyBatch:
+    """One fixed window.
+
+    Attributes:
+        name: what `--batches` says.
+        text: what is special about it.
+        drift: how far the policy has moved since it generated, in standard deviations of its
+            weights.
+        pushed: it moved until every token with an advantage is outside the clip range.
+        ragged: completions of different lengths, some cut off; otherwise all have EQUAL tokens.
+        accumulation: micro-batches of the window.
+        per_generation: micro-batches that one generation feeds.
+        iterations: how often they are used. The second window is measured unless there is one only.
+        beta: weight of the KL, for rows that read one.
+        temperature: TRL's temperature.
+        reward_scale: multiplies all rewards.
+    """
+
+    name: str
+    text: str
+    drift: float = 0.0
+    pushed: bool = False
+    ragged: bool = False
+    accumulation: int = 1
+    per_generation: int = 1
+    iterations: int = 2
+    beta: float = 0.0
+    temperature: float = 1.0
+    reward_scale: float = 1.0
+
+    @property
+    def windows(self) -> int:
+        """Windows that one generation feeds."""
+        return self.per_generation * self.iterations // self.accumulation
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """The fields of a TRL config that make this window."""
+        return {
+            "gradient_accumulation_steps": self.accumulation,
+            "steps_per_generation": self.per_generation,
+            "num_iterations": self.iterations,
+            "temperature": self.temperature,
+            "reward_weights": [weight * self.reward_scale for weight in WEIGHTS],
+        }
+
+
+BATCHES = (
+    PolicyBatch("on_policy", "first update after generation, equal lengths", iterations=1),
+    PolicyBatch("mild", "second update, mild drift, equal lengths", drift=0.05),
+    PolicyBatch("heavy", "second update, heavy drift, equal lengths", drift=0.3),
+    PolicyBatch("ragged", "mild drift, ragged lengths", drift=0.05, ragged=True),
+    PolicyBatch(
+        "accumulation",
+        "two micro-batches, mild drift, ragged lengths",
+        drift=0.05,
+        ragged=True,
+        accumulation=2,
+        per_generation=2,
+    ),
+    PolicyBatch(
+        "steps_per_generation",
+        "one generation feeds two windows of two micro-batches; ragged lengths, mild drift",
+        drift=0.05,
+        ragged=True,
+        accumulation=2,
+        per_generation=4,
+        iterations=1,
+    ),
+    PolicyBatch("beta", "beta 0.1, mild drift, equal lengths", drift=0.05, beta=0.1),
+    PolicyBatch(
+        "temperature", "temperature 0.6, mild drift, equal lengths", drift=0.05, temperature=0.6
+    ),
+    PolicyBatch("clipped", "every token is clipped, equal lengths", pushed=True),
+    PolicyBatch(
+        "small_rewards",
+        "all rewards times 0.001, mild drift, equal lengths",
+        drift=0.05,
+        reward_scale=1e-3,
+    ),
+)
+
+
+def _completion(ragged: bool) -> measure.Completion:
+    def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
+        rng = drawn(prompt_ids, index, call)
+        wanted = rng.randint(1, LIMIT + 2) if ragged else EQUAL
+        ids = [rng.randrange(7, 113) for _ in range(min(wanted, LIMIT))]
+        return ids if wanted > LIMIT else [*ids[:-1], _END]
+
+    return complete
+
+
+def _is_right(ids: list[int]) -> float:
+    return float(drawn("right", tuple(ids)).random() < 0.5)
+
+
+def _has_format(ids: list[int]) -> float:
+    return drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0])
+
+
+def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """Reward a random half of all completions."""
+    return [_is_right(ids) for ids in completion_ids]
+
+
+def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """Reward two thirds of all completions fully, the others by a quarter."""
+    return [_has_format(ids) for ids in completion_ids]
+
+
+def build_trainer(
+    trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **also: Any
+) -> Any:
+    """Build a trainer of TRL's GRPO kind for a window.
+
+    Args:
+        trainer: GRPOTrainer, RLOOTrainer or a subclass.
+        config: its config class.
+        fields: config fields; those of the window stand in for what they leave open.
+        batch: the window.
+        **also: further arguments of the trainer.
+
+    Returns:
+        The trainer, its completions fixed.
+    """
+    from datasets import Dataset
+
+    fields = (
+        trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
+    )
+    fields = {"num_generations": GROUP, "max_completion_length": LIMIT} | fields
+    rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
+    built = trainer(
+        model=policy_folder(),
+        reward_funcs=[right, has_format],
+        args=config(**fields),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=build_tokenizer(),
+        **also,
+    )
+    measure.fix_completions(built, _completion(batch.ragged))
+    return built
+
+
+class PolicyWindow:
+    """A window, prepared once: token ids, policies and the stock side's way of running it."""
+
+    def __init__(self, batch: PolicyBatch) -> None:
+        """Let a stock GRPOTrainer prepare the window, and move the policy.
+
+        Args:
+            batch: the window.
+        """
+        from trl import GRPOConfig, GRPOTrainer
+
+        self.batch = batch
+        self.generating = drifted(untrained().state_dict(), 0.05, seed=99)
+        self.current = self.generating
+        trainer = build_trainer(GRPOTrainer, GRPOConfig, {}, batch)
+        _, self.micro = self._run(trainer)
+        generation = trainer._buffered_inputs
+        self.generation_tokens = sum(int(part["completion_mask"].sum()) for part in generation)
+        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        self.ids = {key: torch.cat([part[key] for part in self.micro]) for key in keys}
+        pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
+        completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
+        self.right = torch.tensor([_is_right(ids) for ids in completions]).double()
+        self.format = torch.tensor([_has_format(ids) for ids in completions]).double()
+        if batch.drift:
+            self.current = drifted(self.generating, batch.drift, seed=1)
+        if batch.pushed:
+            self.current = self._pushed()
+
+    def stock(self, trainer: Any) -> Measured:
+        """Measure a trainer that `build_trainer` built for this window.
+
+        Args:
+            trainer: the trainer.
+
+        Raises:
+            InputError: if the trainer trains on other completions than it was given.
+        """
+        measured, micro = self._run(trainer)
+        ids = [part.get("completion_ids") for part in micro]
+        if len(ids) != len(self.micro) or not all(
+            torch.equal(a, b["completion_ids"]) for a, b in zip(ids, self.micro, strict=True)
+        ):
+            raise InputError(
+                f"{type(trainer).__name__} changed the completions of the fixed batch; compare "
+                "needs a trainer whose loss sees the completions that were generated"
+            )
+        return measured
+
+    def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
+        """Generate, move the policy, and measure the last window that the generation feeds."""
+        module = type(trainer).__mro__
+        owner = next(c for c in module if c.__module__.startswith("trl.trainer."))
+        with patch(f"{owner.__module__}.shuffle_sequence_dict", lambda inputs: inputs):
+            source = measure.batches(trainer)
+            trainer.model.train().load_state_dict(self.generating)
+            for _ in range(min(self.batch.windows, 2) - 1):
+                for _ in range(self.batch.accumulation):
+                    trainer._prepare_inputs(next(source))
+                    trainer._step += 1
+                trainer.model.load_state_dict(self.current)
+            return measure.accumulate(trainer, source)
+
+    def _pushed(self) -> dict[str, Tensor]:
+        """Move the policy until every token with an advantage is clipped, by gradient descent."""
+        model = untrained()
+        model.load_state_dict(self.generating)
+        rewards = (WEIGHTS[0] * self.right + WEIGHTS[1] * self.format).view(-1, GROUP)
+        sign = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1).sign()
+        mask = self.ids["completion_mask"].bool()
+        old = _logps(model, self.ids).detach()
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+        for _ in range(200):
+            ahead = (sign * (_logps(model, self.ids) - old))[mask & (sign != 0)]
+            if ahead.min() > 0.6:  # ratios above 1.8 and below 0.55
+                break
+            optimizer.zero_grad()
+            torch.relu(0.9 - ahead).sum().backward()
+            optimizer.step()
+        return model.state_dict()
+
+    @cached_property
+    def views(self) -> dict[float, "View"]:
+        """The window at a temperature, as far as it was asked for."""
+        return {}
+
+    def view(self, temperature: float = 1.0) -> "View":
+        """Return the book's side of the window.
+
+        Args:
+            temperature: by which logits are divided before log-probabilities are taken.
+        """
+        if temperature not in self.views:
+            self.views[temperature] = self._view(temperature)
+        return self.views[temperature]
+
+    def _view(self, temperature: float) -> "View":
+        def logps(state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:
+            model = untrained()
+            model.load_state_dict(state)
+            model = model.double()
+            return model, _logps(model, self.ids, temperature)
+
+        model, now = logps(self.current)
+        with torch.no_grad():
+            _, old = logps(self.generating)
+            _, ref = logps(untrained().state_dict())
+        rewards = WEIGHTS[0] * self.right + WEIGHTS[1] * self.format
+        return View(
+            batch=self.batch,
+            model=model,
+            graph=now,
+            logps=now.detach(),
+            old_logps=old,
+            ref_logps=ref,
+            mask=self.ids["completion_mask"].double(),
+            rewards=rewards * self.batch.reward_scale,
+            binary_rewards=self.right * (self.format == 1),
+            generation_tokens=self.generation_tokens,
+        )
+
+
+def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -> Tensor:
+    """Return (B, T) log-probabilities of the completion tokens from a plain forward."""
+    tokens = torch.cat([ids["prompt_ids"], ids["completion_ids"]], 1)
+    attention = torch.cat([ids["prompt_mask"], ids["completion_mask"]], 1)
+    length = ids["completion_ids"].shape[1]
+    logits = model(input_ids=tokens, attention_mask=attention).logits[:, -length - 1 : -1]
+    logps = torch.log_softmax(logits / temperature, -1)
+    return logps.gather(-1, ids["completion_ids"].unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass
+class View:
+    """What the book's functions see of a window, in float64.
+
+    Attributes:
+        batch: the window.
+        model: the policy.
+        graph: (B, T) its log-probabilities, differentiable in its parameters.
+        logps: (B, T) the same, detached.
+        old_logps: (B, T) those of the policy that generated.
+        ref_logps: (B, T) those of the reference.
+        mask: (B, T) 1 on tokens that count.
+        rewards: (B,) weighted sums.
+        binary_rewards: (B,) 1 for a success.
+        generation_tokens: tokens of the whole generation batch.
+    """
+
+    batch: PolicyBatch
+    model: Module
+    graph: Tensor
+    logps: Tensor
+    old_logps: Tensor
+    ref_logps: Tensor
+    mask: Tensor
+    rewards: Tensor
+    binary_rewards: Tensor
+    generation_tokens: int
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B, 1) tokens of each completion."""
+        return self.mask.sum(1, keepdim=True)
+
+    @property
+    def ratio(self) -> Tensor:
+        """(B, T) likelihood ratios."""
+        return (self.logps - self.old_logps).exp()
+
+    @property
+    def group_std(self) -> Tensor:
+        """(B, 1) unbiased standard deviation of the rewards in each group."""
+        spread = self.rewards.view(-1, GROUP).std(1, keepdim=True)
+        return spread.expand(-1, GROUP).reshape(-1, 1)
+
+    def norm(self, kind: str) -> Tensor:
+        """Return the weight that an aggregation gives to a token, (B, 1).
+
+        Args:
+            kind: "sequence_sum", "sequence_mean", "fixed_length"; "token_mean" over the window,
+                "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
+        """
+        count = len(self.mask)
+        ones = torch.ones_like(self.lengths)
+        batch = self.batch
+        if kind == "sequence_sum":
+            return ones / count
+        if kind == "sequence_mean":
+            return 1 / self.lengths / count
+        if kind == "fixed_length":
+            return ones / LIMIT / count
+        if kind == "token_mean":
+            return ones / self.mask.sum()
+        if kind == "token_mean_trl":
+            share = batch.accumulation / batch.per_generation
+            return ones / (self.generation_tokens * share)
+        if kind != "token_mean_micro_batch":
+            raise ValueError(kind)
+        tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(ROWS)
+        return 1 / tokens.unsqueeze(1) / batch.accumulation
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """Return the gradient of sum(weights * logps) in the parameters, (N,).
+
+        Args:
+            weights: (B, T), d loss / d logps.
+        """
+        return parameter_gradient(self.model, self.graph, weights)
+
+    def arguments(self, algorithm: str, which: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the public function gets for an algorithm on this window.
+
+        Args:
+            algorithm: its name.
+            which: the formulation.
+            params: its parameters; the window's beta and length limit join them.
+        """
+        row = formulation(algorithm, which)
+        given: dict[str, Any] = dict(params)
+        if self.batch.beta and "beta" in row.reads:
+            given.setdefault("beta", self.batch.beta)
+        if "max_completion_length" in row.reads:
+            given["max_completion_length"] = LIMIT
+        if given.get("beta"):
+            given["ref_logps"] = self.ref_logps
+        if row.ratio != "none" or (row.kl == "reward" and given.get("beta")):
+            given["old_logps"] = self.old_logps
+        if row.value_loss != "none":
+            # a wave and its shift stand for a critic; no gradient goes through them
+            waves = torch.arange(self.mask.numel(), dtype=torch.float64).view_as(self.mask).sin()
+            given |= {"values": 0.9 * waves, "old_values": waves}
+        if row.advantage == "maxrl":
+            given["binary_rewards"] = self.binary_rewards
+        return given | {"mask": self.mask, "rewards": self.rewards}
+
+    def book(self, algorithm: str, which: str, given: Mapping[str, Any]) -> tuple[float, Tensor]:
+        """Compute the book's loss of the window and its derivative.
+
+        Args:
+            algorithm: its name.
+            which: the formulation.
+            given: what `arguments` returned.
+
+        Returns:
+            The loss, and (B, T) d loss / d logps.
+        """
+        leaf = self.logps.clone().requires_grad_()
+        row = formulation(algorithm, which)
+        given = dict(given) | {"logps": leaf}
+        call: Callable[..., Any] = policy_gradient_loss
+        if row.window == "window" or row.advantage == "batch_mean_baseline":
+            loss = call(algorithm, formulation=which, num_generations=GROUP, **given).loss
+        else:
+            losses = []
+            for start in range(0, len(leaf), ROWS):
+                part = {
+                    k: v[start : start + ROWS] if isinstance(v, Tensor) else v
+                    for k, v in given.items()
+                }
+                out = call(algorithm, formulation=which, num_generations=GROUP, **part)
+                losses.append(out.loss)
+            loss = torch.stack(losses).mean()
+        (weights,) = torch.autograd.grad(loss, leaf)
+        return float(loss), weights

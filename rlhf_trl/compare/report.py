@@ -1,0 +1,315 @@
+"""Results as text, Markdown, JSON or HTML."""
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from rlhf_trl.compare.closest import Distance, Subject
+from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
+from rlhf_trl.compare.policy import BATCHES
+
+FORMATS = ("table", "markdown", "json", "html")
+
+SPECIAL = ("temperature", "small_rewards", "beta")
+"""Batches that change something else on purpose."""
+
+_TEMPERATURE = (
+    "TRL divides logits by the temperature before it takes log-probabilities, the book does not."
+)
+
+
+def verdict(result: Result) -> str:
+    """Return a result's verdict in words: `equal`, `scaled by k`, `differs` or `both zero`."""
+    if result.verdict == "scaled":
+        return f"scaled by {result.grad_norm_ratio:.4g}"
+    return result.verdict
+
+
+def explanation(result: Result) -> str:
+    """Return why the sides of a result differ; "" where they agree, else `unexplained`."""
+    if result.residual is None:
+        return ""
+    if not result.explained:
+        return "unexplained"
+    parts = [result.row.explanation] if _own(result) else []
+    if any(part.term == "temperature" for part in result.contributions):
+        parts.append(_TEMPERATURE)
+    return " ".join(parts)
+
+
+def _own(result: Result) -> bool:
+    """Whether the row's own reason plays a part, beside the batch's temperature."""
+    return any(
+        part.term != "temperature" and part.relative_change > RESIDUAL
+        for part in result.contributions
+    )
+
+
+def record(result: Result) -> dict[str, Any]:
+    """Return a result for programs; numbers that are not finite are null.
+
+    Args:
+        result: a row on a batch.
+    """
+    row = result.row
+    numbers = {
+        "loss_left": result.loss_left,
+        "loss_right": result.loss_right,
+        "grad_rel_error": result.grad_rel_error,
+        "grad_rel_error_float64": result.grad_rel_error_float64,
+        "grad_cosine": result.grad_cosine,
+        "grad_norm_ratio": result.grad_norm_ratio,
+        "residual": result.residual,
+    }
+    finite = {k: v if v is not None and math.isfinite(v) else None for k, v in numbers.items()}
+    return {
+        "algorithm": row.algorithm,
+        "variant": row.variant,
+        "left": row.left.label,
+        "right": row.right.label,
+        "batch": result.batch,
+        **{key: finite[key] for key in numbers if key != "residual"},
+        "verdict": verdict(result),
+        "explanation": explanation(result),
+        "settings": row.settings,
+        "identity": "; ".join(part.says for part in result.contributions),
+        "residual": finite["residual"],
+        "terms": [
+            {"term": part.term, "says": part.says, "relative_change": part.relative_change}
+            for part in result.contributions
+        ],
+    }
+
+
+def summary(results: Sequence[Result]) -> list[list[Result]]:
+    """Group results by row."""
+    return [list(group) for _, group in groupby(results, key=lambda r: id(r.row))]
+
+
+def shown(group: Sequence[Result]) -> Result:
+    """Return the result of a row that stands for all: where it differs most.
+
+    Those of SPECIAL only stand for a row that has no other batch.
+    """
+    plain = [r for r in group if r.batch not in SPECIAL] or list(group)
+    # rounding must not choose, neither among equals nor among those that are as far apart
+    return max(plain, key=lambda r: float(f"{r.grad_rel_error:.2g}") * (r.grad_rel_error > EQUAL))
+
+
+_COLUMNS = (
+    "algorithm",
+    "variant",
+    "left",
+    "right",
+    "batch",
+    "equal on",
+    "loss difference",
+    "error",
+    "cosine",
+    "ratio",
+    "verdict",
+    "residual",
+    "settings for equality",
+    "reason",
+)
+
+
+def _cells(result: Result, equal_on: str) -> list[str]:
+    row = result.row
+    return [
+        row.algorithm,
+        row.variant or "-",
+        row.left.label,
+        row.right.label,
+        result.batch,
+        equal_on,
+        f"{result.loss_right - result.loss_left:+.1e}",
+        f"{result.grad_rel_error:.1e}",
+        number(result.grad_cosine, ".4f"),
+        number(result.grad_norm_ratio, ".4f"),
+        verdict(result),
+        "-" if result.residual is None else f"{result.residual:.0e}",
+        row.settings or "-",
+        explanation(result) or "-",
+    ]
+
+
+def number(value: float, how: str) -> str:
+    """Format a number; "-" where it is undefined."""
+    return format(value, how) if math.isfinite(value) else "-"
+
+
+def _lines(results: Sequence[Result], by_batch: bool) -> list[list[str]]:
+    if by_batch:
+        return [_cells(result, "") for result in results]
+    lines = []
+    for group in summary(results):
+        good = sum(r.verdict in ("equal", "both zero") for r in group)
+        lines.append(_cells(shown(group), f"{good}/{len(group)}"))
+    return lines
+
+
+def render(
+    results: Sequence[Result], how: str, verbose: bool = False, by_batch: bool = False
+) -> str:
+    """Write results down.
+
+    Args:
+        results: rows on batches, rows together.
+        how: one of FORMATS.
+        verbose: every batch, and below it each term with what it changes alone.
+        by_batch: a line per batch; else a line per row, for the batch where it differs most, with
+            the number of batches on which it is equal.
+    """
+    if how == "json":
+        return json.dumps([record(result) for result in results], indent=2)
+    by_batch = by_batch or verbose
+    lines = _lines(results, by_batch)
+    drop = {_COLUMNS.index("equal on")} if by_batch else set()
+    columns = [name for i, name in enumerate(_COLUMNS) if i not in drop]
+    lines = [[cell for i, cell in enumerate(line) if i not in drop] for line in lines]
+    terms = [_terms(result) if verbose else [] for result in results]
+    if how == "markdown":
+        return markdown(columns, lines) + "".join(
+            f"\n\n{result.row.algorithm}, {result.batch}:\n" + "\n".join(f"- {t}" for t in below)
+            for result, below in zip(results, terms, strict=True)
+            if below
+        )
+    if how == "html":
+        return _html(columns, lines, terms if verbose else [[] for _ in lines])
+    return _text(columns, lines, terms if verbose else [[] for _ in lines])
+
+
+def _terms(result: Result) -> list[str]:
+    parts = result.contributions
+    return [f"{p.term}: {p.says} (alone: {p.relative_change:.1e} of the gradient)" for p in parts]
+
+
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _text(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[Sequence[str]]
+) -> str:
+    wide = [max(len(row[i]) for row in [columns, *lines]) for i in range(len(columns))]
+
+    def padded(row: Sequence[str]) -> str:
+        return "  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)).rstrip()
+
+    out = [padded(columns)]
+    for line, more in zip(lines, below, strict=True):
+        out += [padded(line), *(f"    {each}" for each in more)]
+    return "\n".join(out)
+
+
+def _html(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[Sequence[str]]
+) -> str:
+    def cell(tag: str, text: str) -> str:
+        return f"<{tag}>{html.escape(text)}</{tag}>"
+
+    rows = ["<tr>" + "".join(cell("th", c) for c in columns) + "</tr>"]
+    for line, more in zip(lines, below, strict=True):
+        rows.append("<tr>" + "".join(cell("td", c) for c in line) + "</tr>")
+        if more:
+            inner = "".join(cell("li", each) for each in more)
+            rows.append(f'<tr><td colspan="{len(columns)}"><ul>{inner}</ul></td></tr>')
+    style = "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:2px 6px}"
+    return (
+        f'<!doctype html><meta charset="utf-8"><title>The book against TRL</title>'
+        f"<style>{style}</style><table>\n" + "\n".join(rows) + "\n</table>"
+    )
+
+
+def batches_text() -> str:
+    """Return what each batch is, one line each."""
+    return "\n".join(f"- `{batch.name}`: {batch.text}" for batch in BATCHES)
+
+
+# --- a config or a trainer -----------------------------------------------------------------------
+
+
+def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> str:
+    """Write down how far a config or a trainer is from algorithms.
+
+    Args:
+        subject: what was measured.
+        found: from `distances`, the closest first.
+        how: one of FORMATS.
+    """
+    if how == "json":
+        return json.dumps([_distance_record(subject, each) for each in found], indent=2)
+    columns = ["algorithm", "formulation", "verdict", "error", "cosine", "ratio", "batch"]
+    columns += ["to get there", "then", "why not"]
+    lines = [_distance_cells(each) for each in found]
+    if how == "html":
+        return _html(columns, lines, [[] for _ in lines])
+    table = (
+        markdown(columns, lines) if how == "markdown" else _text(columns, lines, [[]] * len(lines))
+    )
+    equal = [f"{each.algorithm} ({each.formulation})" for each in found if each.equal]
+    first = found[0]
+    if equal:
+        head = f"{subject.label}: as {subject.base}, equal to {', '.join(equal)}"
+    else:
+        error = f"{first.worst.grad_rel_error:.1e}"
+        head = (
+            f"{subject.label}: as {subject.base}, equal to none of these; closest to "
+            f"{first.algorithm} ({first.formulation}), at a relative gradient error of {error}"
+        )
+    used = ", ".join(batch.name for batch in subject.batches)
+    return f"{head}\nmeasured on {used}; each line shows the batch where it is worst\n\n{table}"
+
+
+def _changes(each: Distance) -> str:
+    return ", ".join(f"{name}: {_yaml(value)}" for name, value in each.changes.items()) or "-"
+
+
+def _yaml(value: Any) -> str:
+    return json.dumps(value).replace('"', "") if not isinstance(value, str) else value
+
+
+def _distance_cells(each: Distance) -> list[str]:
+    worst = each.worst
+    what = "equal" if each.equal else verdict(worst)
+    if not each.equal and each.on_policy:
+        what += ", equal on-policy"
+    then = "-"
+    if each.then is not None:
+        same = each.then.verdict in ("equal", "both zero")
+        then = "equal" if same else f"{each.then.verdict}, {each.then.grad_rel_error:.1e}"
+    return [
+        each.algorithm,
+        each.formulation,
+        what,
+        f"{worst.grad_rel_error:.1e}",
+        number(worst.grad_cosine, ".4f"),
+        number(worst.grad_norm_ratio, ".4f"),
+        worst.batch,
+        _changes(each),
+        then,
+        each.why or "-",
+    ]
+
+
+def _distance_record(subject: Subject, each: Distance) -> dict[str, Any]:
+    worst = record(each.worst)
+    keep = ("batch", "grad_rel_error", "grad_cosine", "grad_norm_ratio", "verdict")
+    return {
+        "subject": subject.label,
+        "trainer": subject.base,
+        "algorithm": each.algorithm,
+        "formulation": each.formulation,
+        "equal": each.equal,
+        "equal_on_policy": each.on_policy,
+        **{key: worst[key] for key in keep},
+        "changes": dict(each.changes),
+        "error_after_changes": None if each.then is None else each.then.grad_rel_error,
+        "why_not": each.why,
+    }

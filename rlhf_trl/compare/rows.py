@@ -1,0 +1,587 @@
+"""What is compared with what, and why the two differ where they do.
+
+A row holds no verdict and no number: those come from the run. It has the two sides, the identities
+that turn the left gradient into the right one (none: they should be equal), the reason, and the
+settings that remove the difference.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare import identities as to
+from rlhf_trl.compare.identities import GROUP_FACTOR, Identity
+from rlhf_trl.compare.policy import WEIGHTS
+
+
+@dataclass(frozen=True)
+class Book:
+    """A side: the public function.
+
+    Attributes:
+        algorithm: its row in the table.
+        formulation: "chapter" or "code".
+        params: parameters that are not the row's defaults.
+    """
+
+    algorithm: str
+    formulation: str = "chapter"
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How it is called in a table."""
+        return self.formulation
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A side: a trainer of TRL.
+
+    Attributes:
+        config: fields of its config.
+        label: how it is called in a table.
+        trainer: its class.
+        columns: further columns of the data set.
+        classes: the trainer's and its config's class, where they are not TRL's own.
+        also: further arguments of the trainer.
+    """
+
+    config: Mapping[str, Any]
+    label: str
+    trainer: str = "GRPOTrainer"
+    columns: tuple[str, ...] = ()
+    classes: tuple[type, type] | None = None
+    also: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes:
+        algorithm: its row in the table, or "kl".
+        variant: what distinguishes it from the algorithm's other rows with the same sides.
+        left: a side.
+        right: the other.
+        identities: from left to right, in this order, as far as a batch calls for them.
+        explanation: one sentence for `differs` and `scaled`.
+        settings: what makes the two equal, or why nothing does.
+        batches: names of the only batches that it is for; none: all.
+    """
+
+    algorithm: str
+    variant: str
+    left: Any
+    right: Any
+    identities: tuple[Identity, ...] = ()
+    explanation: str = ""
+    settings: str = ""
+    batches: tuple[str, ...] = ()
+
+
+def stock_fields(algorithm: str, which: str = "trl", **changes: Any) -> dict[str, Any]:
+    """Return the GRPOConfig fields that the table gives for a formulation.
+
+    Args:
+        algorithm: its name.
+        which: the formulation.
+        **changes: fields that differ from it.
+    """
+    row = formulation(algorithm, which)
+    given = {
+        name: value + row.trl_offset.get(name, 0)
+        for name, value in row.reads.items()
+        if name in ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
+        and value is not None
+    }
+    return {"beta": 0.0} | dict(row.settings) | given | changes
+
+
+def stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
+    """Return the GRPOTrainer side with the table's settings; `changes` name the variant."""
+    fields = stock_fields(algorithm, which, **changes)
+    return Stock(fields, f"TRL {fields['loss_type']}")
+
+
+_EPS = to.std_epsilon(1e-4, 1e-8)
+_EPS_BACK = to.std_epsilon(1e-8, 1e-4)
+_EPS_SAYS = "The code adds 1e-8 to the standard deviation, chapter and TRL 1e-4"
+_SIGN_SAYS = "and its KL has the other sign"
+_NO_SETTING = "none in TRL"
+_PPO = {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1}
+_RLOO_WEIGHTS = [weight * GROUP_FACTOR for weight in WEIGHTS]
+
+
+def _code(name: str, *more: Identity, why: str = "") -> Row:
+    says = f"{why}{'; t' if why else 'T'}{_EPS_SAYS[1:]}, {_SIGN_SAYS}."
+    return Row(
+        name,
+        "",
+        Book(name),
+        Book(name, "code"),
+        (*more, _EPS, to.code_k3()),
+        says,
+        "formulation: chapter or code",
+    )
+
+
+def _code_trl(name: str, right: Stock, *more: Identity, why: str = "") -> Row:
+    says = f"{why}{_EPS_SAYS}, {_SIGN_SAYS}."
+    back = to.chapter_k3("exp(l) - 1")
+    return Row(
+        name, "", Book(name, "code"), right, (*more, _EPS_BACK, back), says, "formulation: chapter"
+    )
+
+
+POLICY_ROWS = (
+    Row(
+        "reinforce",
+        "",
+        Book("reinforce"),
+        Book("reinforce", "code"),
+        (
+            to.kl_in_reward("averaged"),
+            to.no_baseline(),
+            to.normaliser("sequence_sum", "sequence_mean"),
+        ),
+        "The code has no baseline and a mean over the tokens; its KL is an average with the other "
+        "sign.",
+        "formulation: chapter or code",
+    ),
+    Row(
+        "rloo",
+        "",
+        Book("rloo"),
+        Book("rloo", "code"),
+        (to.kl_in_reward("averaged"), to.normaliser("sequence_sum", "sequence_mean")),
+        "The derived equation sums over the tokens, the code takes their mean; its KL is an "
+        "average with the other sign.",
+        "formulation: chapter or code",
+    ),
+    Row(
+        "rloo",
+        "beta 0",
+        Book("rloo"),
+        Stock({"beta": 0.0}, "TRL RLOOTrainer", "RLOOTrainer"),
+        (to.clipped_whole_ratio(),),
+        "Off-policy TRL clips the ratio of the whole completion's probability; the book has none.",
+        "num_iterations: 1, steps_per_generation: gradient_accumulation_steps",
+    ),
+    Row(
+        "rloo",
+        "TRL's default",
+        Book("rloo"),
+        Stock({}, "TRL RLOOTrainer", "RLOOTrainer"),
+        (to.kl_in_reward("summed", 0.05), to.clipped_whole_ratio()),
+        "TRL's RLOOConfig takes 0.05 times the KL from the reward unless told otherwise.",
+        "beta: 0, on-policy",
+        batches=("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation"),
+    ),
+    Row(
+        "rloo",
+        "as weighted GRPO",
+        Book("rloo", "code"),
+        Stock(stock_fields("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS), "TRL grpo"),
+        (to.clipped_token_ratio(),),
+        "Centred rewards times K/(K-1) are the leave-one-out advantages; off-policy GRPO has a "
+        "clipped ratio, the code none.",
+        "loss_type: grpo, scale_rewards: none, reward_weights times K/(K-1), on-policy",
+        batches=("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation"),
+    ),
+    Row(
+        "ppo",
+        "",
+        Book("ppo", params=_PPO),
+        Book("ppo", "code", params=_PPO),
+        (to.kl_in_reward("averaged"),),
+        "The chapter takes the KL from the reward of each token, the code its average, with the "
+        "other sign, from the last one.",
+        "formulation: chapter or code",
+    ),
+    _code("grpo"),
+    Row("grpo", "", Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
+    _code_trl("grpo", stock("grpo")),
+    Row(
+        "grpo",
+        "TRL's default",
+        Book("grpo"),
+        Stock({}, "TRL dapo"),
+        (to.normaliser("sequence_mean", "token_mean_trl"), to.bias_corrected_k3()),
+        "TRL's default loss_type is dapo: one mean over all tokens instead of one per completion; "
+        "its KL is multiplied by the ratio.",
+        "loss_type: grpo, use_bias_correction_kl: false",
+    ),
+    Row(
+        "drgrpo",
+        "",
+        Book("drgrpo"),
+        Book("drgrpo", "code"),
+        (to.normaliser("fixed_length", "sequence_mean"), to.code_k3()),
+        "The chapter divides by a fixed length, the code keeps each completion's own; its KL has "
+        "the other sign.",
+        "formulation: chapter or code",
+    ),
+    Row(
+        "drgrpo",
+        "",
+        Book("drgrpo"),
+        stock("drgrpo"),
+        settings="loss_type: dr_grpo, scale_rewards: none",
+    ),
+    Row(
+        "drgrpo",
+        "rewards still scaled",
+        Book("drgrpo"),
+        stock("drgrpo", scale_rewards="group"),
+        (to.standardised(),),
+        "loss_type: dr_grpo changes the normaliser only; rewards are scaled until scale_rewards is "
+        "none.",
+        "scale_rewards: none",
+    ),
+    Row(
+        "drgrpo",
+        "",
+        Book("drgrpo", "code"),
+        stock("drgrpo", "code"),
+        (to.chapter_k3("exp(l) - 1"),),
+        "The code's KL has the other sign.",
+        "loss_type: grpo, scale_rewards: none, beta: 0",
+    ),
+    _code("gspo"),
+    Row(
+        "gspo",
+        "",
+        Book("gspo"),
+        stock("gspo"),
+        settings="importance_sampling_level: sequence, loss_type: grpo",
+    ),
+    _code_trl("gspo", stock("gspo")),
+    Row(
+        "gspo",
+        "default loss_type",
+        Book("gspo"),
+        stock("gspo", loss_type="dapo"),
+        (to.normaliser("sequence_mean", "token_mean_trl"),),
+        "importance_sampling_level alone leaves TRL's default loss_type, one mean over all tokens.",
+        "loss_type: grpo",
+    ),
+    _code(
+        "cispo",
+        to.normaliser("token_mean", "sequence_mean"),
+        why="The equation divides by all tokens, the code by those of each completion",
+    ),
+    Row(
+        "cispo",
+        "bound 1 + epsilon_high",
+        Book("cispo"),
+        stock("cispo"),
+        (to.weight_bound(0.8, 1.4, 1.4), to.normaliser("token_mean", "token_mean_trl")),
+        "TRL bounds the weight from above only.",
+        "formulation: trl; the lower bound is not to be had in TRL",
+    ),
+    Row(
+        "cispo",
+        "no lower bound",
+        Book("cispo", params={"epsilon": 1.0}),
+        stock("cispo"),
+        (to.normaliser("token_mean", "token_mean_trl"),),
+        "TRL's window is an average one when one generation feeds several windows.",
+        "epsilon_high: 1 + epsilon_high",
+    ),
+    Row(
+        "cispo",
+        "bound copied",
+        Book("cispo"),
+        stock("cispo", epsilon_high=0.4),
+        (to.weight_bound(0.8, 1.4, 0.4), to.normaliser("token_mean", "token_mean_trl")),
+        "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4.",
+        "epsilon_high: 1.4",
+    ),
+    Row(
+        "cispo",
+        "bound unset",
+        Book("cispo"),
+        Stock({k: v for k, v in stock_fields("cispo").items() if k != "epsilon_high"}, "TRL cispo"),
+        (to.weight_bound(0.8, 1.4, 0.2), to.normaliser("token_mean", "token_mean_trl")),
+        "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2.",
+        "epsilon_high: 1.4",
+    ),
+    _code("sapo"),
+    Row("sapo", "", Book("sapo"), stock("sapo"), settings="loss_type: sapo"),
+    _code_trl("sapo", stock("sapo")),
+    Row(
+        "dapo",
+        "",
+        Book("dapo"),
+        Book("dapo", "code"),
+        (to.normaliser("token_mean", "token_mean_micro_batch"), _EPS),
+        "The chapter's mean is over the whole window, the code's over each micro-batch; the code "
+        "adds 1e-8 to the standard deviation.",
+        "formulation: chapter or code",
+    ),
+    Row(
+        "dapo",
+        "",
+        Book("dapo"),
+        stock("dapo"),
+        (to.normaliser("token_mean", "token_mean_trl"),),
+        "TRL divides by the tokens of an average window when one generation feeds several.",
+        "loss_type: dapo, steps_per_generation: gradient_accumulation_steps",
+    ),
+    Row(
+        "dapo",
+        "",
+        Book("dapo", "code"),
+        stock("dapo", loss_type="bnpo"),
+        (_EPS_BACK,),
+        f"{_EPS_SAYS}.",
+        "loss_type: bnpo, up to that constant",
+    ),
+    Row(
+        "maxrl",
+        "",
+        Book("maxrl"),
+        Book("maxrl", "code"),
+        (to.normaliser("sequence_sum", "sequence_mean"),),
+        "The paper sums over the tokens, the code takes their mean.",
+        "formulation: chapter or code",
+    ),
+)
+
+
+_DRIFTS = ("on_policy", "mild", "heavy", "ragged")
+
+
+def _kl_row(
+    variant: str,
+    estimator: str,
+    corrected: bool,
+    *steps: Identity,
+    which: str = "chapter",
+    why: str = "",
+    settings: str = "",
+) -> Row:
+    left = Book("grpo", which, {"beta": 0.1, "kl_estimator": estimator})
+    fields = stock_fields("grpo", beta=0.1, use_bias_correction_kl=corrected)
+    return Row("kl", variant, left, Stock(fields, "TRL grpo"), steps, why, settings, _DRIFTS)
+
+
+KL_ROWS = (
+    _kl_row("k3 in the loss", "k3", False, settings="use_bias_correction_kl: false"),
+    _kl_row(
+        "k3, TRL's default",
+        "k3",
+        True,
+        to.bias_corrected_k3(),
+        why="use_bias_correction_kl multiplies k3 by the ratio, whose derivative counts even "
+        "on-policy.",
+        settings="use_bias_correction_kl: false",
+    ),
+    _kl_row(
+        "k2, TRL's default",
+        "k2",
+        True,
+        to.bias_corrected_k3(),
+        why="k3 times the ratio has k2's gradient on-policy only.",
+        settings="on-policy",
+    ),
+    _kl_row(
+        "k1 in the loss",
+        "k1",
+        False,
+        to.chapter_k3("1"),
+        why="TRL's loss knows no k1, whose gradient in a loss is 0 in expectation.",
+        settings=_NO_SETTING,
+    ),
+    _kl_row(
+        "k3 of the code",
+        "k3",
+        False,
+        _EPS_BACK,
+        to.chapter_k3("exp(l) - 1"),
+        which="code",
+        why="The code's log-ratio has the other sign, so that its k3 estimates another divergence; "
+        "it adds 1e-8 to the standard deviation.",
+        settings="formulation: chapter",
+    ),
+)
+
+
+def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
+    """Return the stock side of a pair loss with the table's settings and default parameters.
+
+    Args:
+        algorithm: its name.
+        which: the formulation whose settings are taken.
+        **changes: fields that differ from them.
+    """
+    row = formulation(algorithm, which)
+    ours = ("gamma_beta_ratio", "center_rewards_coefficient")
+    given = {name: value for name, value in row.reads.items() if name not in ours}
+    fields = given | row.fixed({}) | changes
+    loss = fields.get("loss_type", row.trainer)
+    label = " + ".join(loss) if isinstance(loss, list) else loss
+    return Stock(fields, f"TRL {label}", row.trainer)
+
+
+def _same_code(name: str) -> Row:
+    return Row(name, "", Book(name), Book(name, "code"), settings="formulation: chapter or code")
+
+
+def _same_stock(name: str, settings: str) -> Row:
+    return Row(name, "", Book(name), pair_stock(name), settings=settings)
+
+
+_SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
+_KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
+
+PAIR_ROWS = (
+    _same_code("dpo"),
+    _same_stock("dpo", "loss_type: sigmoid"),
+    _same_code("cdpo"),
+    _same_stock("cdpo", "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"),
+    Row(
+        "cdpo",
+        "plain sigmoid",
+        Book("cdpo"),
+        pair_stock("cdpo", **_SMOOTHED),
+        (to.without_smoothing(0.1, 0.1),),
+        "TRL's sigmoid does not read label_smoothing: this is DPO.",
+        "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]",
+    ),
+    Row(
+        "cdpo",
+        "robust",
+        Book("cdpo"),
+        pair_stock("cdpo", **_SMOOTHED | {"loss_type": ["robust"]}),
+        (to.robust(0.1, 0.1),),
+        "robust subtracts the loss of the flipped label and rescales; cDPO adds it.",
+        "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]",
+    ),
+    _same_code("ipo"),
+    Row(
+        "ipo",
+        "",
+        Book("ipo"),
+        pair_stock("ipo"),
+        (to.averaged_ipo(0.1),),
+        "TRL averages log-probabilities over the tokens of a completion, paper and code sum them.",
+        _NO_SETTING,
+    ),
+    Row("ipo", "on averages", Book("ipo", "trl"), pair_stock("ipo"), settings="loss_type: ipo"),
+    _same_code("simpo"),
+    Row(
+        "simpo",
+        "",
+        Book("simpo"),
+        pair_stock("simpo", "chapter"),
+        settings="loss_type: simpo, cpo_alpha: 0, simpo_gamma: beta * gamma_beta_ratio",
+    ),
+    Row(
+        "simpo",
+        "default cpo_alpha",
+        Book("simpo"),
+        pair_stock("simpo", "chapter", cpo_alpha=1.0),
+        (to.plus_chosen_nll(1.0),),
+        "CPOConfig's cpo_alpha is 1 unless told otherwise and adds the chosen's likelihood.",
+        "cpo_alpha: 0",
+    ),
+    Row(
+        "simpo",
+        "gamma copied",
+        Book("simpo"),
+        pair_stock("simpo", "chapter", simpo_gamma=0.5),
+        (to.simpo_margin(2.0, 0.5, 0.25),),
+        "The code's gamma is the margin over beta, TRL's simpo_gamma the margin itself.",
+        "simpo_gamma: beta * gamma_beta_ratio",
+    ),
+    _same_code("orpo"),
+    Row(
+        "orpo",
+        "",
+        Book("orpo"),
+        pair_stock("orpo"),
+        (to.orpo_nll_of_everything(),),
+        "TRL's likelihood term covers the prompts too and is one mean over all tokens.",
+        _NO_SETTING,
+    ),
+    Row(
+        "kto",
+        "",
+        Book("kto"),
+        Book("kto", "code"),
+        (to.two_class_means(),),
+        "The paper takes one mean over all examples, the code adds the means of the two classes.",
+        "formulation: chapter or code",
+    ),
+    _same_stock("kto", "loss_type: kto"),
+    Row(
+        "kto",
+        "",
+        Book("kto", "code"),
+        pair_stock("kto"),
+        (to.kto_one_mean(),),
+        _KTO_SAYS,
+        "desirable_weight: 2, undesirable_weight: 2, on balanced batches",
+    ),
+    Row(
+        "kto",
+        "weights doubled",
+        Book("kto", "code"),
+        pair_stock("kto", desirable_weight=2.0, undesirable_weight=2.0),
+        (to.kto_one_mean(2.0),),
+        _KTO_SAYS,
+        "balanced batches",
+    ),
+    _same_code("dpo_norm"),
+    _same_stock("dpo_norm", "loss_type: sigmoid_norm"),
+    _same_code("apo_zero"),
+    _same_stock("apo_zero", "loss_type: apo_zero"),
+    _same_code("apo_down"),
+    _same_stock("apo_down", "loss_type: apo_down"),
+    _same_code("reward"),
+    _same_stock("reward", "the default"),
+    Row(
+        "reward",
+        "margin",
+        Book("reward"),
+        replace(pair_stock("reward"), columns=("margin",)),
+        settings="a column margin",
+    ),
+    Row(
+        "reward",
+        "centring",
+        Book("reward", params={"center_rewards_coefficient": 0.01}),
+        pair_stock("reward", center_rewards_coefficient=0.01),
+        settings="center_rewards_coefficient",
+    ),
+    Row(
+        "kwise",
+        "two completions",
+        Book("kwise"),
+        pair_stock("reward"),
+        settings="a pair is a list of two",
+    ),
+    Row(
+        "orm",
+        "",
+        Book("orm"),
+        Book("orm", "code"),
+        (to.tokens_of_the_batch(),),
+        "The chapter averages over each completion first, the code over all tokens of the batch.",
+        "formulation: chapter or code",
+    ),
+    Row(
+        "sft",
+        "",
+        Book("sft", "code"),
+        Stock({}, "TRL SFTTrainer", "SFTTrainer"),
+        (to.tokens_of_the_window(),),
+        "The code takes a mean over the tokens of each micro-batch, TRL over the whole window.",
+        "gradient_accumulation_steps: 1",
+    ),
+)
+
+ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS)

@@ -1,0 +1,167 @@
+"""The surface of TRL that the package relies on, read off the installed release.
+
+`surface.json` holds, of one release: the homes of trainers and configs, the signatures of what the
+package overrides or calls, the defaults of the fields that change a loss, all field names, and the
+results of the stock losses on fixed batches. To watch one more home, signature or loss, add its
+line with null there and record again; what our trainers override joins by itself.
+"""
+
+import inspect
+import json
+import pkgutil
+import re
+from collections import defaultdict
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl import trainers
+from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
+from rlhf_trl.compare import stock
+from rlhf_trl.compare.models import quiet
+
+Surface = dict[str, dict[str, Any]]
+
+_WATCHED = LOSS_FIELDS | SHARED_FIELDS
+_WATCHED |= {"bf16", "gradient_checkpointing", "num_iterations", "steps_per_generation"}
+
+
+def shipped() -> Surface:
+    """Return the surface that ships with the package, of the release it is written for."""
+    return json.loads(Path(__file__).with_name("surface.json").read_text())
+
+
+def read(known: Surface | None = None) -> Surface:
+    """Read the surface of the installed TRL.
+
+    Args:
+        known: the surface whose places and losses are looked up; by default, the shipped one. The
+            losses are computed at its defaults, so that a changed default is told once.
+
+    Returns:
+        By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`. What is not
+        there is None; a loss that could not be computed is the sentence of the error.
+    """
+    known = known or shipped()
+    with quiet():
+        places = sorted({*known["signatures"], *overrides()[0]})
+        homes = {name: _home(name, home) for name, home in known["homes"].items()}
+        config_fields = {
+            name: {f.name: f for f in fields(_get(name, homes))}
+            for name, home in homes.items()
+            if home and name.endswith("Config")
+        }
+        defaults = {
+            f"{config}.{name}": _default(by_name[name])
+            for config, by_name in config_fields.items()
+            for name in sorted(by_name.keys() & _WATCHED)
+        }
+        return {
+            "versions": {name: version(name) for name in ("trl", "transformers", "torch")},
+            "homes": homes,
+            "signatures": {place: _signature(place, homes) for place in places},
+            "defaults": defaults,
+            "fields": {config: sorted(by_name) for config, by_name in config_fields.items()},
+            "losses": _losses(known["losses"], homes, {**defaults, **known["defaults"]}),
+        }
+
+
+def dump(surface: Surface) -> str:
+    """Return a surface as JSON, a fact a line."""
+    sections = []
+    for name, facts in surface.items():
+        lines = [f"    {json.dumps(place)}: {json.dumps(fact)}" for place, fact in facts.items()]
+        sections.append(f"  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }")
+    return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+@cache
+def overrides() -> tuple[dict[str, set[type]], dict[str, str]]:
+    """Return what our trainers override of TRL's, and by whom; and modules that do not import."""
+    found: dict[str, set[type]] = defaultdict(set)
+    failed: dict[str, str] = {}
+    for module in pkgutil.iter_modules(trainers.__path__, f"{trainers.__name__}."):
+        try:
+            classes = vars(import_module(module.name)).values()
+        except Exception as error:  # whatever another release breaks is what is reported
+            failed[module.name] = stock.sentence(error)
+            continue
+        for cls in (c for c in classes if inspect.isclass(c) and c.__module__ == module.name):
+            theirs = [c for c in cls.__mro__ if c.__module__.startswith("trl.")]
+            if not theirs or not theirs[0].__name__.endswith("Trainer"):
+                continue
+            for owner in cls.__mro__[: cls.__mro__.index(theirs[0])]:
+                for name, value in vars(owner).items():
+                    if callable(value) and hasattr(theirs[0], name):
+                        found[f"{theirs[0].__name__}.{name}"].add(owner)
+    return found, failed
+
+
+def family_of(place: str) -> str | None:
+    """Return "GRPO" for GRPOTrainer, GRPOConfig, and what hangs on them; None elsewhere."""
+    found = re.match(r"([A-Z]\w*?)(Trainer|Config)\b", place)
+    return found and found[1]
+
+
+def _home(name: str, recorded: str | None) -> str | None:
+    """Return the module that exports a class: where it was recorded, or else where it may be."""
+    words = re.findall("[A-Z]+(?![a-z])|[A-Z][a-z]+", name)[:-1]  # NashMDTrainer: Nash, MD
+    experimental = f"trl.experimental.{'_'.join(words).lower()}"
+    for module in filter(None, (recorded, "trl", experimental)):
+        if inspect.isclass(_get(f"{module}.{name}", {})):
+            return module
+    return None
+
+
+def _get(place: str, homes: dict[str, str | None]) -> Any:
+    """Return what a dotted place, or a class at home, names; None if it is not there."""
+    first = place.partition(".")[0]
+    parts = (f"{homes[first]}.{place}" if homes.get(first) else place).split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:cut]))
+            for name in parts[cut:]:
+                found = getattr(found, name)
+            return found
+        except Exception:  # a module of another release may fail in any way: not there
+            continue
+    return None
+
+
+def _signature(place: str, homes: dict[str, str | None]) -> str | None:
+    function = _get(place, homes)
+    if function is None:
+        return None
+    signature = inspect.signature(function)
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+def _default(field: Field) -> Any:
+    value = field.default if field.default is not MISSING else field.default_factory()
+    return value if isinstance(value, bool | int | float | str | list | None) else repr(value)
+
+
+def _losses(
+    cases: dict[str, Any], homes: dict[str, str | None], defaults: dict[str, Any]
+) -> dict[str, Any]:
+    """Compute the losses of the trainers that are there; each is built once."""
+    found: dict[str, Any] = {}
+    for family in dict.fromkeys(map(family_of, cases)):
+        places = [f"{homes.get(name)}.{name}" for name in (f"{family}Trainer", f"{family}Config")]
+        trainer, config = (_get(place, {}) for place in places)
+        if trainer is None or config is None:
+            continue
+        its = [case for case in cases if family_of(case) == family]
+        known = {f.name for f in fields(config)}
+        given = {
+            name: value
+            for (owner, _, name), value in ((k.partition("."), v) for k, v in defaults.items())
+            if owner == config.__name__ and name in known
+        }
+        results = stock.losses(family, trainer, config, given, [c.partition(" ")[2] for c in its])
+        found |= dict(zip(its, results, strict=True))
+    return found

@@ -1,0 +1,647 @@
+"""A config of the book's published code, as one for this project's recipes or for stock TRL.
+
+The code has three kinds of config. Each is a table below: one line per field, with the value that
+the code uses where the config is silent, the field it becomes, and what the comment says. What a
+line cannot say (several fields that become one, values that do not carry over) is in the function
+of its kind. Policy gradients become a config of this project, direct alignment and reward models
+one for the stock trainer.
+"""
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlhf_trl import algorithms
+from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.run.output import write_whole
+from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
+
+WIDTH = 100
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class _Field:
+    """What becomes of a field of the book's code.
+
+    Attributes:
+        default: what the code uses where the config is silent.
+        to: the field it becomes; "": see `note`.
+        note: what the comment adds; without `to`, why the field is left out, or "" if the function
+            of its kind reads it.
+        convert: from its value to the new one.
+        optional: whether it may be null.
+    """
+
+    default: Any
+    to: str = ""
+    note: str = ""
+    convert: Callable[[Any], Any] = _same
+    optional: bool = False
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_SAMPLING = "the code samples with these and scores at 1"
+_PLACED = "accelerate places the models"
+_TRACKED = "TRL's trackers read the shell: set WANDB_PROJECT there"
+_UNSAMPLED = "TRL's trainer samples nothing while it trains"
+_COMPLETIONS = "completions per process"
+
+_POLICY_GRADIENT = {
+    "loss": _Field("grpo"),
+    "data": _Field(None),
+    "model_name": _Field("Qwen/Qwen3-1.7B", "model_name_or_path"),
+    "clip_eps_lo": _Field(0.2, "epsilon"),
+    "clip_eps_hi": _Field(0.2, "epsilon_high"),
+    "clip_eps_val": _Field(0.2, "cliprange_value"),
+    "gamma": _Field(0.99, "gamma"),
+    "lam": _Field(0.95, "lam"),
+    "vf_coef": _Field(0.1, "vf_coef"),
+    "sapo_temp_pos": _Field(1.0, "sapo_temperature_pos"),
+    "sapo_temp_neg": _Field(1.05, "sapo_temperature_neg"),
+    "l_cache": _Field(256, "soft_punish_cache", "tokens before the limit, over which it grows"),
+    "l_max": _Field(512),
+    "accuracy_min_reward": _Field(0.0),
+    "accuracy_max_reward": _Field(1.0),
+    "beta": _Field(0.0, "beta"),
+    "kl_estimator": _Field("kl3", "kl_estimator", convert=lambda name: name.replace("kl", "k")),
+    "format_weight": _Field(0.5),
+    "temperature": _Field(0.6),
+    "top_p": _Field(0.95),
+    "top_k": _Field(20),
+    "min_p": _Field(0.0),
+    "max_new_tokens": _Field(512, "max_completion_length"),
+    "num_rollouts": _Field(8, "num_generations", "completions per prompt"),
+    "train_batch_size": _Field(2, "per_device_train_batch_size", _COMPLETIONS),
+    "batch_acc": _Field(4, "gradient_accumulation_steps"),
+    "prompts_per_step": _Field(4),
+    "lr": _Field(5e-6, "learning_rate"),
+    "max_norm": _Field(1.0, "max_grad_norm"),
+    "seed": _Field(42, "seed"),
+    "wandb_run_name": _Field(None, "run_name"),
+    "wandb_project": _Field(None, "project"),
+    "rollout_batch_size": _Field(8, note="TRL generates the whole buffer at once"),
+    "model_device_id": _Field(0, note=_PLACED),
+    "ref_model_device_id": _Field(0, note=_PLACED),
+    "val_model_device_id": _Field(0, note=_PLACED),
+}
+
+_DIRECT_ALIGNMENT = {
+    "loss": _Field("dpo"),
+    "model_name": _Field("allenai/OLMo-2-0425-1B-SFT", "model_name_or_path"),
+    "ref_model_name": _Field(None),
+    "beta": _Field(0.1, "beta"),
+    "gamma": _Field(0.5),
+    "label_smoothing": _Field(0.0),
+    "dataset_name": _Field("argilla/ultrafeedback-binarized-preferences-cleaned"),
+    "dataset_split": _Field("train"),
+    "max_samples": _Field(1000, optional=True),
+    "max_length": _Field(512, "max_length", "TRL keeps the start of what is longer"),
+    "max_prompt_length": _Field(None),
+    "max_completion_length": _Field(None),
+    "truncation_mode": _Field("keep_end", note="TRL keeps the start of what is too long"),
+    "learning_rate": _Field(5e-7, "learning_rate"),
+    "num_epochs": _Field(1, "num_train_epochs"),
+    "batch_size": _Field(4, "per_device_train_batch_size", "pairs per process"),
+    "gradient_accumulation_steps": _Field(4, "gradient_accumulation_steps"),
+    "warmup_ratio": _Field(0.1, "warmup_steps", "below 1 it is a share of all steps", float),
+    "weight_decay": _Field(0.0, "weight_decay"),
+    "max_grad_norm": _Field(1.0, "max_grad_norm"),
+    "gradient_checkpointing": _Field(True, "gradient_checkpointing"),
+    "bf16": _Field(True, "bf16"),
+    "log_every": _Field(10, "logging_steps"),
+    "output_dir": _Field("./outputs", "output_dir"),
+    "save_model": _Field(
+        False,
+        "save_strategy",
+        "TRL saves the model at the end in any case",
+        lambda save: "epoch" if save else "no",
+    ),
+    "seed": _Field(42, "seed"),
+    "wandb_run_name": _Field(None, "run_name"),
+    "wandb_project": _Field(None, note=_TRACKED),
+    "wandb_entity": _Field(None, note=_TRACKED),
+    "eval_every": _Field(100, note="the code's training never evaluates"),
+    "device": _Field("cuda", note=_PLACED),
+    "sample_every": _Field(25, note=_UNSAMPLED),
+    "sample_max_tokens": _Field(128, note=_UNSAMPLED),
+    "sample_max_input_tokens": _Field(512, note=_UNSAMPLED),
+    "sample_num_prompts": _Field(3, note=_UNSAMPLED),
+    "sample_prompt_strategy": _Field("round_robin", note=_UNSAMPLED),
+    "sample_prompts_file": _Field(None, note=_UNSAMPLED),
+    "sample_do_sample": _Field(True, note=_UNSAMPLED),
+    "sample_temperature": _Field(0.7, note=_UNSAMPLED),
+    "sample_top_p": _Field(0.9, note=_UNSAMPLED),
+}
+
+_SCHEDULES = {"linear_decay": "linear", "warmup_only": "constant_with_warmup"}
+
+_REWARD_MODEL = {
+    "model_id": _Field("Qwen/Qwen3-0.6B-Base", "model_name_or_path"),
+    "freeze_backbone": _Field(False),
+    "dataset_name": _Field("argilla/ultrafeedback-binarized-preferences-cleaned"),
+    "dataset_split": _Field("train"),
+    "samples": _Field(5000),
+    "max_length": _Field(512, "max_length", "TRL leaves longer pairs out, the code cuts them"),
+    "max_steps": _Field(20),
+    "max_tokens": _Field(5500),
+    "batch_size": _Field(2, "per_device_train_batch_size", "pairs per process"),
+    "grad_accum_steps": _Field(8, "gradient_accumulation_steps"),
+    "epochs": _Field(2, "num_train_epochs"),
+    "lr": _Field(5e-5, "learning_rate"),
+    "warmup_ratio": _Field(0.1, "warmup_steps", "below 1 it is a share of all steps", float),
+    "lr_scheduler": _Field("linear_decay", "lr_scheduler_type", "", _SCHEDULES.get),
+    "val_ratio": _Field(0.1),
+    "eval_interval": _Field(25),
+    "seed": _Field(123, "seed"),
+    "device": _Field("cuda", note=_PLACED),
+    "device_id": _Field(0, note=_PLACED),
+    "use_wandb": _Field(True, note=_TRACKED),
+    "skip_demo": _Field(False, note="TRL shows no demo after training"),
+}
+
+# What a class of TRL is read by from the command line; the experimental ones have no command.
+_COMMANDS = {"DPOTrainer": "trl dpo", "KTOTrainer": "trl kto", "RewardTrainer": "trl reward"}
+# Losses that differ from TRL's by a constant.
+_SAME_GRADIENT = ("apo_zero", "apo_down")
+
+
+def translate(path: str | Path, closest: bool = False) -> str:
+    """Translate a config of the book's code.
+
+    Args:
+        path: a YAML file of the book's code: policy gradients, direct alignment or reward models.
+        closest: also translate what stock TRL computes only nearly, with a note on the difference.
+
+    Returns:
+        YAML with comments: of `recipes/grpo.py` or `recipes/ppo.py` for policy gradients, of a
+        stock trainer otherwise.
+
+    Raises:
+        InputError: the file holds a field that the code does not have, a value that is not one, or
+            something that does not carry over.
+    """
+    given = read_yaml(path)
+    loss = given.get("loss")
+    kinds = {
+        "policy_gradient": (_POLICY_GRADIENT, _policy_gradient),
+        "direct_alignment": (_DIRECT_ALIGNMENT, _direct_alignment),
+    }
+    for family, (table, fill) in kinds.items():
+        if loss in algorithms.names(family):
+            return _filled(path, given, table, partial(fill, closest=closest))
+    if loss is not None:
+        known = [name for family in kinds for name in algorithms.names(family)]
+        hint = nearest(loss, known)
+        raise InputError(f"{path}: loss is {loss!r}{hint}; write one of {', '.join(known)}.")
+    if "model_id" in given:
+        return _filled(path, given, _REWARD_MODEL, partial(_reward_model, closest=closest))
+    raise InputError(
+        f"{path}: this is not a config of the book's code: it has neither loss, as those of policy "
+        "gradients and direct alignment have, nor model_id, as those of reward models have."
+    )
+
+
+def write_translation(path: str | Path, output: str | Path, closest: bool = False) -> None:
+    """Translate a config into a new file.
+
+    Raises:
+        InputError: as `translate`; or there is a file already.
+    """
+    text = translate(path, closest)
+    if Path(output).exists():
+        raise InputError(f"--output: {output} exists; name a new file.")
+    write_whole(output, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+class _Sheet:
+    """A config in the making: the book's on one side, the lines of the new one on the other."""
+
+    def __init__(self, path: str | Path, given: Mapping[str, Any], table: Mapping[str, _Field]):
+        self.path, self.given, self.table = path, given, table
+        self.header: list[str] = []
+        self.lines: dict[str, tuple[Any, str]] = {}
+        self.left_out: dict[str, str] = {}
+        for name, value in given.items():
+            if name not in table:
+                hint = nearest(name, table)
+                self.refuse(f"{name} is not a field of the book's code{hint}; remove it")
+            self._check(name, value, table[name])
+
+    def _check(self, name: str, value: Any, rule: _Field) -> None:
+        kind = type(rule.default)
+        if rule.default is None or (value is None and rule.optional):
+            return
+        fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            self.refuse(f"{name} is {value!r}; write {_KINDS[kind]}")
+
+    def refuse(self, why: str) -> NoReturn:
+        """Stop with one sentence about the file."""
+        raise InputError(f"{self.path}: {why}.")
+
+    def get(self, name: str) -> Any:
+        """Return what the code would use."""
+        return self.given.get(name, self.table[name].default)
+
+    def write(self, to: str, value: Any, *sources: str, note: str = "") -> None:
+        """Write a field of the new config, with what it comes from and why it is what it is."""
+        origins = [n if n in self.given else f"{n} (the code's default)" for n in sources]
+        origins = [] if origins == [to] else origins
+        self.lines[to] = (value, ": ".join(part for part in (", ".join(origins), note) if part))
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Say that a field of the config has no counterpart."""
+        if self.given.get(name) is not None:
+            self.left_out[name] = why
+
+    def move(self, reads: Mapping[str, Any] | None = None) -> None:
+        """Write every field that its line in the table suffices for.
+
+        Args:
+            reads: the fields of the loss that are read; others are left out. None: all are.
+        """
+        for name, rule in self.table.items():
+            value = self.get(name)
+            unread = reads is not None and rule.to in algorithms.LOSS_FIELDS - set(reads)
+            if unread:
+                self.leave_out(name, f"not read by {self.get('loss')}")
+            elif rule.to and value is not None:
+                self.write(rule.to, rule.convert(value), name, note=rule.note)
+            elif rule.note:
+                self.leave_out(name, rule.note)
+
+    def text(self) -> str:
+        """Return the YAML."""
+        parts = [f"# {line}\n" for line in self.header]
+        for to, (value, comment) in self.lines.items():
+            body = dump_yaml({to: value})
+            one_line = f"{body.rstrip()} # {comment}\n"
+            if not comment:
+                parts.append(body)
+            elif body.count("\n") == 1 and len(one_line) <= WIDTH:
+                parts.append(one_line)
+            else:
+                parts += [*(f"# {line}\n" for line in _wrapped(comment)), body]
+        if self.left_out:
+            parts.append("# left out:\n")
+            for name, why in self.left_out.items():
+                parts += [f"# {line}\n" for line in _wrapped(f"  {name}: {why}")]
+        return "".join(parts)
+
+
+def _wrapped(text: str) -> list[str]:
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(
+        text, WIDTH - 2, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _filled(
+    path: str | Path,
+    given: Mapping[str, Any],
+    table: Mapping[str, _Field],
+    fill: Callable[[_Sheet], None],
+) -> str:
+    sheet = _Sheet(path, given, table)
+    fill(sheet)
+    return sheet.text()
+
+
+# --- policy gradients ----------------------------------------------------------------------------
+
+
+def _policy_gradient(sheet: _Sheet, closest: bool) -> None:
+    """Fill in a config of recipes/grpo.py or recipes/ppo.py; nothing about it is only close."""
+    loss = sheet.get("loss")
+    row = algorithms.formulation(loss, "code")
+    reads = {**row.reads, **row.trainer_reads}
+    recipe = "ppo" if loss == "ppo" else "grpo"
+    sheet.header += [
+        f"{Path(sheet.path).name} of the book's published code, for one process:",
+        "accelerate launch --config_file configs/accelerate/one_gpu.yaml "
+        f"recipes/{recipe}.py --config THIS_FILE",
+    ]
+    sheet.write("algorithm", loss, "loss")
+    sheet.write("formulation", "code", note=row.differs)
+    _check_buffer(sheet)
+    _check_losses(sheet, reads)
+    sheet.move(reads)
+    _check_parameters(sheet, row, {to: v for to, (v, _) in sheet.lines.items() if to in row.reads})
+    _write_loss(sheet, reads)
+    _write_rollouts(sheet, row)
+    sheet.write("lr_scheduler_type", "constant", note="the code has no schedule")
+    sheet.write("num_train_epochs", 1, note="the code goes through its data once")
+    sheet.write("dtype", "bfloat16", note="the code's weights")
+    sheet.write("bf16", True, note="as the code computes")
+    tracker = "wandb" if sheet.get("wandb_project") else "none"
+    sheet.write("report_to", tracker, "wandb_project")
+    sheet.write("output_dir", f"outputs/{Path(sheet.path).stem}", note="the code saves nothing")
+
+
+def _check_buffer(sheet: _Sheet) -> None:
+    """Refuse a buffer that the code does not train on as TRL would."""
+    names = ("prompts_per_step", "num_rollouts", "train_batch_size", "batch_acc")
+    prompts, rollouts, size, accumulation = map(sheet.get, names)
+    for name in names:
+        if sheet.get(name) < 1:
+            sheet.refuse(f"{name} is {sheet.get(name)}; write 1 or more")
+    buffer = prompts * rollouts
+    if buffer % size:
+        sheet.refuse(
+            f"a buffer of prompts_per_step {prompts} x num_rollouts {rollouts} = {buffer} "
+            f"completions leaves {buffer % size} over in batches of train_batch_size {size}, which "
+            "the code drops and TRL does not; write a train_batch_size that divides it"
+        )
+    if buffer // size % accumulation:
+        sheet.refuse(
+            f"batch_acc {accumulation} does not divide the {buffer // size} batches of a buffer, "
+            "so the code ends each buffer with a smaller step, where TRL goes on accumulating; "
+            "write a batch_acc that divides them"
+        )
+    if rollouts < 2 and sheet.get("loss") not in ("reinforce", "ppo"):
+        sheet.refuse(
+            f"num_rollouts is {rollouts}, and {sheet.get('loss')} compares the completions of a "
+            "prompt; write 2 or more"
+        )
+
+
+def _check_losses(sheet: _Sheet, reads: Mapping[str, Any]) -> None:
+    """Refuse settings of a loss that the recipe does not have."""
+    loss = sheet.get("loss")
+    if sheet.get("beta") and "beta" not in reads:
+        sheet.refuse(f"beta is {sheet.get('beta')}, and {loss} has no KL penalty here; write 0.0")
+    if sheet.get("kl_estimator") not in ("kl1", "kl2", "kl3"):
+        sheet.refuse(f"kl_estimator is {sheet.get('kl_estimator')!r}; write kl1, kl2 or kl3")
+    if "soft_punish_cache" in reads and sheet.get("l_max") != sheet.get("max_new_tokens"):
+        sheet.refuse(
+            f"l_max is {sheet.get('l_max')} and max_new_tokens {sheet.get('max_new_tokens')}, and "
+            "the overlong penalty here ends at the longest completion; write the same number"
+        )
+    bounds = sheet.get("accuracy_min_reward"), sheet.get("accuracy_max_reward")
+    if "correctness_reward" in reads and "format_reward" not in reads and bounds != (0, 1):
+        sheet.refuse(
+            f"accuracy_min_reward and accuracy_max_reward are {bounds[0]} and {bounds[1]}, and "
+            "dynamic sampling here takes 0 for wrong and 1 for right; remove them"
+        )
+
+
+def _write_loss(sheet: _Sheet, reads: Mapping[str, Any]) -> None:
+    """Say what the numbers of the loss mean, and name the rewards that it reads."""
+    loss, high = sheet.get("loss"), sheet.get("clip_eps_hi")
+    if loss == "cispo":
+        note = (
+            f"weights are held below 1 + {high}, as in the code; TRL's own field of that name is "
+            f"the bound itself and would be {1 + high:g}"
+        )
+        sheet.write("epsilon_high", high, "clip_eps_hi", note=note)
+    if sheet.get("beta"):
+        note = (
+            "the code's k1 and k3 have the other sign than the KL's (k1 in the reward pays for "
+            "drift); formulation chapter has the right one"
+        )
+        sheet.write("beta", sheet.get("beta"), "beta", note=note)
+    if "correctness_reward" in reads:
+        sheet.write("correctness_reward", "gym_score", note="what the code takes for right")
+    if "format_reward" in reads:
+        sheet.write("format_reward", "format", note="all four tags, too, make a success")
+    if "dynamic_sampling_rounds" in reads:
+        note = "most rounds; the code samples until its buffer is full"
+        sheet.write("dynamic_sampling_rounds", reads["dynamic_sampling_rounds"], note=note)
+        for name in ("l_max", "accuracy_min_reward", "accuracy_max_reward"):
+            sheet.leave_out(name, "what the recipe does anyway")
+    else:
+        for name in ("l_max", "accuracy_min_reward", "accuracy_max_reward"):
+            sheet.leave_out(name, f"not read by {loss}")
+
+
+def _write_rollouts(sheet: _Sheet, row: algorithms.PolicyGradient) -> None:
+    """Write how completions are sampled and rewarded, and how often each buffer is trained on."""
+    size, accumulation = sheet.get("train_batch_size"), sheet.get("batch_acc")
+    buffer = sheet.get("prompts_per_step") * sheet.get("num_rollouts")
+    steps = buffer // size // accumulation
+    note = (
+        f"{buffer} completions in batches of {size} are {buffer // size}, so {steps} optimizer "
+        f"step{'s' * (steps > 1)} per buffer, as in the code"
+    )
+    if steps > 1 and row.ratio == "none":
+        note += "; those after the first are off-policy, and nothing corrects them"
+    sources = ("prompts_per_step", "num_rollouts")
+    sheet.write("steps_per_generation", buffer // size, *sources, note=note)
+    names = ("temperature", "top_p", "top_k", "min_p")
+    sampling = {name: sheet.get(name) for name in names}
+    note = "of the log-probabilities; TRL would divide by the sampling temperature there, too"
+    sheet.write("temperature", 1.0, note=note)
+    sheet.write("generation_kwargs", sampling, *names, note=_SAMPLING)
+    sheet.write("reward_funcs", ["gym_score", "format"], note="the code's rewards")
+    sheet.write("reward_weights", [1.0, sheet.get("format_weight")], "format_weight")
+
+    data = sheet.get("data")
+    if not isinstance(data, dict) or not isinstance(data.get("specs"), list):
+        sheet.refuse("data is missing or has no list of specs; write data: {size: N, specs: [...]}")
+    for name in data.keys() - {"specs", "size"}:
+        sheet.refuse(f"data.{name} is not a field of the book's code; remove it")
+    block = {
+        "source": "reasoning_gym",
+        "size": data.get("size", 3000),
+        "seed": sheet.get("seed"),
+        "system_prompt": "deepseek_zero",
+        "specs": data["specs"],
+    }
+    note = (
+        "the code's system prompt; one question in ten is kept for evaluation and never trained on"
+    )
+    sheet.write("dataset", block, "data", note=note)
+
+
+# --- direct alignment ----------------------------------------------------------------------------
+
+
+def _direct_alignment(sheet: _Sheet, closest: bool) -> None:
+    """Fill in a config of DPOTrainer, KTOTrainer, ORPOTrainer or CPOTrainer."""
+    loss = sheet.get("loss")
+    smoothing = 0.1 if loss == "cdpo" else sheet.get("label_smoothing")
+    smoothed = smoothing and loss in ("dpo", "cdpo", "dpo_norm")
+    if smoothed and loss == "dpo_norm":
+        sheet.refuse("label_smoothing has no place in TRL's sigmoid_norm; write 0.0")
+    name = "cdpo" if smoothed else loss
+    row = algorithms.formulation(name, "code")
+    nearly = isinstance(row.trl, str) and loss not in _SAME_GRADIENT
+    if nearly and not closest:
+        sheet.refuse(
+            f"loss {loss} has no equal in stock TRL: {row.trl}; --closest writes the nearest config"
+        )
+    _check_texts(sheet, row, closest)
+    _write_header(sheet, row.trainer, row.trl if nearly else "")
+    sheet.move()
+
+    # the code raises these two to 2 wherever the config says 0.1
+    raised = loss in ("simpo", "dpo_norm") and sheet.get("beta") == 0.1
+    beta = 2.0 if raised else sheet.get("beta")
+    note = f"0.1, which the code takes as 2 for {loss}" if raised else ""
+    sheet.write("beta", beta, "beta", note=note)
+    params: dict[str, float] = {"beta": beta}
+    if smoothed:
+        params["label_smoothing"] = smoothing
+        note = "TRL's sigmoid does not read it, but robust does"
+        if loss == "cdpo":
+            note = f"the code has 0.1 for cdpo, whatever the config says; {note}"
+        sheet.write("label_smoothing", smoothing, "label_smoothing", note=note)
+    else:
+        sheet.leave_out("label_smoothing", f"not read by {loss}")
+    if loss == "simpo":
+        params["gamma_beta_ratio"] = sheet.get("gamma")
+    else:
+        sheet.leave_out("gamma", f"not read by {loss}")
+    _check_parameters(sheet, row, params)
+    settings = row.fixed(params)
+    for to, value in settings.items():
+        sheet.write(to, value, note=_SETTINGS.get(to, f"loss {loss}"))
+    if loss == "simpo":
+        note = "the code's gamma is a ratio to beta, TRL's is the margin itself: beta x gamma"
+        sheet.write("simpo_gamma", settings["simpo_gamma"], "gamma", note=note)
+    if loss == "kto":
+        _write_kto(sheet)
+    if loss in _SAME_GRADIENT:
+        sheet.write("loss_type", settings["loss_type"], note=row.trl)
+    _write_data(sheet, sheet.get("max_samples"), "max_samples")
+    sheet.write("dtype", "bfloat16" if sheet.get("bf16") else "float32", "bf16")
+    sheet.write("lr_scheduler_type", "linear", note="to 0, as the code's")
+    tracker = "wandb" if sheet.get("wandb_project") else "none"
+    sheet.write("report_to", tracker, "wandb_project")
+
+
+_SETTINGS = {
+    "loss_weights": "2 (1 - e) of the first, -(1 - 2e) of the second: together (1 - e) l + e l'",
+    "cpo_alpha": "TRL would add a likelihood loss of the chosen",
+}
+
+
+def _check_texts(sheet: _Sheet, row: algorithms.Preference, closest: bool) -> None:
+    """Refuse a reference and lengths that the stock trainer does not take."""
+    reference = sheet.get("ref_model_name")
+    if row.reference and reference not in (None, sheet.get("model_name")):
+        sheet.refuse(
+            f"ref_model_name is {reference!r}, and TRL's scripts take the model itself as the "
+            "reference; hand the reference to the trainer in a script of your own"
+        )
+    sheet.leave_out("ref_model_name", "the model itself" if row.reference else "not read")
+    for name in ("max_prompt_length", "max_completion_length"):
+        if sheet.get(name) is not None and not closest:
+            sheet.refuse(
+                f"{name} is {sheet.get(name)}, and TRL cuts by max_length only; shorten the data "
+                "and remove it, or leave it out with --closest"
+            )
+        sheet.leave_out(name, "TRL cuts by max_length only")
+    _check_share(sheet, "warmup_ratio")
+
+
+def _write_kto(sheet: _Sheet) -> None:
+    """Write what makes TRL's one mean the code's two, on batches of as many good as bad."""
+    note = (
+        "twice the code's 1: TRL averages over both classes. Interleave the data, so that each "
+        "batch has as many chosen as rejected and no neighbours of one prompt"
+    )
+    sheet.write("desirable_weight", 2.0, note=note)
+    sheet.write("undesirable_weight", 2.0, note="twice the code's 1, likewise")
+    note = "the code counts pairs, TRL the two completions of each"
+    sheet.write("per_device_train_batch_size", 2 * sheet.get("batch_size"), "batch_size", note=note)
+
+
+# --- reward models -------------------------------------------------------------------------------
+
+
+def _reward_model(sheet: _Sheet, closest: bool) -> None:
+    """Fill in a config of RewardTrainer; outcome and process reward models have no trainer."""
+    for kind, sign in (("prm", "max_steps"), ("prm", "max_tokens")):
+        if sign in sheet.given:
+            row = algorithms.algorithm(kind)
+            sheet.refuse(f"this is the config of a {row.title.lower()} ({sign}), and {row.trl}")
+    if "max_length" not in sheet.given:
+        sheet.refuse(
+            "a config without max_length is an outcome reward model's in the book's code, and "
+            f"{algorithms.algorithm('orm').trl}; for a preference reward model, write "
+            "max_length"
+        )
+    if sheet.get("lr_scheduler") not in _SCHEDULES:
+        known = " or ".join(_SCHEDULES)
+        sheet.refuse(f"lr_scheduler is {sheet.get('lr_scheduler')!r}; write {known}")
+    if sheet.get("freeze_backbone") and not closest:
+        sheet.refuse(
+            "freeze_backbone is true, and RewardTrainer trains the whole model; write false, or "
+            "leave it out with --closest"
+        )
+    _check_share(sheet, "warmup_ratio")
+    _check_share(sheet, "val_ratio")
+    frozen = "the code trains only the head" if sheet.get("freeze_backbone") else ""
+    _write_header(sheet, "RewardTrainer", frozen)
+    sheet.move()
+    sheet.leave_out("freeze_backbone", "RewardTrainer trains the whole model")
+    if sheet.get("lr_scheduler") == "warmup_only":
+        note = "the code's warmup starts at a tenth of the rate, TRL's at 0"
+        sheet.write("lr_scheduler_type", "constant_with_warmup", "lr_scheduler", note=note)
+    _write_data(sheet, sheet.get("samples"), "samples", note="; the code shuffles before it cuts")
+    share, interval = sheet.get("val_ratio"), sheet.get("eval_interval")
+    if share:
+        sheet.write("test_split_size", share, "val_ratio")
+        sheet.write("eval_strategy", "steps" if interval > 0 else "epoch", "eval_interval")
+    if share and interval > 0:
+        sheet.write("eval_steps", interval, "eval_interval", note="optimizer steps")
+    sheet.write("weight_decay", 0.01, note="of torch's AdamW, which the code leaves as it is")
+    sheet.write("max_grad_norm", 0.0, note="the code does not clip; 0 turns TRL's clipping off")
+    sheet.write("dtype", "bfloat16", note="the code's weights")
+    sheet.write("bf16", True, note="as the code computes")
+    sheet.write("output_dir", f"outputs/{Path(sheet.path).stem}", note="the code saves nothing")
+
+
+# --- what both have ------------------------------------------------------------------------------
+
+
+def _check_parameters(
+    sheet: _Sheet, row: algorithms.Formulation, params: Mapping[str, Any]
+) -> None:
+    """Refuse a number that the loss cannot have."""
+    try:
+        row.parameters(params)
+    except InputError as error:
+        raise InputError(f"{sheet.path}: {error}.") from error
+
+
+def _check_share(sheet: _Sheet, name: str) -> None:
+    """Refuse a share that is none; from 1 on, TRL would take it for a number of steps or rows."""
+    if not 0 <= sheet.get(name) < 1:
+        sheet.refuse(f"{name} is {sheet.get(name)}; write a number from 0 to below 1")
+
+
+def _write_header(sheet: _Sheet, trainer: str, difference: str) -> None:
+    """Say whom the config is for, and what it does not keep."""
+    name = Path(sheet.path).name
+    sheet.header.append(f"{name} of the book's published code, for TRL's stock {trainer}:")
+    if trainer in _COMMANDS:
+        sheet.header.append(f"{_COMMANDS[trainer]} --config THIS_FILE")
+    else:
+        config = trainer.replace("Trainer", "Config")
+        module = trainer.removesuffix("Trainer").lower()
+        sheet.header += [
+            f"TrlParser((ScriptArguments, {config}, ModelConfig, DatasetMixtureConfig)) reads it,",
+            f"with {config} of trl.experimental.{module}.",
+        ]
+    if difference:
+        sheet.header += _wrapped(f"The closest, not the same: {difference}.")
+
+
+def _write_data(sheet: _Sheet, rows: int | None, source: str, note: str = "") -> None:
+    """Write the data set and its first rows."""
+    if rows is not None and rows < 1:
+        sheet.refuse(f"{source} is {rows}; write 1 or more")
+    split = sheet.get("dataset_split") + ("" if rows is None else f"[:{rows}]")
+    sources = [name for name in ("dataset_name", "dataset_split", source) if name in sheet.given]
+    note = "if its prompts are text beside messages, add columns: [chosen, rejected]" + note
+    block = [{"path": sheet.get("dataset_name"), "split": split}]
+    sheet.write("datasets", block, *(sources or ["dataset_name"]), note=note)

@@ -1,0 +1,223 @@
+"""`rlhf-trl drift` on the pinned TRL, and on one of which a single thing has been moved."""
+
+import functools
+import json
+from dataclasses import dataclass
+
+import pytest
+import trl
+import trl.models
+
+from rlhf_trl.cli import main
+from rlhf_trl.compare import drift, surface
+
+SHIPPED = surface.shipped()
+
+
+def watching(*losses):
+    """The shipped surface with only these losses, which take most of the time."""
+    return {**SHIPPED, "losses": {k: v for k, v in SHIPPED["losses"].items() if k in losses}}
+
+
+def moved(*losses):
+    return drift.check(watching(*losses))[0]
+
+
+def only(*losses):
+    """The one thing that moved."""
+    (one,) = moved(*losses)
+    return one
+
+
+def hide(monkeypatch, module, name):
+    """Take a name out of one of TRL's lazy modules."""
+    getattr(module, name)  # now the module keeps it
+    monkeypatch.delattr(module, name)
+    monkeypatch.delitem(module._class_to_module, name)
+
+
+def test_nothing_has_moved_in_the_pinned_trl(capsys):
+    try:
+        main(["drift"])
+    except SystemExit:
+        pytest.fail(
+            "TRL is no longer what this package was written for. Check each line, adapt what it "
+            "concerns, then run `rlhf-trl drift --overwrite --record "
+            f"rlhf_trl/compare/surface.json`.\n{capsys.readouterr().out}"
+        )
+    was, now, result = capsys.readouterr().out.splitlines()
+    assert was.startswith("recorded: trl 1.16.0, ") and now.startswith("installed: trl 1.16.0, ")
+    assert "nothing moved since TRL 1.16.0" in result and "38 losses checked" in result
+
+
+def test_the_surface_covers_what_the_trainers_override():
+    found, failed = surface.overrides()
+    missing = found.keys() - SHIPPED["signatures"].keys()
+    assert not failed and not missing, "record the surface again (and add a home that is not in it)"
+    assert {c.__name__ for c in found["GRPOTrainer._calculate_rewards"]} == {
+        "PolicyGradientTrainer",
+        "DynamicSampling",
+    }
+    assert None not in [*SHIPPED["signatures"].values(), *SHIPPED["losses"].values()]
+    assert all(isinstance(x, float) for pair in SHIPPED["losses"].values() for x in pair)
+
+
+def test_recorded_losses_agree_where_theory_says_so():
+    losses = SHIPPED["losses"]
+    # DPO's "sft" term and the SFT trainer are the same mean over the same tokens
+    assert losses["DPOTrainer loss_type=sft"] == losses["SFTTrainer loss_type=nll"]
+    # with x = beta d: robust is (.9 l(x) - .1 l(-x)) / .8, l(-x) is l(x) + x, and the mean of x is
+    # 1 - hinge where no x exceeds 1
+    value = {name.split("=")[1]: pair[0] for name, pair in losses.items() if name.startswith("DPO")}
+    by_hand = value["sigmoid"] - (1 - value["hinge"]) / 8
+    assert value["robust"] == pytest.approx(by_hand, rel=1e-6)
+    different = [tuple(pair) for pair in losses.values()]
+    assert len(set(different)) == len(different) - 1  # no two cases measure the same
+
+
+def test_a_changed_default_is_told_once_with_its_release(monkeypatch):
+    @dataclass
+    class GRPOConfig(trl.GRPOConfig):
+        max_completion_length: int | None = 256  # what dr_grpo divides by
+
+    monkeypatch.setattr(trl, "GRPOConfig", GRPOConfig)
+    one = only("GRPOTrainer loss_type=dr_grpo scale_rewards=none")
+    assert (one.what, one.recorded, one.found) == ("GRPOConfig.max_completion_length", 512, 256)
+    assert one.since == "1.10.0"
+    # Dr. GRPO's chapter and trl name it themselves; nobody else's rows do
+    told = one.concerns.partition(";")[0].split(", ")
+    assert {"the stock GRPOTrainer", "grpo", "drgrpo (code)"} <= {*told} and "drgrpo" not in told
+
+
+def test_a_default_that_moves_another_way_has_no_release(monkeypatch):
+    monkeypatch.setattr(trl.GRPOConfig.__dataclass_fields__["beta"], "default", 0.1)
+    assert (only().what, only().found, only().since) == ("GRPOConfig.beta", 0.1, None)
+
+
+def test_a_new_field_and_one_that_has_gone_are_named(monkeypatch):
+    @dataclass
+    class DPOConfig(trl.DPOConfig):
+        tilt: float = 1.0
+
+    monkeypatch.setattr(trl, "DPOConfig", DPOConfig)
+    monkeypatch.delitem(trl.GRPOConfig.__dataclass_fields__, "epsilon_high")
+    gone, new = moved()
+    assert (new.what, new.recorded, new.found) == ("DPOConfig field tilt", "absent", "present")
+    assert "algorithms.py" in new.concerns
+    assert (gone.what, gone.found) == ("GRPOConfig field epsilon_high", "absent")
+    assert "grpo, drgrpo, gspo, cispo" in gone.concerns and "maxrl" not in gone.concerns
+
+
+def test_a_field_that_all_configs_lose_is_one_line(monkeypatch):
+    for name in SHIPPED["fields"]:
+        monkeypatch.delitem(surface._get(name, SHIPPED["homes"]).__dataclass_fields__, "seed")
+    assert only().what == f"{', '.join(SHIPPED['fields'])} field seed"
+
+
+def test_a_changed_signature_names_who_overrides_it(monkeypatch):
+    def _calculate_rewards(self, inputs, prompts, *, completions=()): ...
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_calculate_rewards", _calculate_rewards)
+    one = only()
+    assert one.what == "GRPOTrainer._calculate_rewards"
+    assert one.recorded == "(self, inputs, prompts, completions, completion_ids_list)"
+    assert one.found == "(self, inputs, prompts, *, completions=())"
+    assert one.concerns == "DynamicSampling, PolicyGradientTrainer"
+
+
+def test_a_function_that_has_gone_names_who_calls_it(monkeypatch):
+    hide(monkeypatch, trl.models, "unwrap_model_for_generation")
+    assert (only().found, only().concerns) == ("absent", "evaluation.py")
+
+
+def test_a_class_that_has_gone_is_one_line(monkeypatch):
+    monkeypatch.delattr("trl.experimental.orpo.ORPOTrainer")
+    one = only("ORPOTrainer beta=0.1", "SFTTrainer loss_type=nll")
+    assert str(one).startswith("ORPOTrainer: trl.experimental.orpo -> absent; concerns orpo")
+
+
+def test_a_class_that_has_moved_is_followed(monkeypatch):
+    hide(monkeypatch, trl, "KTOTrainer")
+    one = only("KTOTrainer loss_type=kto beta=1.0 desirable_weight=2.0")
+    assert (one.what, one.recorded, one.found) == ("KTOTrainer", "trl", "trl.experimental.kto")
+
+
+def test_a_class_that_cannot_be_imported_says_why(monkeypatch):
+    hide(monkeypatch, trl, "RLOOTrainer")
+    monkeypatch.setitem(trl._class_to_module, "RLOOTrainer", "nowhere")
+    one = only("RLOOTrainer beta=0.05")
+    assert one.what == "RLOOTrainer" and "Failed to import trl.nowhere" in one.found
+
+
+def scaled(factor, method, when):
+    """A method whose result is multiplied."""
+
+    @functools.wraps(method)
+    def wrapper(self, *args, **kwargs):
+        return method(self, *args, **kwargs) * (factor if when(self) else 1)
+
+    return wrapper
+
+
+def test_a_changed_loss_is_named_and_ends_with_1(monkeypatch, capsys):
+    loss = scaled(1.001, trl.GRPOTrainer._compute_loss, lambda t: t.loss_type == "sapo")
+    monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", loss)
+    with pytest.raises(SystemExit) as stop:
+        main(["drift"])
+    assert stop.value.code == 1
+    _, _, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("GRPOTrainer loss_type=sapo: loss ")
+    assert line.endswith("; concerns sapo (chapter), sapo (trl)")
+    with pytest.raises(SystemExit) as stop:
+        main(["drift", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["moved"]
+    assert stop.value.code == 1 and one["what"] == "GRPOTrainer loss_type=sapo"
+    assert one["found"][0] / one["recorded"][0] == pytest.approx(1.001, rel=1e-5)
+    assert found["checked"]["losses"] == 38 and found["installed"]["trl"] == "1.16.0"
+
+
+def test_ktos_reference_point_is_seen(monkeypatch):
+    no_kl = scaled(0, trl.KTOTrainer._compute_kl_logps, lambda t: True)
+    monkeypatch.setattr(trl.KTOTrainer, "_compute_kl_logps", no_kl)
+    kto = [name for name in SHIPPED["losses"] if name.startswith("KTO")]
+    assert len(kto) == 3 and only(*kto).what == kto[0]
+
+
+def test_a_loss_that_fails_is_told_once_for_all(monkeypatch):
+    def _compute_loss(self, model, inputs, return_outputs):
+        raise RuntimeError("no such\nthing")
+
+    monkeypatch.setattr(trl.DPOTrainer, "_compute_loss", _compute_loss)
+    one = only(*(name for name in SHIPPED["losses"] if name.startswith("DPO")))
+    assert (one.what, one.found) == ("DPOTrainer, 15 losses", "RuntimeError: no such thing")
+
+
+def test_recording_writes_what_was_read_and_overwrites_nothing(tmp_path, capsys):
+    path = tmp_path / "surface.json"
+    main(["drift", "--record", str(path)])
+    recorded = json.loads(path.read_text())
+    assert drift.compare(SHIPPED, recorded) == [] == drift.compare(recorded, SHIPPED)
+    assert {k: v for k, v in recorded.items() if k not in ("losses", "versions")} == {
+        k: v for k, v in SHIPPED.items() if k not in ("losses", "versions")
+    }
+    path.write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        main(["drift", "--record", str(path)])
+    assert "add --overwrite" in stop.value.code and path.read_text() == "mine"
+    main(["drift", "--record", str(path), "--overwrite"])
+    assert json.loads(path.read_text())["homes"] == SHIPPED["homes"]
+    assert [p.name for p in tmp_path.iterdir()] == ["surface.json"]
+
+
+@pytest.mark.parametrize("place", drift.HISTORY)
+def test_the_table_of_releases_ends_where_trl_is_now(place):
+    _, before, after = drift.HISTORY[place]
+    if " field " in place:
+        config, _, name = place.split()
+        now = "present" if name in SHIPPED["fields"][config] else "absent"
+    else:
+        section = "defaults" if "." in place else "homes"
+        now = SHIPPED[section][place]
+        now = "absent" if now is None else now
+    assert now == after != before
