@@ -69,7 +69,7 @@ BOOK = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", BOOK)
 def test_each_book_config_has_the_books_settings(name, tmp_path):
     loaded = settings("book", name, tmp_path)
     args = loaded.trl
