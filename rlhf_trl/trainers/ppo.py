@@ -144,6 +144,7 @@ class PPOTrainer(PolicyGradientTrainer):
             formulation=formulation,
             **kwargs,
         )
+        self._with_values = False
         self._logps: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
         value_model.attach(self._policy, self._new_value_model())
@@ -201,8 +202,7 @@ class PPOTrainer(PolicyGradientTrainer):
         self._logps, self._values = result[0], _before_tokens(torch.cat(found), result[0])
         return result
 
-    _with_values = False
-
+    # Extends PolicyGradientTrainer's: the forward of the loss, and no other, gives values as well.
     def _compute_loss(self, model, inputs):
         self._with_values = True
         try:
