@@ -291,7 +291,8 @@ _PPO = PolicyGradient(
     reads=_CLIP | {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1} | _KL1,
     settings=_trl("grpo", "none"),
     trl="TRL removed PPO and its value heads in 1.13",
-    differs="The critic's loss joins the policy's under one mean; advantages are not whitened.",
+    trainer_reads={"whiten_advantages": False},
+    differs="The critic's loss joins the policy's under one mean; whitening is off by default.",
 )
 _GRPO = PolicyGradient(
     advantage="group_standardised",
@@ -530,6 +531,7 @@ _ROWS = (
             reads=_CLIP
             | {"gamma": 1.0, "lam": 0.98, "cliprange_value": 0.4, "vf_coef": 0.5}
             | _KL3,
+            trainer_reads={},
             differs="The KL is averaged over the completion and taken from the last reward.",
         ),
         trl="TRL removed PPO and its value heads in 1.13",
@@ -922,7 +924,7 @@ LOSS_FIELDS = _fields(
 
     baseline baseline_decay baseline_value cliprange_value correctness_reward
     dynamic_sampling_rounds format_reward gamma gamma_beta_ratio importance_cap kl_estimator lam
-    soft_punish_cache vf_coef
+    soft_punish_cache vf_coef whiten_advantages
     """
 )
 """Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""

@@ -199,6 +199,7 @@ def surrogate_loss(
     ref_logps: Tensor | None = None,
     values: Tensor | None = None,
     old_values: Tensor | None = None,
+    returns: Tensor | None = None,
     token_weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
@@ -214,6 +215,8 @@ def surrogate_loss(
         ref_logps: (B, T) log-probabilities under the reference policy, if the row's loss has a KL.
         values: (B, T) values of the critic, if the row has one.
         old_values: (B, T) values at rollout time, if the row has a critic.
+        returns: (B, T) targets of the critic; None: advantages + old_values, which holds for
+            advantages that are not whitened.
         token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as
             the learner-to-sampler weights of chapter 6, eq:ppo_tis.
         normalizer: what the aggregation divides by; None: counted from `mask`.
@@ -234,8 +237,10 @@ def surrogate_loss(
         losses = losses + params["beta"] * _kl(row, params, logps, masked(ref_logps, mask))
     if row.value_loss != "none":
         old_values = masked(old_values, mask)
-        returns = book.value.lambda_returns(advantages, old_values)
-        critic = {"values": masked(values, mask), "old_values": old_values, "returns": returns}
+        if returns is None:
+            returns = book.value.lambda_returns(advantages, old_values)
+        critic = {"values": masked(values, mask), "old_values": old_values}
+        critic["returns"] = masked(returns, mask)
         critic_losses = _call(_function(book.value, row.value_loss), params, critic)
         losses = losses + params["vf_coef"] * critic_losses
     tensors |= {"losses": losses, "normalizer": normalizer}

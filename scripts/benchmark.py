@@ -7,6 +7,9 @@ functions between ours and stock from step to step, in random order within each 
 memory and data are the same, so what remains is the code. (Two trainers side by side differ by up
 to 5 % even when both are stock.) Printed is the median ratio of CPU time, ours / stock, over the
 pairs, with a 95 % bootstrap interval of the median.
+
+With --ppo, "ours" is a step of PPO, and "stock" a step of stock GRPOTrainer plus one forward and
+backward pass of the value model on the same batch.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from rlhf_trl import tiny
 from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
 from rlhf_trl.tasks.rewards import exact_match, format_reward, load_rewards
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
+from rlhf_trl.trainers.ppo import PPOConfig, PPOTrainer
 
 WARM_UP = 10  # pairs
 
@@ -35,7 +39,8 @@ WARM_UP = 10  # pairs
 class Alternate(TrainerCallback):
     """Changes the trainer between ours (True) and stock (False) every step, and keeps time."""
 
-    def __init__(self, tasks: GymTasks):
+    def __init__(self, tasks: GymTasks, ours: type[GRPOTrainer]):
+        self._class = ours
         self.rewards = {
             True: load_rewards(["exact_match", "format"], tasks),
             False: [exact_match, format_reward],
@@ -48,7 +53,7 @@ class Alternate(TrainerCallback):
         if not self._turns:
             self._turns = self._random.sample([True, False], 2)
         self._ours = self._turns.pop()
-        self.trainer.__class__ = PolicyGradientTrainer if self._ours else GRPOTrainer
+        self.trainer.__class__ = self._class if self._ours else GRPOTrainer
         self.trainer.reward_funcs = self.rewards[self._ours]
         self._started = time.process_time()
 
@@ -58,8 +63,23 @@ class Alternate(TrainerCallback):
 
     def on_step_end(self, *args, **kwargs):
         """Note this step's time and change over."""
+        if self._class is PPOTrainer and not self._ours:
+            self._value_pass()
         self.seconds[self._ours].append(time.process_time() - self._started)
         self._next()
+
+    def _value_pass(self) -> None:
+        """Run the value model forward and backward over what this step trained on."""
+        for batch in self.trainer._buffered_inputs:
+            parts = [
+                torch.cat([batch[f"{side}_{kind}"] for side in ("prompt", "completion")], dim=1)
+                for kind in ("ids", "mask")
+            ]
+            values = self.trainer.model(
+                input_ids=parts[0], attention_mask=parts[1], only_values=True
+            )
+            values.sum().backward()
+        self.trainer.model.zero_grad()
 
 
 def fixed_completions(tokenizer):
@@ -80,13 +100,17 @@ def main() -> None:
     """Run the pairs and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=200)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--ppo", action="store_true", help="time PPO instead")
+    pairs, ppo = parser.parse_args().pairs, parser.parse_args().ppo
+    ours_class, config_class = PolicyGradientTrainer, PolicyGradientConfig
+    if ppo:
+        ours_class, config_class = PPOTrainer, PPOConfig
     torch.set_num_threads(1)
     spec = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
     tasks = GymTasks(GymData(specs=[spec], eval_size=1))
-    alternate = Alternate(tasks)
+    alternate = Alternate(tasks, ours_class)
     with tempfile.TemporaryDirectory() as folder:
-        config = PolicyGradientConfig(
+        config = config_class(
             output_dir=folder,
             max_steps=2 * (pairs + WARM_UP),
             learning_rate=0.0,
@@ -102,7 +126,7 @@ def main() -> None:
             use_cpu=True,
             disable_tqdm=True,
         )
-        trainer = PolicyGradientTrainer(
+        trainer = ours_class(
             model=tiny.checkpoint_path(),
             reward_funcs=alternate.rewards[True],
             args=config,

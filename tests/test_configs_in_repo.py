@@ -27,6 +27,8 @@ def name(path):
 def test_config_loads(monkeypatch, path):
     given = read_config(path)
     recipe, trl = ("grpo", POLICY_GRADIENT) if "algorithm" in given else ("sft", "SFTConfig")
+    if given.get("algorithm") == "ppo":
+        recipe, trl = "ppo", "rlhf_trl.trainers.ppo.PPOConfig"
     own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
     loaded = load_for_its_machine(monkeypatch, path, own, trl)
     assert loaded.trl.output_dir.startswith("outputs/")

@@ -47,8 +47,9 @@ def settings(folder, name, tmp_path):
     """What the recipe would hand to the trainer."""
     import runpy
 
-    recipe = runpy.run_path(str(ROOT / "recipes" / "grpo.py"))
+    recipe = runpy.run_path(str(ROOT / "recipes" / f"{'ppo' if name == 'ppo' else 'grpo'}.py"))
     config = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
+    config = "rlhf_trl.trainers.ppo.PPOConfig" if name == "ppo" else config
     argv = ["--config", f"{ROOT}/configs/{folder}/{name}.yaml", "--output_dir", str(tmp_path)]
     return load_config(recipe["Run"], config, [*argv, "--use_cpu", "--bf16", "false"])
 
@@ -57,6 +58,7 @@ def settings(folder, name, tmp_path):
 BOOK = {
     "reinforce": (1, 1, 15000),
     "rloo": (8, 4, 1000),
+    "ppo": (1, 2, 10000),
     "grpo": (8, 4, 3000),
     "drgrpo": (8, 4, 1000),
     "gspo": (8, 4, 1000),
@@ -67,7 +69,7 @@ BOOK = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BOOK)
 def test_each_book_config_has_the_books_settings(name, tmp_path):
     loaded = settings("book", name, tmp_path)
     args = loaded.trl
@@ -78,6 +80,10 @@ def test_each_book_config_has_the_books_settings(name, tmp_path):
     assert (args.temperature, args.generation_kwargs["temperature"]) == (1.0, 0.6)
     for field, value in formulation(name, "chapter").settings.items():
         assert getattr(args, field) == value
+    if name == "ppo":
+        assert args.generation_batch_size == 16
+        found = args.gamma, args.lam, args.vf_coef, args.cliprange_value, args.epsilon
+        assert found == (1.0, 0.98, 0.5, 0.4, 0.2)
     if name == "dapo":
         found = args.epsilon, args.epsilon_high, args.soft_punish_cache, args.max_completion_length
         assert found == (0.2, 0.28, 256, 512)

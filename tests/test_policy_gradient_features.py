@@ -235,7 +235,7 @@ REFUSED = {
         {"num_iterations": 2, "save_strategy": "steps", "save_steps": 0.1},
         "save_steps is 0.1, a share of the run",
     ),
-    "a critic": ("ppo", {}, "ppo (chapter) has a critic"),
+    "a critic": ("ppo", {}, "ppo (chapter) has a critic: use recipes/ppo.py (PPOTrainer)"),
 }
 
 

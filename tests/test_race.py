@@ -42,6 +42,19 @@ def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_ppo_races_through_its_own_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "4"]
+    batch = ["--per_device_train_batch_size", "8", "--num_generations", "4"]
+    text = race.race(["ppo", "grpo"], 1, tmp_path, extra=[*small, *batch])
+    assert [line.split()[1] for line in text.splitlines()[2:]] == ["ppo", "grpo"]
+    for name, has in (("ppo", True), ("grpo", False)):
+        folder = tmp_path / name / "seed-0"
+        assert (folder / "value_model").exists() == has
+        assert json.loads((folder / "summary.json").read_text())["name"] == f"{name} (chapter)"
+
+
+@pytest.mark.slow
 def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     finished(tmp_path / "grpo" / "seed-0", 0.9, reward=0.1)

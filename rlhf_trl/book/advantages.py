@@ -206,6 +206,33 @@ def gae(
     return advantages
 
 
+def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Bring the advantages of all tokens that count to mean 0 and standard deviation 1.
+
+    A_t <- (A_t - mean(A)) / (std(A) + 1e-8)
+
+    Source: not in the book's equations; PPO in practice (arXiv:2403.17031). The standard deviation
+    is the unbiased one.
+
+    Args:
+        advantages: (B, T) advantages of the whole batch, gathered over all processes.
+        mask: (B, T) 1 on tokens that count.
+
+    Returns:
+        (B, T) advantages, 0 on masked positions.
+
+    Raises:
+        InputError: if fewer than two tokens count.
+    """
+    kept = advantages[mask.bool()]
+    if len(kept) < 2:
+        raise InputError(
+            f"whiten_advantages needs at least two tokens, but only {len(kept)} counts in this "
+            "batch; make the batch larger, or leave it off"
+        )
+    return torch.where(mask.bool(), (advantages - kept.mean()) / (kept.std() + 1e-8), 0)
+
+
 def as_groups(rewards: Tensor, size: int | None, function: str, at_least: int = 1) -> Tensor:
     """View the batch as one row per prompt.
 

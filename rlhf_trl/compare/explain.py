@@ -60,7 +60,10 @@ _FOOT = {
     "reward_model": "aggregation: of the losses of tokens or steps; none where completions are "
     "compared.",
 }
-_HOOKS = {"policy_gradient": "rlhf_trl/trainers/policy_gradient.py"}
+_HOOKS = {
+    "policy_gradient": "rlhf_trl/trainers/policy_gradient.py",
+    "ppo": "rlhf_trl/trainers/ppo.py, over policy_gradient.py",
+}
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def explain(name: str) -> str:
         lines += ["", f"formulation {kind}"]
         lines += [f"  none: {form}"] if isinstance(form, str) else _in_full(form)
     if row.family in _HOOKS:
-        lines += ["", f"hook: {_HOOKS[row.family]}"]
+        lines += ["", f"hook: {_HOOKS[name if name in _HOOKS else row.family]}"]
     return "\n".join(lines)
 
 

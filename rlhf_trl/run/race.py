@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.algorithms import algorithm
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.output import write_json, write_whole
 
@@ -61,7 +62,8 @@ def race(
                 "config with --config."
             )
         for seed in range(seeds):
-            words = ["--config", path, "--algorithm", name, "--seed", str(seed), *(extra or [])]
+            words = [_recipe(name), "--config", path, "--algorithm", name]
+            words += ["--seed", str(seed), *(extra or [])]
             runs.append((folder / name / f"seed-{seed}", words))
     options = {"config": config, "extra": extra or []}
     kept = folder / "options.json"
@@ -84,6 +86,12 @@ def race(
     return text
 
 
+def _recipe(name: str) -> str:
+    """Return the recipe of an algorithm: those with a critic have one of their own."""
+    critic = getattr(algorithm(name).chapter, "value_loss", "none") != "none"
+    return f"recipes/{'ppo' if critic else 'grpo'}.py"
+
+
 def _train(folder: Path, words: list[str]) -> None:
     if (folder / "summary.json").exists():
         return
@@ -93,7 +101,7 @@ def _train(folder: Path, words: list[str]) -> None:
     launch = ["-m", "accelerate.commands.launch", "--quiet"]
     command = [
         *[sys.executable, *launch, "--config_file", "configs/accelerate/cpu.yaml"],
-        *["recipes/grpo.py", *words, "--output_dir", str(part), "--disable_tqdm"],
+        *[*words, "--output_dir", str(part), "--disable_tqdm"],
     ]
     done = subprocess.run(
         command,

@@ -15,7 +15,10 @@ from transformers.trainer_callback import ProgressCallback
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch, output, report
 from rlhf_trl.run.config import read_config
-from rlhf_trl.tasks.rewards import task_metrics
+from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
+from rlhf_trl.run.reward_model import load_reward_model
+from rlhf_trl.tasks.gym import GymTasks
+from rlhf_trl.tasks.rewards import load_rewards, task_metrics
 
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 
@@ -107,6 +110,46 @@ def _check_resume(loaded: Any, folder: Path, checkpoint: str) -> None:
         loaded.save(folder / f"config-from-step-{step}.yaml")
 
 
+def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
+    """Check and load what every policy-gradient recipe hands to its trainer.
+
+    Args:
+        loaded: what `load_config` returned.
+
+    Returns:
+        The data, and the trainer's arguments but for algorithm and formulation.
+
+    Raises:
+        InputError: data, rewards, tokenizer or model that are missing or do not fit.
+    """
+    from datasets import Dataset
+    from trl import get_peft_config, get_quantization_config
+
+    own, args, model = loaded.own, loaded.trl, loaded.model
+    tasks = GymTasks(own.dataset)
+    rewards = []
+    if own.reward_funcs or not own.reward_model:
+        rewards += load_rewards(own.reward_funcs, tasks)
+    check_generation_batch(args, tasks.train)
+    tokenizer = load_tokenizer(model, args)
+    if own.reward_model:
+        rewards.append(load_reward_model(own.reward_model, tokenizer, args))
+    check_reward_weights(args, rewards)
+    check_prompts(tasks.train + tasks.held_out, tokenizer, model, args)
+    return tasks, {
+        "model": prepare_model(model, args),
+        "reward_funcs": rewards,
+        "args": args,
+        "train_dataset": Dataset.from_list(tasks.train),
+        "eval_dataset": Dataset.from_list(tasks.held_out),
+        "processing_class": tokenizer,
+        "quantization_config": get_quantization_config(model),
+        "peft_config": get_peft_config(model),
+        "algorithm": own.algorithm,
+        "formulation": own.formulation,
+    }
+
+
 def check_generation_batch(args: Any, rows: list[Any]) -> None:
     """Stop unless the data set fills at least one generation batch; TRL would train 0 steps."""
     prompts = args.generation_batch_size // args.num_generations
@@ -131,8 +174,8 @@ def check_reward_weights(args: Any, rewards: list[Any]) -> None:
 def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 
-    `<output_dir>` then holds `config.yaml` (the run, reproducible), `evaluations/`, `model/`,
-    `log.json`, `learning_curve.png`, `summary.json` and the checkpoints.
+    `<output_dir>` then holds `config.yaml` (the run, reproducible), `evaluations/`, `model/`
+    (and `value_model/`), `log.json`, `learning_curve.png`, `summary.json` and the checkpoints.
 
     Args:
         trainer: a TRL trainer with `AnswersHeldOut`.
@@ -180,6 +223,8 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
 
     main_process = trainer.is_world_process_zero()
     output.replace_folder(folder / "model", lambda p: trainer.save_model(str(p)), main_process)
+    if save := getattr(trainer, "save_value_model", None):
+        output.replace_folder(folder / "value_model", lambda p: save(str(p)), main_process)
     trainer.end()
     if not main_process:
         return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
 from math import gcd
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -22,7 +22,7 @@ from rlhf_trl.trainers.evaluation import AnswersHeldOut
 STATE_FILE = "policy_gradient_state.json"
 
 
-def _of_the_row(meaning: str) -> Any:
+def of_the_row(meaning: str) -> Any:
     """Declare a config field that is the row's default unless it is set."""
     return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
 
@@ -50,25 +50,27 @@ class PolicyGradientConfig(GRPOConfig):
             anew before the last ones are kept; 0: never (DAPO).
     """
 
-    # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
-    epsilon: float | None = _of_the_row("Distance of the lower clip bound from 1.")
-    epsilon_high: float | None = _of_the_row("Distance of the upper clip bound from 1, always.")
-    sapo_temperature_pos: float | None = _of_the_row("Temperature of the gate, advantage above 0.")
-    sapo_temperature_neg: float | None = _of_the_row("Temperature of the gate, other advantages.")
-    loss_type: str | None = _of_the_row("TRL's name of the loss.")
-    scale_rewards: str | None = _of_the_row("How TRL scales rewards.")
-    importance_sampling_level: str | None = _of_the_row("Ratio per token or per sequence.")
-    multi_objective_aggregation: str | None = _of_the_row("How TRL joins several rewards.")
-    use_bias_correction_kl: bool | None = _of_the_row("Whether TRL weighs its KL by the ratio.")
+    critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
 
-    kl_estimator: str | None = _of_the_row("k1, k2 or k3.")
-    baseline: str | None = _of_the_row("none, batch_mean or moving_average.")
-    baseline_decay: float | None = _of_the_row("How slowly the moving average moves, in [0, 1].")
-    importance_cap: float | None = _of_the_row("Largest importance weight.")
-    correctness_reward: str | None = _of_the_row("Reward that is 1 for a right answer.")
-    format_reward: str | None = _of_the_row("Reward that must be 1 as well for a success.")
-    soft_punish_cache: int | None = _of_the_row("Tokens over which the overlong penalty grows.")
-    dynamic_sampling_rounds: int | None = _of_the_row("Most rounds of sampling groups anew.")
+    # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
+    epsilon: float | None = of_the_row("Distance of the lower clip bound from 1.")
+    epsilon_high: float | None = of_the_row("Distance of the upper clip bound from 1, always.")
+    sapo_temperature_pos: float | None = of_the_row("Temperature of the gate, advantage above 0.")
+    sapo_temperature_neg: float | None = of_the_row("Temperature of the gate, other advantages.")
+    loss_type: str | None = of_the_row("TRL's name of the loss.")
+    scale_rewards: str | None = of_the_row("How TRL scales rewards.")
+    importance_sampling_level: str | None = of_the_row("Ratio per token or per sequence.")
+    multi_objective_aggregation: str | None = of_the_row("How TRL joins several rewards.")
+    use_bias_correction_kl: bool | None = of_the_row("Whether TRL weighs its KL by the ratio.")
+
+    kl_estimator: str | None = of_the_row("k1, k2 or k3.")
+    baseline: str | None = of_the_row("none, batch_mean or moving_average.")
+    baseline_decay: float | None = of_the_row("How slowly the moving average moves, in [0, 1].")
+    importance_cap: float | None = of_the_row("Largest importance weight.")
+    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer.")
+    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success.")
+    soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
+    dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms
     # because a group of one has no contrast; where there is no group, the trainer allows it.
@@ -178,9 +180,9 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._stock:
             return output
         per_func, training = self._rewards_per_func, self.model.training
+        if training and self.num_generations == 1:  # TRL finds no spread in groups of one
+            self._metrics["train"].pop("frac_reward_zero_std", None)
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
-        share = len(output["completion_mask"])
-        mine = slice(share * self.accelerator.process_index, None)
         if "soft_punish_cache" in self._row.trainer_reads:
             lengths = torch.tensor([len(i) for i in self._completion_ids], device=rewards.device)
             rewards = rewards + book.rewards.overlong_penalty(
@@ -188,16 +190,24 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
                 self.max_completion_length,
                 self.args.soft_punish_cache,
             )
+        advantages = self._advantages(output, rewards, training)
+        output["advantages"] = advantages
+        if advantages.dim() == 2:  # shown as their mean over the completion
+            advantages = advantages.sum(1) / loss_mask(output).sum(1).clamp(min=1)
+        advantages = self.accelerator.gather(advantages)
+        logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
+        kept = list(logged)[: len(logged) - len(advantages)]
+        logged.clear()
+        logged.extend([*kept, *advantages.tolist()])
+        return output
+
+    def _advantages(
+        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
+    ) -> torch.Tensor:
+        """Return the advantages of this process, from the rewards of all processes."""
+        mine = self._mine(output)
         if self._row.kl == "reward" and self.beta:
-            shaped = shaped_rewards(
-                self._row,
-                self._parameters,
-                rewards=rewards[mine][:share],
-                mask=_loss_mask(output),
-                logps=self._rollout_logps(output),
-                ref_logps=output["ref_per_token_logps"],
-            )
-            rewards = self.accelerator.gather(shaped)
+            rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
         advantages = estimate_advantages(
             self._row,
@@ -206,12 +216,24 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             binary_rewards=self._binary_rewards(),
             num_generations=self.num_generations if training else self.num_generations_eval,
         )
-        output["advantages"] = advantages[mine][:share]
-        logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
-        kept = list(logged)[: len(logged) - len(advantages)]
-        logged.clear()
-        logged.extend([*kept, *advantages.tolist()])
-        return output
+        return advantages[mine]
+
+    def _mine(self, output: dict[str, Any]) -> slice:
+        """Return where the completions of this process stand among those of all."""
+        share = len(output["completion_mask"])
+        first = share * self.accelerator.process_index
+        return slice(first, first + share)
+
+    def _shaped(self, output: dict[str, Any], rewards: torch.Tensor) -> torch.Tensor:
+        """Take the KL to the reference, if there is one, from this process' rewards."""
+        return shaped_rewards(
+            self._row,
+            self._parameters,
+            rewards=rewards,
+            mask=loss_mask(output),
+            logps=self._rollout_logps(output),
+            ref_logps=output["ref_per_token_logps"],
+        )
 
     def _rollout_logps(self, output: dict[str, Any]) -> torch.Tensor:
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
@@ -270,7 +292,7 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         window = self.args.gradient_accumulation_steps
         new = self._buffered_inputs is not before
         if new and self._counts_window() and window <= self._generate_every:
-            counts = torch.stack([_loss_mask(batch).sum() for batch in self._buffered_inputs])
+            counts = torch.stack([loss_mask(batch).sum() for batch in self._buffered_inputs])
             counts = self.accelerator.reduce(counts, reduction="sum")
             self._window_tokens = counts.repeat(self.num_iterations).view(-1, window).sum(dim=1)
         return inputs
@@ -296,22 +318,28 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.window == "window":
             # DDP averages over processes what is a sum over them
             tokens = self._tokens_of_window(inputs, mode) / self.accelerator.num_processes
+        critic = self._critic(inputs)
         loss = surrogate_loss(
             self._row,
             self._parameters,
             logps=logps,
-            mask=_loss_mask(inputs),
+            mask=loss_mask(inputs),
             advantages=inputs["advantages"],
             old_logps=inputs.get("old_per_token_logps"),
             ref_logps=inputs.get("ref_per_token_logps"),
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
+            **critic,
         )
         if tokens is None:
             loss = loss / steps
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux_loss / steps
         return loss
+
+    def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Return what the loss of a critic needs, for rows that have one."""
+        return {}
 
     def _tokens_of_window(self, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         """Return the tokens, over all processes, of the accumulation window of this step."""
@@ -389,7 +417,7 @@ def updates_per_generation(args: Any) -> int:
     return every // gcd(every, args.gradient_accumulation_steps)
 
 
-def _loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return (B, T) 1 on the tokens that the policy generated and that count."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
@@ -435,8 +463,12 @@ def _parameters(row: PolicyGradient, args: PolicyGradientConfig) -> dict[str, An
 
 def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:
     """Refuse what could not be computed or resumed later."""
-    if row.value_loss != "none":
-        raise InputError(f"{row.label} has a critic, which this trainer has not.")
+    if args.critic != (row.value_loss != "none"):
+        kinds = ("recipes/grpo.py (PolicyGradientTrainer)", "recipes/ppo.py (PPOTrainer)")
+        has = "no critic" if args.critic else "a critic"
+        raise InputError(
+            f"{row.label} has {has}: use {kinds[not args.critic]}, not {kinds[args.critic]}."
+        )
     estimate = row.advantage
     estimate = estimate if callable(estimate) else getattr(book.advantages, estimate)
     grouped = "num_generations" in inspect.signature(estimate).parameters

@@ -1,0 +1,394 @@
+"""PPO on TRL's GRPOTrainer: a value model beside the policy, and advantages per token."""
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from accelerate.utils import is_peft_model
+from torch.optim.lr_scheduler import LambdaLR
+from trl.trainer.utils import get_config_model_id
+
+from rlhf_trl import book
+from rlhf_trl.book.aggregation import masked
+from rlhf_trl.errors import InputError
+from rlhf_trl.losses import estimate_advantages
+from rlhf_trl.trainers import value_model
+from rlhf_trl.trainers.policy_gradient import (
+    PolicyGradientConfig,
+    PolicyGradientTrainer,
+    loss_mask,
+    of_the_row,
+)
+
+
+@dataclass
+class PPOConfig(PolicyGradientConfig):
+    """PolicyGradientConfig with what PPO adds; None in the first block is the row's own.
+
+    Args:
+        gamma (`float`, *optional*): discount factor, in [0, 1].
+        lam (`float`, *optional*): mixing parameter of GAE, in [0, 1].
+        vf_coef (`float`, *optional*): weight of the value loss.
+        cliprange_value (`float`, *optional*): how far a value may move in one buffer before its
+            loss is clipped, in units of the reward.
+        whiten_advantages (`bool`, *optional*): bring the advantages of all valid tokens of a
+            generation to mean 0 and standard deviation 1.
+        value_model (`str`, *optional*, defaults to `"separate"`): a backbone of its own, or "head":
+            a head on the policy's.
+        value_model_name_or_path (`str`, *optional*): what a separate value model starts from: any
+            checkpoint or reward model with the policy's tokenizer; None: the policy.
+        value_learning_rate (`float`, *optional*): of the value model, or of the head alone;
+            None: learning_rate.
+        value_warmup_steps (`int`, *optional*, defaults to `0`): optimizer steps at the start in
+            which only the value model learns.
+        missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
+            cut off.
+    """
+
+    critic: ClassVar[bool] = True
+
+    gamma: float | None = of_the_row("Discount factor, in [0, 1].")
+    lam: float | None = of_the_row("Mixing parameter of GAE, in [0, 1].")
+    vf_coef: float | None = of_the_row("Weight of the value loss.")
+    cliprange_value: float | None = of_the_row("How far a value may move before it is clipped.")
+    whiten_advantages: bool | None = of_the_row("Whether advantages get mean 0 and spread 1.")
+
+    value_model: str = field(
+        default="separate",
+        metadata={
+            "help": "A separate backbone, or a head on the policy's.",
+            "choices": ["separate", "head"],
+        },
+    )
+    value_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "What the value model starts from. None: the policy."}
+    )
+    value_learning_rate: float | None = field(
+        default=None, metadata={"help": "Of the value model. None: learning_rate."}
+    )
+    value_warmup_steps: int = field(
+        default=0, metadata={"help": "Steps at the start in which only the value model learns."}
+    )
+    missing_eos_penalty: float | None = field(
+        default=None, metadata={"help": "Taken from the reward of a cut-off completion."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("value_learning_rate", "value_warmup_steps"):
+            if (number := getattr(self, name)) is not None and number < 0:
+                raise InputError(f"{name} is {number}; write 0 or more.")
+        if self.sync_ref_model:
+            raise InputError(
+                "sync_ref_model copies all that is trained into the reference model, which has no "
+                "value model; remove it."
+            )
+        if self.value_model not in ("separate", "head"):
+            raise InputError(f"value_model is {self.value_model!r}; write separate or head.")
+        if self.value_model == "head":
+            if self.value_model_name_or_path is not None:
+                raise InputError(
+                    "value_model_name_or_path is for a separate value model, and value_model is "
+                    "head, which shares the policy's backbone; remove one of the two."
+                )
+            if self.value_warmup_steps:
+                raise InputError(
+                    "value_warmup_steps holds the policy still, whose backbone value_model: head "
+                    "shares; remove one of the two."
+                )
+
+
+class PPOTrainer(PolicyGradientTrainer):
+    """PolicyGradientTrainer for rows with a critic.
+
+    The value model is a module of the policy, named `value_model`; `save_model` writes the policy
+    alone, `save_value_model` the value model alone, and checkpoints hold both.
+
+    Logged beside TRL's metrics, each over the tokens that count: `loss/value_avg`,
+    `val/clipfrac_avg` (share of value losses that the clip decides), `policy/approxkl_avg` (KL
+    to the policy of the rollout), and once per generation, or for each micro-batch where a single
+    update follows it, `val/explained_variance` (of the returns, by the values of the rollout),
+    `returns/mean`, `advantages/mean` and `advantages/std`.
+
+    Args:
+        model: see GRPOTrainer, as are all arguments that are not named here.
+        reward_funcs: see GRPOTrainer.
+        args (`PPOConfig`, *optional*): the configuration.
+        train_dataset: see GRPOTrainer.
+        algorithm (`str`, *optional*, defaults to `"ppo"`): the row.
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
+
+    Raises:
+        InputError: see PolicyGradientTrainer; or a value model that does not fit the policy.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: PPOConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        algorithm: str = "ppo",
+        formulation: str = "chapter",
+        **kwargs: Any,
+    ):
+        super().__init__(
+            model,
+            reward_funcs,
+            PPOConfig() if args is None else args,
+            train_dataset,
+            algorithm=algorithm,
+            formulation=formulation,
+            **kwargs,
+        )
+        self._with_values = False
+        self._logps: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
+        value_model.attach(self._policy, self._new_value_model())
+        if self.use_vllm:
+            engine = self.vllm_generation
+            engine._iter_named_params = value_model.only_policy(engine._iter_named_params)
+
+    @property
+    def _policy(self) -> Any:
+        """The policy itself, inside PEFT's wrapper if there is one."""
+        return self.model.get_base_model() if is_peft_model(self.model) else self.model
+
+    def _new_value_model(self) -> Any:
+        """Load or build the value model that the config asks for."""
+        args, policy = self.args, self._policy
+        if args.value_model == "head":
+            if is_peft_model(self.model):
+                raise InputError(
+                    "value_model: head shares the policy's backbone, which LoRA freezes; write "
+                    "value_model: separate, or use_peft: false."
+                )
+            return value_model.head(policy)
+        source = args.value_model_name_or_path or get_config_model_id(policy.config)
+        if not source:
+            raise InputError(
+                "the policy exists only in memory, so no value model can start from it; save it "
+                "and name its folder, or name another checkpoint in value_model_name_or_path."
+            )
+        kwargs = dict(args.model_init_kwargs or {})
+        kwargs = {n: kwargs[n] for n in ("revision", "attn_implementation") if n in kwargs}
+        if args.value_model_name_or_path:
+            kwargs.pop("revision", None)
+        loaded = value_model.load(
+            source,
+            policy,
+            self.processing_class,
+            args.trust_remote_code,
+            dtype=policy.dtype,
+            **kwargs,
+        )
+        return loaded.to(self.args.device) if self.place_model_on_device else loaded
+
+    # Extends PolicyGradientTrainer's: asks the same forward for the values.
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        if not self._with_values:
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        found = []
+
+        def score(**inputs):
+            output = model(**inputs, with_values=True)
+            found.append(output.state_values)
+            return output
+
+        result = super()._get_per_token_logps_and_entropies(score, *args, **kwargs)
+        self._logps, self._values = result[0], _before_tokens(torch.cat(found), result[0])
+        return result
+
+    # Extends PolicyGradientTrainer's: the forward of the loss, and no other, gives values as well.
+    def _compute_loss(self, model, inputs):
+        self._with_values = True
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._with_values = False
+
+    def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        if "token_rewards" in inputs:
+            inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
+        critic = {"values": self._values, **{n: inputs[n] for n in ("old_values", "returns")}}
+        self._log_update(critic, inputs)
+        self._values = self._logps = None
+        return critic
+
+    def _rollout_values(self, output: dict[str, Any]) -> torch.Tensor:
+        """Return (B, T) values of the state before each token, by the value model as it is."""
+        pair = ("prompt", "completion")
+        ids = torch.cat([output[f"{part}_ids"] for part in pair], dim=1)
+        attention = torch.cat([output[f"{part}_mask"] for part in pair], dim=1)
+        size = self.args.per_device_train_batch_size
+        with torch.no_grad(), self.accelerator.autocast():
+            found = [
+                self.model(input_ids=i, attention_mask=a, only_values=True)
+                for i, a in zip(ids.split(size), attention.split(size), strict=True)
+            ]
+        return _before_tokens(torch.cat(found), output["completion_ids"])
+
+    def _advantages(
+        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
+    ) -> torch.Tensor:
+        """Return (B, T) advantages of this process; add old values and returns to the output."""
+        rewards, mask = rewards[self._mine(output)], loss_mask(output)
+        if self.args.missing_eos_penalty:
+            cut_off = [not i or i[-1] not in self.eos_token_ids for i in self._completion_ids]
+            cut_off = torch.tensor(cut_off, device=rewards.device)
+            rewards = rewards - self.args.missing_eos_penalty * cut_off
+        if self.beta:
+            rewards = self._shaped(output, rewards)
+        # As TRL leaves out the old log-probabilities where a single update follows: until then the
+        # models stay as they are, so its own forward gives the old values as well.
+        single = training and "old_per_token_logps" not in output
+        if single and not (self.args.whiten_advantages or self.log_completions):
+            at_end = rewards.dim() == 1
+            output["token_rewards"] = (
+                book.rewards.at_last_token(rewards, mask) if at_end else rewards
+            )
+            return torch.zeros_like(output["token_rewards"])
+        output |= self._estimated(output, rewards, self._rollout_values(output))
+        advantages = output["advantages"]
+        if self.args.whiten_advantages:
+            # every process pads to its own longest completion
+            alike = [self.accelerator.pad_across_processes(x, dim=1) for x in (advantages, mask)]
+            all_advantages, all_mask = self.accelerator.gather(alike)
+            whitened = book.advantages.whitened(all_advantages, all_mask)
+            advantages = whitened[self._mine(output), : mask.shape[1]]
+        return advantages
+
+    def _estimated(
+        self, batch: dict[str, Any], rewards: torch.Tensor, values: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return (B, T) advantages, returns and the values of the rollout they are made of."""
+        mask = loss_mask(batch)
+        values = masked(values, mask)
+        advantages = estimate_advantages(
+            self._row, self._parameters, rewards=rewards, mask=mask, old_values=values
+        )
+        returns = masked(book.value.lambda_returns(advantages, values), mask)
+        self._log_estimates(advantages, returns, mask)
+        return {"advantages": advantages, "returns": returns, "old_values": values}
+
+    def _log_estimates(
+        self, advantages: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
+    ) -> None:
+        """Log what the returns say about the values of the rollout."""
+        kept = mask.bool()
+        a, g = advantages[kept].double(), returns[kept].double()
+        sums = torch.stack([kept.sum(), a.sum(), (a * a).sum(), g.sum(), (g * g).sum()])
+        tokens, a1, a2, g1, g2 = self.accelerator.reduce(sums, reduction="sum").tolist()
+        tokens = max(tokens, 1)
+        spread = max(a2 / tokens - (a1 / tokens) ** 2, 0)  # the values' errors are the advantages
+        of_returns = g2 / tokens - (g1 / tokens) ** 2
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["advantages/mean"].append(a1 / tokens)
+        metrics["advantages/std"].append(spread**0.5)
+        metrics["returns/mean"].append(g1 / tokens)
+        explained = 1 - spread / of_returns if of_returns > 0 else math.nan
+        metrics["val/explained_variance"].append(explained)
+
+    def _log_update(self, critic: dict[str, torch.Tensor], inputs: dict[str, Any]) -> None:
+        """Log the value loss, how much of it is clipped, and how far the policy has moved."""
+        with torch.no_grad():
+            mask, logps = loss_mask(inputs), self._logps
+            values, returns = critic["values"], critic["returns"]
+            clip = self.args.cliprange_value
+            losses = book.value.clipped_value_loss(values, critic["old_values"], returns, clip)
+            clipped = losses > book.value.value_loss(values, returns)
+            drift = inputs.get("old_per_token_logps", logps) - logps
+            each = [losses, clipped, drift**2 / 2, torch.ones_like(logps)]
+            sums = torch.stack([masked(x.float(), mask).sum() for x in each])
+        *sums, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        names = ("loss/value_avg", "val/clipfrac_avg", "policy/approxkl_avg")
+        for name, total in zip(names, sums, strict=True):
+            metrics[name].append(total / max(tokens, 1))
+
+    # Extends Trainer.create_optimizer.
+    def create_optimizer(self, model=None):
+        """Give the value model parameter groups, and a learning rate, of its own."""
+        given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        if given:
+            return optimizer
+        named = (self.model if model is None else model).named_parameters()
+        own = {id(p) for name, p in named if value_model.is_of_value_model(name)}
+        policy, value = [], []
+        for group in optimizer.param_groups:
+            for side, groups in ((False, policy), (True, value)):
+                if params := [p for p in group["params"] if (id(p) in own) == side]:
+                    groups.append({**group, "params": params})
+        if self.args.value_learning_rate is not None:
+            for group in value:
+                group["lr"] = self.args.value_learning_rate
+        optimizer.param_groups[:] = policy + value
+        self._policy_groups = len(policy)
+        return optimizer
+
+    # Extends Trainer.create_scheduler.
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        """Hold the policy still while the value model warms up."""
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if not (warmup := self.args.value_warmup_steps):
+            return scheduler
+        if not isinstance(scheduler, LambdaLR):
+            raise InputError(
+                f"value_warmup_steps works with schedules of a given shape, and lr_scheduler_type "
+                f"{self.args.lr_scheduler_type} has none; write linear, cosine or constant."
+            )
+
+        def held(factor):
+            return lambda step: 0.0 if step < warmup else factor(step)
+
+        for group in range(self._policy_groups):
+            scheduler.lr_lambdas[group] = held(scheduler.lr_lambdas[group])
+            # the scheduler has already taken its first step
+            scheduler.optimizer.param_groups[group]["lr"] = scheduler._last_lr[group] = 0.0
+        return scheduler
+
+    # Extends Trainer._save: what it writes is the policy alone.
+    def _save(self, output_dir=None, state_dict=None):
+        if state_dict is not None:
+            state_dict, _ = value_model.split(state_dict)
+        with value_model.detached(self._policy):
+            super()._save(output_dir, state_dict)
+
+    def save_value_model(self, folder: str) -> None:
+        """Write the value model and the tokenizer, for plain transformers.
+
+        Call it on all processes. `AutoModelForSequenceClassification` loads the folder; its `score`
+        of the hidden state after a token is the value of the state there.
+        """
+        wrapped = self.deepspeed if self.is_deepspeed_enabled else self.model
+        state = self.accelerator.get_state_dict(wrapped)
+        if self.args.should_save:
+            value_model.save(folder, self._policy, state, self.processing_class)
+
+    # Extends PolicyGradientTrainer's: the value model first, since trainer_state.json is written
+    # last and says that a checkpoint is whole.
+    def _save_checkpoint(self, model, trial):
+        folder = os.path.join(
+            self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}"
+        )
+        self.save_value_model(os.path.join(folder, value_model.NAME))
+        super()._save_checkpoint(model, trial)
+
+    # Extends Trainer._load_from_checkpoint, which DeepSpeed does not use, and where FSDP restores
+    # all modules at once.
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        with value_model.detached(self._policy):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        value_model.restore(os.path.join(resume_from_checkpoint, value_model.NAME), self._policy)
+
+
+def _before_tokens(state_values: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    """Cut (B, L) values after each token down to (B, T) values before each completion token."""
+    return state_values[:, :-1][:, -completions.shape[1] :]

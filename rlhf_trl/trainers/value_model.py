@@ -1,0 +1,254 @@
+"""The value model of PPO: loaded, attached to the policy, and separated from it again."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
+from trl.trainer.utils import FusedCausalLMOutput, disable_dropout_in_model
+
+from rlhf_trl.errors import InputError
+
+NAME = "value_model"
+FIELD = "value_model_name_or_path"
+
+
+@dataclass
+class ScoredWithValues(FusedCausalLMOutput):
+    """TRL's output of a fused forward, with the values of all states.
+
+    Attributes:
+        state_values: (B, L) value of the state after each token; not `values`, a method of it.
+    """
+
+    state_values: Tensor | None = None
+
+
+def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kwargs: Any) -> Any:
+    """Load a language model, a reward model or a value model as a value model.
+
+    The result is a sequence classifier with one label: a backbone and a `score` per position,
+    without bias. A score that the checkpoint does not have starts at 0, so all values do.
+
+    Args:
+        source: folder or hub name.
+        policy (`PreTrainedModel`): the policy, whose vocabulary it must share.
+        tokenizer: the policy's.
+        trust_remote_code: whether code from the hub may run.
+        **kwargs: for `from_pretrained`.
+
+    Raises:
+        InputError: no such model, several labels, another vocabulary or tokenizer, or no classifier
+            of its architecture.
+    """
+    remote = {"trust_remote_code": trust_remote_code, "revision": kwargs.pop("revision", None)}
+    try:
+        config = AutoConfig.from_pretrained(source, **remote)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{FIELD}: {source!r} is neither a model folder here nor a hub model that can be "
+            f"reached ({str(error).splitlines()[0]}); name the policy, another checkpoint or a "
+            "reward model."
+        ) from error
+    _check(source, config, policy, tokenizer, remote)
+    config.num_labels = 1
+    config.pad_token_id = policy.config.get_text_config().pad_token_id
+    for name, value in config.to_dict().items():  # attention's dropout is no module
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the score is new is no news
+    try:
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            source, config=config, output_loading_info=True, **remote, **kwargs
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(
+            f"{FIELD}: {source!r} cannot be loaded as a sequence classifier "
+            f"({str(error).splitlines()[0]}); name a decoder whose architecture has one."
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    missing = {name.partition(".")[0] for name in loading["missing_keys"]}
+    if missing - {"score"} or not hasattr(model, "score"):
+        raise InputError(
+            f"{FIELD}: {source!r} lacks {', '.join(sorted(missing)) or 'a score'} of "
+            f"{type(model).__name__}; name a language model or a reward model."
+        )
+    if missing:
+        start_at_zero(model.score.weight)
+    disable_dropout_in_model(model)
+    return model
+
+
+def _check(
+    source: str, config: Any, policy: Any, tokenizer: Any, remote: Mapping[str, Any]
+) -> None:
+    """Refuse a value model that could not judge the policy's tokens."""
+    classifier = any("Classification" in name for name in config.architectures or [])
+    if classifier and config.num_labels != 1:
+        raise InputError(
+            f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
+            "name a model with num_labels 1."
+        )
+    ours, theirs = (c.get_text_config().vocab_size for c in (policy.config, config))
+    if ours != theirs:
+        raise InputError(
+            f"{FIELD}: {source!r} has a vocabulary of {theirs} tokens and the policy one of "
+            f"{ours}; name a model of the policy's family."
+        )
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
+        return  # saved without its tokenizer
+    vocabulary = AutoTokenizer.from_pretrained(source, **remote).get_vocab()
+    if vocabulary != tokenizer.get_vocab():
+        other = sorted(set(vocabulary.items()) ^ set(tokenizer.get_vocab().items()))[0][0]
+        raise InputError(
+            f"{FIELD}: the tokenizer of {source!r} is not the policy's (the first difference is "
+            f"{other!r}); name a model with the same tokenizer."
+        )
+
+
+def head(policy: Any) -> nn.Linear:
+    """Return a head for the policy's own trunk; all values start at 0."""
+    width = policy.config.get_text_config().hidden_size
+    linear = nn.Linear(width, 1, bias=False, dtype=policy.dtype, device=policy.device)
+    start_at_zero(linear.weight)
+    return linear
+
+
+def start_at_zero(weight: Tensor) -> None:
+    """Zero a weight, or this process' share of it under ZeRO-3."""
+    with torch.no_grad():
+        getattr(weight, "ds_tensor", weight).zero_()
+
+
+def attach(policy: Any, value_model: nn.Module) -> None:
+    """Make the value model a module of the policy, and its values an output of the fused forward.
+
+    So the optimizer, gradient clipping, DDP, ZeRO and FSDP treat it like the rest, and one forward
+    of the wrapped model gives both log-probabilities and values: DDP allows no second one. Two
+    arguments join those of the forward: `with_values` adds `state_values` (B, L) to TRL's output,
+    `only_values` returns nothing else.
+
+    Args:
+        policy (`PreTrainedModel`): after TRL's `add_fused_lm_head`.
+        value_model: what `load` or `head` returned.
+    """
+    forward, is_head = policy.forward, isinstance(value_model, nn.Linear)
+    policy.add_module(NAME, value_model)
+    seen: dict[str, Tensor] = {}
+
+    def remember(module: nn.Module, args: Any, output: Any) -> None:
+        if seen.pop("wanted", None) is not None:
+            seen["hidden"] = output.last_hidden_state
+
+    if is_head:
+        policy.base_model.register_forward_hook(remember)
+
+    def state_values(**inputs: Any) -> Tensor:
+        if is_head:
+            hidden, score = seen.pop("hidden"), policy.value_model
+        else:
+            score = policy.value_model.score
+            backbone = policy.value_model.base_model
+            hidden = backbone(**inputs, use_cache=False).last_hidden_state
+        return score(hidden).squeeze(-1).float()
+
+    @wraps(forward)  # `generate` reads the signature
+    def forward_with_values(
+        *args: Any, with_values: bool = False, only_values: bool = False, **kwargs: Any
+    ) -> Any:
+        if not (with_values or only_values):
+            return forward(*args, **kwargs)
+        inputs = {name: kwargs[name] for name in ("input_ids", "attention_mask")}
+        if is_head:
+            seen["wanted"] = True
+        if only_values:
+            if is_head:
+                policy.base_model(**inputs, use_cache=False)
+            return state_values(**inputs)
+        output = forward(*args, **kwargs)
+        return ScoredWithValues(**output, state_values=state_values(**inputs))
+
+    policy.forward = forward_with_values
+
+
+@contextmanager
+def detached(policy: Any) -> Iterator[None]:
+    """Take the value model off the policy for a while, so that the policy is saved alone."""
+    modules = policy._modules
+    value_model = modules.pop(NAME)
+    try:
+        yield
+    finally:
+        modules[NAME] = value_model
+
+
+def is_of_value_model(name: str) -> bool:
+    """Tell whether a parameter of the whole model belongs to the value model."""
+    return NAME in name.split(".")
+
+
+def split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Separate a state dict into the policy's and, under its own names, the value model's."""
+    policy = {name: t for name, t in state.items() if not is_of_value_model(name)}
+    value = {n.rpartition(f"{NAME}.")[2]: t for n, t in state.items() if is_of_value_model(n)}
+    return policy, value
+
+
+def only_policy(
+    named_parameters: Callable[[], Iterator[tuple[str, Tensor]]],
+) -> Callable[[], Iterator[tuple[str, Tensor]]]:
+    """Wrap an iterator over named parameters so that it skips the value model's."""
+
+    def of_the_policy() -> Iterator[tuple[str, Tensor]]:
+        # the inner iterator gathers shards on all processes, so it must run through
+        return ((n, p) for n, p in named_parameters() if not is_of_value_model(n))
+
+    return of_the_policy
+
+
+def save(folder: str, policy: Any, state: Mapping[str, Tensor], tokenizer: Any) -> None:
+    """Write the value model as a sequence classifier that plain transformers loads.
+
+    Args:
+        folder: where.
+        policy (`PreTrainedModel`): the policy that the value model is attached to.
+        state: the whole model's state dict.
+        tokenizer: saved beside it.
+    """
+    trunk, own = split(state)
+    model = policy.value_model
+    if isinstance(model, nn.Linear):
+        config = deepcopy(policy.config)
+        config.num_labels = 1
+        model = AutoModelForSequenceClassification.from_config(config, dtype=policy.dtype)
+        own = {n: t for n, t in trunk.items() if n in model.state_dict()}
+        own["score.weight"] = split(state)[1]["weight"]
+    model.save_pretrained(folder, state_dict=own)
+    tokenizer.save_pretrained(folder)
+
+
+def restore(folder: str, policy: Any) -> None:
+    """Load what `save` wrote back into the attached value model.
+
+    Raises:
+        InputError: there is none in the folder.
+    """
+    if not Path(folder, "config.json").exists():
+        raise InputError(
+            f"resume_from_checkpoint: {folder!r} is missing, and without its value model PPO "
+            "cannot go on; name another checkpoint."
+        )
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=policy.dtype)
+    target = policy.value_model
+    target.load_state_dict((model.score if isinstance(target, nn.Linear) else model).state_dict())

@@ -1,0 +1,65 @@
+"""A PPO trainer on fixed completions, its value model away from its start at 0."""
+
+import torch
+from datasets import Dataset
+from policy_gradient_cases import (
+    LIMIT,
+    WEIGHTS,
+    WORDS,
+    checkpoint,
+    completion,
+    drift,
+    right,
+    shaped,
+)
+
+from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+from rlhf_trl.trainers.ppo import PPOConfig, PPOTrainer
+
+
+def build(*, formulation="chapter", model=None, answer=completion, peft_config=None, **config):
+    """A trainer on fifty prompts with two rewards; both models drifted from where they started."""
+    defaults = {
+        "output_dir": "/nonexistent",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "num_generations": 1,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": LIMIT,
+        "reward_weights": list(WEIGHTS),
+    }
+    words = [first + second for first in WORDS for second in WORDS[:5]]
+    rows = [{"prompt": [{"role": "user", "content": word}], "word": word} for word in words]
+    trainer = PPOTrainer(
+        model=model or checkpoint(),
+        reward_funcs=[right, shaped],
+        args=PPOConfig(**{**defaults, **config}),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=build_tokenizer(),
+        formulation=formulation,
+        peft_config=peft_config,
+    )
+    if answer is not None:
+        fix_completions(trainer, answer)
+    return trainer
+
+
+def unsettle(trainer, scale=0.05, seed=99):
+    """Move policy and value model, as optimizer steps would."""
+    drift(trainer.model, scale, seed)
+    weight = score(trainer)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(seed)
+        weight += 0.1 * torch.randn(weight.shape, generator=generator)
+
+
+def score(trainer):
+    """The weight that turns a hidden state into a value."""
+    value_model = trainer._policy.value_model
+    return getattr(value_model, "score", value_model).weight

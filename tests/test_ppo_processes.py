@@ -1,0 +1,63 @@
+"""PPO on two processes trains like PPO on one, with every kind of value model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ppo_cases import build, unsettle
+from ppo_processes import CASES, train
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    command = [
+        *[sys.executable, "-m", "accelerate.commands.launch"],
+        *["--config_file", "configs/accelerate/cpu_2proc.yaml"],
+        *["tests/ppo_processes.py", str(folder)],
+    ]
+    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
+    paths = [str(ROOT), str(ROOT / "tests"), env.get("PYTHONPATH", "")]
+    env |= {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]]),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+# of whole generations; what is averaged over micro-batches depends on who shares one
+METRICS = ("val/explained_variance", "returns/mean", "advantages/mean", "advantages/std")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_like_one(case, two_processes):
+    number = list(CASES).index(case)
+    first, second = (torch.load(two_processes / f"{number}.{rank}") for rank in (0, 1))
+    weights, logs = train(case, processes=1)
+    start = build(**CASES[case])
+    unsettle(start)
+    start = dict(start.model.named_parameters())
+    moved = {"policy": 0.0, "value": 0.0}
+    for name, weight in weights.items():
+        assert torch.equal(first["weights"][name], second["weights"][name])
+        assert float((first["weights"][name] - weight).abs().max()) <= 1e-6, name
+        side = "value" if "value_model" in name else "policy"
+        moved[side] = max(moved[side], float((weight - start[name]).detach().abs().max()))
+    assert moved["policy"] > 1e-4 and moved["value"] > 1e-4, moved
+    for ours, theirs in zip(logs, first["logs"], strict=True):
+        for metric in METRICS:
+            assert (metric in ours) == (metric in theirs)
+            if metric in ours and CASES[case]["num_iterations"] > 1:
+                assert ours[metric] == pytest.approx(theirs[metric], rel=1e-4), metric
