@@ -502,6 +502,11 @@ SIGNATURES = {
     "_generate_and_score_completions": ["self", "inputs"],
     "_prepare_inputs": ["self", "generation_batch"],
     "_compute_loss": ["self", "model", "inputs"],
+    "_get_train_sampler": ["self", "dataset"],
+    "_init_training_state": [
+        *["self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs"],
+        *["resume_from_checkpoint", "trial"],
+    ],
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
@@ -586,6 +591,26 @@ def test_resumed_between_generations_is_bit_identical(name, config, tmp_path):
         else:  # nothing that it needs stands there
             again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
             assert again.state.global_step == 4
+
+
+def test_resumed_in_a_later_epoch_is_bit_identical(tmp_path):
+    # all ten prompts make one generation, of two steps: the checkpoint ends the second epoch
+    config = {
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 20,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "learning_rate": 1e-3,
+        "answer": None,
+    }
+    whole = build("grpo", output_dir=str(tmp_path), **config)
+    whole.train()
+    assert whole.state.epoch == 3
+    resumed = build("grpo", output_dir=str(tmp_path / "again"), **config)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_resuming_inside_a_generation_is_refused(tmp_path):

@@ -362,6 +362,20 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
                 json.dump(self._carried, file)
             os.replace(f"{path}.part", path)
 
+    # Extends GRPOTrainer._get_train_sampler: kept for the next method.
+    def _get_train_sampler(self, dataset=None):
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    # Extends Trainer._init_training_state: TRL's sampler draws an order per epoch and starts over
+    # with the first one in a resumed run, so the orders of the epochs that are over are drawn here.
+    def _init_training_state(self, *args, **kwargs):
+        epochs, steps = super()._init_training_state(*args, **kwargs)
+        if self._sampler.shuffle:
+            for _ in range(epochs):
+                torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+        return epochs, steps
+
     # Extends GRPOTrainer._load_optimizer_and_scheduler: the counterpart, with a check that no
     # half-used generation is needed, since checkpoints do not hold one.
     def _load_optimizer_and_scheduler(self, checkpoint):
