@@ -182,12 +182,14 @@ def test_a_policy_gradient_says_what_the_code_does(book, loss):
     assert found == {"algorithm": loss, **EVERY, **READ[loss]}
 
 
-@pytest.mark.parametrize("loss", [name for name in READ if name != "ppo"])
+@pytest.mark.parametrize("loss", READ)
 def test_a_translated_policy_gradient_loads(book, tmp_path, loss):
     path = tmp_path / "ours.yaml"
     path.write_text(translate(book(POLICY_GRADIENT, loss=loss)))
-    recipe = runpy.run_path(str(ROOT / "recipes" / "grpo.py"))
-    config = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
+    ppo = loss == "ppo"
+    recipe = runpy.run_path(str(ROOT / "recipes" / ("ppo.py" if ppo else "grpo.py")))
+    config = "ppo.PPOConfig" if ppo else "policy_gradient.PolicyGradientConfig"
+    config = f"rlhf_trl.trainers.{config}"
     argv = ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false"]
     loaded = load_config(recipe["Run"], config, argv)
     assert (loaded.own.algorithm, loaded.own.formulation) == (loss, "code")
