@@ -85,6 +85,8 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
     for key, value in before["metrics"].items():
         name = key.removeprefix("eval_").replace("_", " ")
         lines.append(f"{name:24}{value:12.3f}{after['metrics'][key]:12.3f}")
+    if not before["answers"]:
+        return "\n".join(lines)
     lines += ["", "greedy answers to held-out questions"]
     pairs = zip(before["answers"], after["answers"], strict=True)
     for old, new in list(pairs)[:SAMPLES_SHOWN]:
@@ -115,10 +117,12 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
             ("eval_exact_match", "o-", "exact match, greedy"),
             ("eval_sampled_exact_match", "s--", "exact match, sampled"),
             ("eval_gym_score", ":", "gym's own score, greedy"),
+            ("eval_rewards/accuracies", "-.", "pair accuracy"),
         ):
-            scores = [e["metrics"][key] for e in evaluations.values()]
-            right.plot(list(evaluations), scores, style, color="tab:orange", label=label)
-        right.set(ylabel="held-out questions", ylim=(0, 1.02))
+            scores = [e["metrics"][key] for e in evaluations.values() if key in e["metrics"]]
+            if scores:
+                right.plot(list(evaluations), scores, style, color="tab:orange", label=label)
+        right.set(ylabel="held out", ylim=(0, 1.02))
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
     plt.close(figure)
@@ -126,7 +130,13 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
 
 def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run."""
+    if not evaluations:
+        return f"trained with seed {seed}; nothing is held out, so nothing was evaluated"
     before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
+    if "eval_exact_match" not in before:
+        key = "rewards/accuracies" if "eval_rewards/accuracies" in before else "loss"
+        name = "pair accuracy" if key != "loss" else "loss"
+        return f"{name} {before[f'eval_{key}']:.3f} -> {after[f'eval_{key}']:.3f} (seed {seed})"
     count = len(evaluations[min(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"
     return (
