@@ -23,7 +23,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         epilog="Every other option goes to the recipe, as in --max_steps 200.",
         allow_abbrev=False,
     )
-    race.add_argument("--algorithms", required=True, help="names, separated by commas")
+    race.add_argument(
+        "--algorithms",
+        required=True,
+        help="names of rows or of configs in configs/tiny, separated by commas",
+    )
     race.add_argument("--seeds", type=int, default=3, help="runs per algorithm (3)")
     race.add_argument("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
     race.add_argument("--output_dir", default="outputs/race", help="(outputs/race)")
@@ -57,14 +61,17 @@ def _algorithms(args: argparse.Namespace) -> None:
 
 def _race(args: argparse.Namespace) -> None:
     from rlhf_trl.algorithms import algorithm
+    from rlhf_trl.algorithms import names as names_of
     from rlhf_trl.run.race import race
 
     names = [name.strip() for name in args.algorithms.split(",")]
     if args.seeds < 1:
         raise InputError(f"--seeds is {args.seeds}; write 1 or more.")
     for name in names:
-        algorithm(name)
-    extra = [*([] if args.on_policy else ["--num_iterations", "2"]), *args.rest]
+        if args.config or not Path(f"configs/tiny/{name}.yaml").is_file():
+            algorithm(name)
+    reused = any(name in names_of("policy_gradient") for name in names)
+    extra = [*(["--num_iterations", "2"] if reused and not args.on_policy else []), *args.rest]
     folder = Path(args.output_dir)
     print(race(names, args.seeds, folder, config=args.config, jobs=args.jobs, extra=extra))
     print(f"\nrace.md, race.json and race.png are in {folder}")

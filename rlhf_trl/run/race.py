@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.config import read_config
 from rlhf_trl.run.output import write_json, write_whole
 
 LAST = 10  # logged steps that the final training metrics are averaged over
@@ -21,6 +23,14 @@ COLUMNS = {
     "clipped": "clipped",
     "KL": "kl",
     "entropy": "entropy",
+    "CPU s": "train_cpu_seconds",
+}
+PREFERENCE_COLUMNS = {
+    "exact match": "eval_exact_match",
+    "sampled": "eval_sampled_exact_match",
+    "pair accuracy": "eval_rewards/accuracies",
+    "log p chosen": "eval_logps/chosen",
+    "log p rejected": "eval_logps/rejected",
     "CPU s": "train_cpu_seconds",
 }
 
@@ -39,7 +49,8 @@ def race(
     A finished run is not repeated, so an interrupted race goes on where it stopped.
 
     Args:
-        algorithms: names of rows; each uses `configs/tiny/NAME.yaml`, unless `config` is given.
+        algorithms: names of rows, or of other configs; each uses `configs/tiny/NAME.yaml`, unless
+            `config` is given.
         seeds: runs per algorithm.
         folder: where the runs and the results go.
         config: one config for all; the algorithm is then set on the command line.
@@ -60,9 +71,11 @@ def race(
                 f"{name}: {path} is not a file here; run from the project's folder, or name a "
                 "config with --config."
             )
+        row = name if config else read_config(path).get("algorithm")
+        chosen = ["--algorithm", row] if row else []
         for seed in range(seeds):
-            words = ["--config", path, "--algorithm", name, "--seed", str(seed), *(extra or [])]
-            runs.append((folder / name / f"seed-{seed}", words))
+            words = ["--config", path, *chosen, "--seed", str(seed), *(extra or [])]
+            runs.append((folder / name / f"seed-{seed}", recipe_of(row), words))
     options = {"config": config, "extra": extra or []}
     kept = folder / "options.json"
     if kept.exists() and (old := json.loads(kept.read_text())) != options:
@@ -84,7 +97,22 @@ def race(
     return text
 
 
-def _train(folder: Path, words: list[str]) -> None:
+def recipe_of(algorithm: str | None) -> str:
+    """Return the script that trains an algorithm; None: supervised fine-tuning.
+
+    Raises:
+        InputError: no recipe trains it.
+    """
+    if algorithm is None:
+        return "recipes/sft.py"
+    row = ALGORITHMS[algorithm]
+    if row.family == "reward_model":
+        raise InputError(f"{algorithm} is a reward model, which a race does not train.")
+    family = "grpo" if row.family == "policy_gradient" else "dpo"
+    return f"recipes/{algorithm if algorithm in ('kto', 'orpo') else family}.py"
+
+
+def _train(folder: Path, recipe: str, words: list[str]) -> None:
     if (folder / "summary.json").exists():
         return
     part = folder.with_name(f".{folder.name}.part")
@@ -93,7 +121,7 @@ def _train(folder: Path, words: list[str]) -> None:
     launch = ["-m", "accelerate.commands.launch", "--quiet"]
     command = [
         *[sys.executable, *launch, "--config_file", "configs/accelerate/cpu.yaml"],
-        *["recipes/grpo.py", *words, "--output_dir", str(part), "--disable_tqdm"],
+        *[recipe, *words, "--output_dir", str(part), "--disable_tqdm"],
     ]
     done = subprocess.run(
         command,
@@ -133,13 +161,15 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Return mean and spread (standard deviation over seeds) of each algorithm, in Markdown."""
+    pairs = any("eval_rewards/margins" in run for runs in results.values() for run in runs)
+    columns = PREFERENCE_COLUMNS if pairs else COLUMNS
     lines = [
-        "| algorithm | " + " | ".join(COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
+        "| algorithm | " + " | ".join(columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
     ]
     for name, runs in results.items():
         cells = []
-        for key in COLUMNS.values():
+        for key in columns.values():
             values = [run[key] for run in runs if key in run]
             if not values:
                 cells.append("-")
