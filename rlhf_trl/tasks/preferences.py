@@ -14,6 +14,7 @@ from rlhf_trl.tiny.demonstrator import ONLY_RIGHT, demonstrate, only_errors
 
 PAIRED = ("prompt", "chosen", "rejected")
 UNPAIRED = ("prompt", "completion", "label")
+ATTEMPTS = 100  # orders tried before there are said to be too few different prompts
 Row = dict[str, Any]
 
 
@@ -449,48 +450,55 @@ def kto_order(
             "per_device_train_batch_size is 1, and KTO's reference point needs another example in "
             "the batch; write 2 or more."
         )
-    places = []
-    for side, members in enumerate(classes):
-        rng.shuffle(members)
-        places += [((k + 0.5) / len(members), side, i) for k, i in enumerate(members)]
-    order = [i for _, _, i in sorted(places)]
-    if len(order) % batch == 1:
-        order.pop()
-    keys = [tuple(prompts[i]) for i in range(len(prompts))]
+    keys = [tuple(ids) for ids in prompts]
+    for _ in range(ATTEMPTS):
+        places = []
+        for side, members in enumerate(classes):
+            rng.shuffle(members)
+            places += [((k + 0.5) / len(members), side, i) for k, i in enumerate(members)]
+        order = [i for _, _, i in sorted(places)]
+        if len(order) % batch == 1:
+            order.pop()
+        if _separate(order, labels, keys, batch):
+            return order
+    raise InputError(
+        "dataset: too few different prompts for KTO, which compares each example with the "
+        f"completion of another prompt in its batch of {batch}; add prompts or change "
+        "per_device_train_batch_size."
+    )
+
+
+def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: int) -> bool:
+    """Swap examples of one label until no neighbours share a key; tell whether that worked."""
 
     def before(place: int) -> int:
         first = place - place % batch
         return place - 1 if place > first else min(first + batch, len(order)) - 1
 
     def after(place: int) -> int:
-        last = min(place - place % batch + batch, len(order)) - 1
-        return place + 1 if place < last else place - place % batch
+        first = place - place % batch
+        return place + 1 if place + 1 < min(first + batch, len(order)) else first
 
     def clashes(place: int) -> bool:
         return keys[order[place]] == keys[order[before(place)]]
 
+    def swap(one: int, other: int) -> None:
+        order[one], order[other] = order[other], order[one]
+
     def settles(one: int, other: int) -> bool:
         if labels[order[one]] != labels[order[other]]:
             return False
-        order[one], order[other] = order[other], order[one]
+        swap(one, other)
         if not any(map(clashes, (one, after(one), other, after(other)))):
             return True
-        order[one], order[other] = order[other], order[one]
+        swap(one, other)
         return False
 
-    for place in range(len(order)):
-        if clashes(place) and not any(settles(place, n) for n in _from(place, len(order))):
-            raise InputError(
-                "dataset: too few different prompts for KTO, which compares each example with the "
-                f"completion of another prompt in its batch of {batch}; add prompts or change "
-                "per_device_train_batch_size."
-            )
-    return order
-
-
-def _from(place: int, count: int) -> Iterable[int]:
-    """All places but this one, those that follow it first."""
-    return ((place + n) % count for n in range(1, count))
+    count = len(order)
+    return all(
+        not clashes(place) or any(settles(place, (place + n) % count) for n in range(1, count))
+        for place in range(count)
+    )
 
 
 def rotated(dataset: Any, batch: int) -> Any:

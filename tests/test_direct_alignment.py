@@ -1,0 +1,271 @@
+"""Direct-alignment trainers against the public function, and against stock TRL."""
+
+import math
+
+import pytest
+import torch
+from direct_alignment_cases import REFERENCE, ROWS, Reference, build, message, pairs
+from policy_gradient_cases import drift
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare import measure
+from rlhf_trl.errors import InputError
+
+TOLERANCE = 1e-5
+
+
+def measured(trainer, reference, scale=0.05):
+    drift(trainer.model, scale, 99)
+    return measure.measure(trainer, measure.batches(trainer), reference)
+
+
+def agrees(found):
+    assert found.relative_error <= TOLERANCE
+    assert math.isclose(found.trainer.loss, found.reference.loss, rel_tol=1e-5, abs_tol=1e-6)
+    assert found.reference.gradient.norm() > 1e-3
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("name", "which"), ROWS)
+def test_gradient_is_that_of_the_public_function(name, which, accumulation):
+    trainer = build(name, which, gradient_accumulation_steps=accumulation)
+    agrees(measured(trainer, Reference(name, which)))
+
+
+@pytest.mark.parametrize(("name", "which"), REFERENCE)
+def test_precomputed_reference_log_probabilities_change_nothing(name, which):
+    trainer = build(name, which, precompute_ref_log_probs=True)
+    assert trainer.ref_model is None
+    agrees(measured(trainer, Reference(name, which)))
+
+
+OTHER = {
+    "cdpo": {"beta": 0.7, "label_smoothing": 0.3},
+    "simpo": {"beta": 3.0, "gamma_beta_ratio": 0.1},
+    "kto": {"beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "dpo_norm", "apo_zero", "apo_down", "orpo", *OTHER])
+def test_parameters_of_the_config_reach_the_loss(name):
+    params = OTHER.get(name, {"beta": 0.6})
+    agrees(measured(build(name, **params), Reference(name, "chapter", **params)))
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
+def test_the_likelihood_of_the_chosen_can_be_added(name):
+    trainer = build(name, nll_weight=0.4)
+    agrees(measured(trainer, Reference(name, "chapter", nll_weight=0.4)))
+    assert trainer._metrics["train"]["nll"][-1] > 0
+
+
+# --- stock TRL -----------------------------------------------------------------------------------
+
+
+def stock(trainer, name, **config):
+    """A stock trainer on the data that ours has prepared, with the weights that ours has now."""
+    kto = name == "kto"
+    base, config_class = (KTOTrainer, KTOConfig) if kto else (DPOTrainer, DPOConfig)
+    from datasets import Dataset
+    from direct_alignment_cases import checkpoint
+
+    columns = ["prompt", "completion", "label"] if kto else ["prompt", "chosen", "rejected"]
+    rows = trainer.train_dataset.select_columns(columns).to_list()
+    kept = ("output_dir", "use_cpu", "bf16", "gradient_checkpointing", "report_to", "max_length")
+    args = {key: getattr(trainer.args, key) for key in kept}
+    built = base(
+        checkpoint(),
+        args=config_class(**args, per_device_train_batch_size=4, disable_tqdm=True, **config),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=trainer.processing_class,
+    )
+    built.model.load_state_dict(trainer.model.state_dict())
+    return built
+
+
+STOCK = {
+    "dpo": {"loss_type": ["sigmoid"], "beta": 0.1},
+    "cdpo": {
+        "loss_type": ["sigmoid", "robust"],
+        "loss_weights": [1.8, -0.8],
+        "label_smoothing": 0.1,
+        "beta": 0.1,
+    },
+    "dpo_norm": {"loss_type": ["sigmoid_norm"], "beta": 2.0},
+    "apo_zero": {"loss_type": ["apo_zero"], "beta": 0.1},
+    "apo_down": {"loss_type": ["apo_down"], "beta": 0.1},
+    "kto": {"loss_type": "kto", "beta": 0.1},
+}
+
+
+@pytest.mark.parametrize("which", ["chapter", "trl"])
+@pytest.mark.parametrize("name", STOCK)
+def test_the_gradient_is_stock_trls(name, which):
+    trainer = build(name, which)
+    drift(trainer.model, 0.05, 99)
+    theirs = stock(trainer, name, **STOCK[name])
+    ours, window = measure.accumulate(trainer, measure.batches(trainer))
+    other, stock_window = measure.accumulate(theirs, measure.batches(theirs))
+    assert torch.equal(window[0]["input_ids"], stock_window[0]["input_ids"])
+    error = (ours.gradient - other.gradient).norm() / other.gradient.norm()
+    assert error <= TOLERANCE
+    offset = 1 if name.startswith("apo") and which == "chapter" else 0
+    assert math.isclose(ours.loss + offset, other.loss, rel_tol=1e-5)
+
+
+def test_the_summed_ipo_is_not_stock_trls():
+    trainer = build("ipo")
+    drift(trainer.model, 0.05, 99)
+    theirs = stock(trainer, "ipo", loss_type=["ipo"], beta=0.1)
+    ours, _ = measure.accumulate(trainer, measure.batches(trainer))
+    other, _ = measure.accumulate(theirs, measure.batches(theirs))
+    assert (ours.gradient - other.gradient).norm() / other.gradient.norm() > 0.5
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dpo", "dpo_norm", "simpo", "orpo", "ipo"])
+def test_logged_rewards_are_beta_times_what_the_row_reads(name):
+    trainer = build(name)
+    drift(trainer.model, 0.05, 99)
+    _, window = measure.accumulate(trainer, measure.batches(trainer))
+    reference = Reference(name, "chapter")
+    with torch.no_grad():
+        given = reference.given(measure.plain_copy(trainer), window[0])
+        sums = Reference("dpo", "chapter").given(measure.plain_copy(trainer), window[0])
+    beta = formulation(name, "chapter").reads["beta"]
+    rewards = [
+        beta * (given[f"policy_{side}_logps"] - given.get(f"ref_{side}_logps", 0))
+        for side in ("chosen", "rejected")
+    ]
+    stored = trainer._stored_metrics if name == "orpo" else trainer._metrics
+    logged = {key: values[-1] for key, values in stored["train"].items()}
+    near = {"rel": 1e-3, "abs": 1e-4}
+    assert logged["rewards/chosen"] == pytest.approx(float(rewards[0].mean()), **near)
+    assert logged["rewards/rejected"] == pytest.approx(float(rewards[1].mean()), **near)
+    margin = rewards[0] - rewards[1]
+    assert logged["rewards/margins"] == pytest.approx(float(margin.mean()), **near)
+    assert logged["rewards/accuracies"] == pytest.approx(float((margin > 0).float().mean()))
+    for side in ("chosen", "rejected"):  # sums in every row, so that displacement is visible
+        total = float(sums[f"policy_{side}_logps"].mean())
+        assert logged[f"logps/{side}"] == pytest.approx(total, rel=1e-4)
+
+
+# --- what is refused, and what is not loaded -----------------------------------------------------
+
+
+def test_simpo_and_orpo_build_no_reference_model(monkeypatch):
+    import trl.trainer.dpo_trainer as home
+
+    loaded = []
+    create = home.create_model_from_path
+    monkeypatch.setattr(
+        home, "create_model_from_path", lambda *a, **k: loaded.append(a) or create(*a, **k)
+    )
+    assert build("simpo").ref_model is None
+    assert len(loaded) == 1  # the policy
+    assert build("dpo").ref_model is not None
+    assert len(loaded) == 3
+    assert not hasattr(build("orpo"), "ref_model")
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"label_smoothing": 0.1}, "label_smoothing is not read by dpo"),
+        ({"gamma_beta_ratio": 0.1}, "gamma_beta_ratio is not read by dpo"),
+        ({"loss_type": ["ipo"]}, "contradicts dpo"),
+        ({"beta": 0.0}, "beta must be above 0"),
+        ({"ld_alpha": 0.5}, "ld_alpha is not read"),
+        ({"use_weighting": True}, "use_weighting is not read"),
+        ({"f_divergence_type": "forward_kl"}, "f_divergence_type is not read"),
+        ({"truncation_mode": "keep_end"}, "overlong: cut_prompt"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_fields_that_the_row_does_not_read(config, part):
+    with pytest.raises(InputError, match=part):
+        build("dpo", **config)
+
+
+def test_a_likelihood_term_is_not_stock():
+    with pytest.raises(InputError, match="nll_weight is not read by dpo"):
+        build("dpo", "trl", nll_weight=0.1)
+
+
+def test_simpo_refuses_a_reference():
+    with pytest.raises(InputError, match="reads no reference model"):
+        build("simpo", sync_ref_model=True)
+
+
+def test_a_reference_with_another_vocabulary():
+    from datasets import Dataset
+    from direct_alignment_cases import checkpoint
+    from transformers import Qwen3ForCausalLM
+
+    from rlhf_trl.tiny.model import build_model
+    from rlhf_trl.tiny.tokenizer import build_tokenizer
+    from rlhf_trl.trainers.direct_alignment import PreferenceConfig, PreferenceTrainer
+
+    config = build_model().config
+    config.vocab_size = 128
+    with pytest.raises(InputError, match="a vocabulary of 128 tokens and the model one of 120"):
+        PreferenceTrainer(
+            checkpoint(),
+            PreferenceConfig(output_dir="/nonexistent", use_cpu=True, bf16=False),
+            ref_model=Qwen3ForCausalLM(config),
+            train_dataset=Dataset.from_list(pairs(4)),
+            processing_class=build_tokenizer(),
+        )
+
+
+# --- over-long and identical pairs ---------------------------------------------------------------
+
+LONG = {
+    "prompt": message("user", "p" * 20),
+    "chosen": message("assistant", "c" * 10),
+    "rejected": message("assistant", "r" * 6),
+}
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
+def test_overlong_pairs_follow_the_rule(name):
+    # bos user 20 end assistant = 24 tokens of prompt; c 10 + end = 11; r 6 + end = 7
+    rows = [LONG, *pairs(7)]
+    cut = build(name, rows=rows, max_length=30, overlong="cut_prompt", count=None)
+    counts = cut.fitted["train"]
+    assert (counts["cut"], counts["over-long"]) == ((2, 0) if name == "kto" else (1, 0))
+    longest = {len(ids) for ids in texts_of(cut)}
+    assert max(longest) == 30
+    dropped = build(name, rows=rows, max_length=30, overlong="drop", count=None)
+    counts = dropped.fitted["train"]
+    assert (counts["cut"], counts["over-long"]) == ((0, 2) if name == "kto" else (0, 1))
+    assert max(len(ids) for ids in texts_of(dropped)) <= 30
+
+
+def texts_of(trainer):
+    found = []
+    for row in trainer.train_dataset:
+        if "chosen_input_ids" in row:
+            found += [row["chosen_input_ids"], row["rejected_input_ids"]]
+        else:
+            sides = ("completion_ids", "chosen_ids", "rejected_ids")
+            found += [row["prompt_ids"] + row[side] for side in sides if side in row]
+    return found
+
+
+@pytest.mark.parametrize("name", ["dpo", "orpo"])
+def test_pairs_that_are_identical_when_cut_are_dropped(name):
+    alike = {**LONG, "rejected": message("assistant", "c" * 9 + "d")}
+    rows = [alike, *pairs(3)]
+    trainer = build(name, rows=rows, max_length=30, overlong="cut_completion")
+    assert trainer.fitted["train"]["identical"] == 1
+    assert len(trainer.train_dataset) == 3
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
+def test_all_pairs_overlong_is_one_sentence(name):
+    with pytest.raises(InputError, match="no row is left to train on .* over-long"):
+        build(name, max_length=3)
