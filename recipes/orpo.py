@@ -31,7 +31,7 @@ def main() -> None:
 
     from rlhf_trl.run import train
     from rlhf_trl.run.model import prepare_model
-    from rlhf_trl.run.preferences import prepare_preferences
+    from rlhf_trl.run.preferences import prepare_preferences, report_fitted
     from rlhf_trl.trainers.direct_alignment import read_row
     from rlhf_trl.trainers.orpo import OddsRatioTrainer
 
@@ -50,6 +50,7 @@ def main() -> None:
         algorithm=own.algorithm,
         formulation=own.formulation,
     )
+    report_fitted(trainer)
     train.run(trainer, loaded, data.tasks, name)
 
 

@@ -267,5 +267,5 @@ def test_pairs_that_are_identical_when_cut_are_dropped(name):
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
 def test_all_pairs_overlong_is_one_sentence(name):
-    with pytest.raises(InputError, match="no row is left to train on .* over-long"):
-        build(name, max_length=3)
+    with pytest.raises(InputError, match="no row is left \\(\\d+ over-long"):
+        build(name, max_length=2)

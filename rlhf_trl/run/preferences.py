@@ -40,6 +40,15 @@ def prepare_preferences(
     return data, load_tokenizer(model, args, data.conversational)
 
 
+def report_fitted(trainer: Any) -> None:
+    """Print how many rows were cut or left out because of their length or sameness."""
+    rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
+    for side, counts in trainer.fitted.items():
+        found = [f"{count} {reason}" for reason, count in counts.items() if count]
+        if found and trainer.is_world_process_zero():
+            print(f"{side} rows with {rule}: {', '.join(found)}", flush=True)
+
+
 def _kept_pairs(
     model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
 ) -> list[dict[str, Any]]:

@@ -143,6 +143,8 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     args, folder = trainer.args, Path(trainer.args.output_dir)
     if tasks is not None:
         trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
+    can_evaluate = tasks is not None or trainer.eval_dataset is not None
+    args.eval_on_start &= can_evaluate
     launch.check_strategy(trainer, loaded.own.expect)
     trainer.on_answers = partial(report.save_answers, folder / "evaluations")
     trainer.add_callback(_WrapperGuard(trainer))
@@ -176,12 +178,8 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
             "the run ended after 0 optimizer steps, so the model is untrained; raise max_steps or "
             "num_train_epochs, or give it more data."
         )
-    evaluated = [
-        e["step"]
-        for e in trainer.state.log_history
-        if "eval_runtime" in e or "eval_exact_match" in e
-    ]
-    can_evaluate = tasks is not None or trainer.eval_dataset is not None
+    log = trainer.state.log_history
+    evaluated = [e["step"] for e in log if any(key.startswith("eval_") for key in e)]
     if can_evaluate and (not evaluated or evaluated[-1] != trainer.state.global_step):
         trainer.evaluate()
 

@@ -405,7 +405,7 @@ def fit(
     if not kept:
         reasons = ", ".join(f"{n} {why}" for why, n in counts.items() if n and why != "cut")
         raise InputError(
-            f"dataset: no row is left to train on ({reasons}, with max_length {max_length} and "
+            f"dataset: no row is left ({reasons}, with max_length {max_length} and "
             f"overlong: {rule}); raise max_length or choose another rule."
         )
     if sum(counts.values()) == 0:
