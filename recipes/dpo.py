@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.launch import Expect, recipe
-from rlhf_trl.tasks.preferences import PreferenceData
+from rlhf_trl.tasks.preferences import PreferenceData, Samples
 
 RUNS = ["dpo", "cdpo", "ipo", "simpo", "dpo_norm", "apo_zero", "apo_down"]
 
@@ -21,6 +21,7 @@ class Run:
     algorithm: str = field(default="dpo", metadata={"runs": RUNS})
     formulation: str = "chapter"
     max_samples: int | None = None  # the first so many rows or questions only
+    samples: Samples = field(default_factory=Samples)
     expect: Expect | None = None
 
 
@@ -34,6 +35,7 @@ def main() -> None:
     from rlhf_trl.run import train
     from rlhf_trl.run.model import prepare_model
     from rlhf_trl.run.preferences import prepare_preferences, report_fitted
+    from rlhf_trl.run.samples import add_panels
     from rlhf_trl.trainers.direct_alignment import PreferenceTrainer, read_row
 
     name = f"{own.algorithm} ({own.formulation})"
@@ -53,6 +55,7 @@ def main() -> None:
         formulation=own.formulation,
     )
     report_fitted(trainer)
+    add_panels(trainer, own.samples, data.held_out or data.train)
     train.run(trainer, loaded, data.tasks, name)
 
 

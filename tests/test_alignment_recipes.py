@@ -134,6 +134,35 @@ def test_counts_of_cut_and_identical_pairs_are_reported(run):
     assert "identical" in line and "cut" in line
 
 
+def test_sample_panels_take_turns_and_reach_wandb(run, monkeypatch, tmp_path):
+    import wandb
+
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    panels = ["--samples.every", 1, "--samples.count", 3, "--report_to", "wandb"]
+    folder, _ = run("dpo", "dpo", *SMALL, *panels)
+    assert "samples" in wandb.run.summary.keys()
+    wandb.finish()
+    shown = [json.loads(p.read_text()) for p in sorted((folder / "samples").glob("*.json"))]
+    evaluation = json.loads((folder / "evaluations" / "step-000002.json").read_text())
+    questions = [answer["question"] for answer in evaluation["answers"]]
+    assert [row["prompt"][-1]["content"] for panel in shown for row in panel] == questions[:6]
+    greedy = [answer["greedy"] for answer in evaluation["answers"]]
+    assert [row["greedy"] for row in shown[1]] == greedy[3:6]
+
+
+def test_sample_panels_of_a_file_do_not_change_training(run, tmp_path):
+    (tmp_path / "prompts.txt").write_text("first\n\nsecond\n")
+    panels = ["--samples.every", 1, "--samples.file", tmp_path / "prompts.txt"]
+    fixed = ["--samples.choice", "fixed", "--samples.count", 1]
+    folder, _ = run("orpo", "orpo", *SMALL, *panels, *fixed, folder=tmp_path / "with")
+    for step in (1, 2):
+        (row,) = json.loads((folder / "samples" / f"step-{step:06d}.json").read_text())
+        assert row["prompt"] == [{"role": "user", "content": "first"}]
+    plain, _ = run("orpo", "orpo", *SMALL, folder=tmp_path / "without")
+    assert weights(folder) == weights(plain)
+
+
 BAD = {
     "another recipe's algorithm": (
         ["--algorithm", "kto"],
@@ -149,6 +178,10 @@ BAD = {
     "no tasks": (["--dataset.specs", "[]"], ["dataset.specs is empty"]),
     "all over-long": (["--max_length", 4, "--overlong", "drop"], ["over-long", "raise max_length"]),
     "no path": (["--dataset.source", "path"], ["dataset.path is missing"]),
+    "no prompts to show": (
+        ["--samples.every", 1, "--samples.file", "no.txt"],
+        ["samples.file: 'no.txt' cannot be read"],
+    ),
     "no such set": (
         ["--dataset.source", "path", "--dataset.path", "nobody/none"],
         ["'nobody/none'", "local copy"],

@@ -267,5 +267,27 @@ def test_pairs_that_are_identical_when_cut_are_dropped(name):
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
 def test_all_pairs_overlong_is_one_sentence(name):
-    with pytest.raises(InputError, match="no row is left \\(\\d+ over-long"):
+    with pytest.raises(InputError, match=r"no row is left \(\d+ over-long"):
         build(name, max_length=2)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "models"),
+    [("dpo", {}, 2), ("dpo", {"precompute_ref_log_probs": True}, 1), ("simpo", {}, 1)],
+)
+def test_models_in_memory(name, config, models):
+    import gc
+
+    from transformers import PreTrainedModel
+
+    gc.collect()
+    before = {id(o) for o in gc.get_objects() if isinstance(o, PreTrainedModel)}
+    trainer = build(name, **config)
+    gc.collect()
+    found = [o for o in gc.get_objects() if isinstance(o, PreTrainedModel) and id(o) not in before]
+    whole = [o for o in found if type(o).__name__ == "Qwen3ForCausalLM"]
+    assert len(whole) == models
+    assert trainer.model in whole

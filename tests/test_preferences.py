@@ -1,6 +1,7 @@
 """Preference data: pairs, files, rules for length and order, and every broken input's sentence."""
 
 import json
+
 import pytest
 
 from rlhf_trl.errors import InputError

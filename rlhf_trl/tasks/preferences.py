@@ -41,6 +41,21 @@ class PreferenceData(GymData):
 
 
 @dataclass
+class Samples:
+    """The `samples:` block.
+
+    Every `every` optimizer steps (0: never), `count` prompts are answered, always the `fixed` first
+    ones or the next ones in turn (`round_robin`). They are held-out prompts of the data set, or
+    those of `file`: a JSON list of texts, or one text per line.
+    """
+
+    every: int = 0
+    count: int = 4
+    choice: Literal["fixed", "round_robin"] = "round_robin"
+    file: str | None = None
+
+
+@dataclass
 class Preferences:
     """The rows of a run.
 
@@ -236,6 +251,24 @@ def _from_hub(path: str, split: str) -> list[Row]:
         ) from error
 
 
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a `samples.file`.
+
+    Raises:
+        InputError: a file that cannot be read, or holds none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        prompts = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"samples.file: {str(path)!r} cannot be read: {error}.") from error
+    if not isinstance(prompts, list) or not all(isinstance(p, str) for p in prompts):
+        raise InputError(f"samples.file: {str(path)!r} is not a list of texts.")
+    if not (prompts := [p.strip() for p in prompts if p.strip()]):
+        raise InputError(f"samples.file: {str(path)!r} holds no prompt.")
+    return prompts
+
+
 def checked_rows(
     rows: Sequence[Row], where: str, columns: Mapping[str, str], unpaired: bool
 ) -> tuple[list[Row], dict[str, int]]:
@@ -417,7 +450,11 @@ def fit(
 
 
 def kto_order(
-    labels: Sequence[bool], prompts: Sequence[Sequence[int]], batch: int, seed: int
+    labels: Sequence[bool],
+    prompts: Sequence[Sequence[int]],
+    batch: int,
+    seed: int,
+    interleave: bool = True,
 ) -> list[int]:
     """Return an order of unpaired examples whose neighbours never share a prompt.
 
@@ -429,6 +466,7 @@ def kto_order(
         prompts: (N,) their token ids.
         batch: examples per device and batch.
         seed: of the order.
+        interleave: False: all desirable before all undesirable, to show what goes wrong then.
 
     Returns:
         Indices; the last example is left out if it would make a batch of its own.
@@ -455,7 +493,9 @@ def kto_order(
         places = []
         for side, members in enumerate(classes):
             rng.shuffle(members)
-            places += [((k + 0.5) / len(members), side, i) for k, i in enumerate(members)]
+            spread = len(members) if interleave else 1
+            first = 0 if interleave else side * len(labels)
+            places += [(first + (k + 0.5) / spread, side, i) for k, i in enumerate(members)]
         order = [i for _, _, i in sorted(places)]
         if len(order) % batch == 1:
             order.pop()

@@ -16,8 +16,6 @@ from rlhf_trl.losses import PreferenceLoss, preference_loss
 from rlhf_trl.tasks.preferences import fit, kto_order, rotated
 from rlhf_trl.trainers.evaluation import AnswersBesideLoss
 
-STOCK_FIELDS = {"DPOTrainer": DPOConfig, "KTOTrainer": KTOConfig}
-
 
 def of_the_row(meaning: str) -> Any:
     """Declare a config field that is the row's default unless it is set."""
@@ -51,15 +49,21 @@ class PreferenceConfig(AlignmentFields, DPOConfig):
 
     beta: float | None = of_the_row("Scale of the implicit rewards.")
     label_smoothing: float | None = of_the_row("Share of flipped labels.")
-    loss_type: list[str] | None = of_the_row("TRL's names of the losses.")
+    loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
     gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
     nll_weight: float | None = of_the_row("Weight of the chosen's negative log-likelihood.")
 
 
 @dataclass
 class UnpairedConfig(AlignmentFields, KTOConfig):
-    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value."""
+    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value.
 
+    Args:
+        interleave_labels (`bool`, *optional*, defaults to `True`): spread the labels evenly; False
+            puts all desirable examples first.
+    """
+
+    interleave_labels: bool = True
     beta: float | None = of_the_row("Scale of the implicit rewards.")
     desirable_weight: float | None = of_the_row("Weight of the desirable.")
     undesirable_weight: float | None = of_the_row("Weight of the undesirable.")
@@ -152,11 +156,14 @@ class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
         sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
         lengths = mask.sum(1)
         policy = sums / lengths if self._row.logps == "mean" else sums
-        given = dict(zip(("policy_chosen_logps", "policy_rejected_logps"), policy.chunk(2)))
-        if self._row.reference:
-            for side, length in zip(("chosen", "rejected"), lengths.chunk(2)):
-                name = f"ref_{side}_logps"
-                given[name] = inputs[name] / (length if self._row.logps == "mean" else 1)
+        given = {}
+        for side, logps, length in zip(
+            ("chosen", "rejected"), policy.chunk(2), lengths.chunk(2), strict=True
+        ):
+            given[f"policy_{side}_logps"] = logps
+            if self._row.reference:
+                total = inputs[f"ref_{side}_logps"]
+                given[f"ref_{side}_logps"] = total / length if self._row.logps == "mean" else total
         found = preference_loss(
             self._algorithm, formulation=self._formulation, **given, **self._parameters
         )
@@ -239,7 +246,9 @@ class UnpairedTrainer(AnswersBesideLoss, KTOTrainer):
             self.calculate_KL = rotates
         dataset, counts = fit(dataset, ("completion_ids",), args.max_length, args.overlong)
         batch = args.per_device_train_batch_size
-        order = kto_order(dataset["label"], dataset["prompt_ids"], batch, args.seed)
+        order = kto_order(
+            dataset["label"], dataset["prompt_ids"], batch, args.seed, args.interleave_labels
+        )
         counts["left over"] = len(dataset) - len(order)
         self.fitted[dataset_name] = counts
         return rotated(dataset.select(order), batch)
@@ -308,10 +317,8 @@ def read_row(algorithm: str, formulation: str, args: Any) -> tuple[Preference, d
     given = {k: v for k in row.reads if (v := getattr(args, k, None)) is not None}
     settings = row.fixed(given)
     reads = {**row.reads, **row.trainer_reads}
-    stock = {
-        f.name: f.default
-        for f in fields(next(c for c in type(args).__mro__[1:] if c.__module__.startswith("trl.")))
-    }
+    base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
+    stock = {f.name: f.default for f in fields(base)}
     resolved = copy(args)
     for name, default in ((f.name, f.default) for f in fields(args)):
         value = getattr(args, name)

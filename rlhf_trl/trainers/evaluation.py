@@ -55,7 +55,7 @@ class AnswersHeldOut:
         """Return the metrics of the held-out prompts, and the answers."""
         rows = self.held_out
         self.model.eval()
-        answers = self._answer(rows)
+        answers = self.answer(rows)
         metrics = {}
         for kind, infix in (("greedy", ""), ("sampled", "sampled_")):
             columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
@@ -68,7 +68,7 @@ class AnswersHeldOut:
         if self.on_answers is not None and self.is_world_process_zero():
             self.on_answers(self.state.global_step, metrics, answers)
 
-    def _answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
         # Every process gets the same number of rows (the last ones repeat): generation is
         # collective under ZeRO-3 and FSDP.
