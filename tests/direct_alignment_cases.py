@@ -41,7 +41,7 @@ def pairs(count):
     ]
 
 
-def build(name, which="chapter", *, count=16, rows=None, **config):
+def build(name, which="chapter", *, count=16, rows=None, peft=None, **config):
     """Return a trainer of the family on fixed pairs; KTO takes the same number of examples."""
     trainer, config_class = {
         "kto": (UnpairedTrainer, UnpairedConfig),
@@ -66,6 +66,7 @@ def build(name, which="chapter", *, count=16, rows=None, **config):
         processing_class=build_tokenizer(),
         algorithm=name,
         formulation=which,
+        peft_config=peft,
     )
 
 

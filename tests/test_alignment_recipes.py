@@ -141,7 +141,7 @@ def test_sample_panels_take_turns_and_reach_wandb(run, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     panels = ["--samples.every", 1, "--samples.count", 3, "--report_to", "wandb"]
     folder, _ = run("dpo", "dpo", *SMALL, *panels)
-    assert "samples" in wandb.run.summary.keys()
+    assert "samples" in set(wandb.run.summary.keys())
     wandb.finish()
     shown = [json.loads(p.read_text()) for p in sorted((folder / "samples").glob("*.json"))]
     evaluation = json.loads((folder / "evaluations" / "step-000002.json").read_text())

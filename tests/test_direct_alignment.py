@@ -60,6 +60,25 @@ def test_the_likelihood_of_the_chosen_can_be_added(name):
     assert trainer._metrics["train"]["nll"][-1] > 0
 
 
+@pytest.mark.parametrize("name", ["dpo", "simpo", "kto", "orpo"])
+def test_an_adapter_trains_against_the_model_without_it(name):
+    from peft import LoraConfig
+
+    adapter = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = build(name, peft=adapter)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in trainer.model.named_parameters():
+            if "lora_B" in key:  # starts at 0
+                parameter.normal_(std=0.3)
+    ours, window = measure.accumulate(trainer, measure.batches(trainer))
+    loss = Reference(name, "chapter")(trainer.model, window)
+    assert math.isclose(ours.loss, float(loss), rel_tol=1e-5)
+    with trainer.model.disable_adapter():
+        base = Reference(name, "chapter")(trainer.model, window)
+    assert abs(float(base - loss)) > 1e-3
+
+
 # --- stock TRL -----------------------------------------------------------------------------------
 
 
