@@ -1,16 +1,23 @@
 """Direct-alignment trainers against the public function, and against stock TRL."""
 
+import inspect
 import math
 
 import pytest
 import torch
+from datasets import Dataset
 from direct_alignment_cases import REFERENCE, ROWS, Reference, build, message, pairs
-from policy_gradient_cases import drift
+from policy_gradient_cases import checkpoint, drift
+from transformers import Qwen3ForCausalLM
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl.experimental.orpo import ORPOTrainer
 
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.errors import InputError
+from rlhf_trl.tiny.model import build_model
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+from rlhf_trl.trainers.direct_alignment import PreferenceConfig, PreferenceTrainer
 
 TOLERANCE = 1e-5
 
@@ -86,9 +93,6 @@ def stock(trainer, name, **config):
     """A stock trainer on the data that ours has prepared, with the weights that ours has now."""
     kto = name == "kto"
     base, config_class = (KTOTrainer, KTOConfig) if kto else (DPOTrainer, DPOConfig)
-    from datasets import Dataset
-    from direct_alignment_cases import checkpoint
-
     columns = ["prompt", "completion", "label"] if kto else ["prompt", "chosen", "rejected"]
     rows = trainer.train_dataset.select_columns(columns).to_list()
     kept = ("output_dir", "use_cpu", "bf16", "gradient_checkpointing", "report_to", "max_length")
@@ -200,6 +204,7 @@ def test_simpo_and_orpo_build_no_reference_model(monkeypatch):
         ({"ld_alpha": 0.5}, "ld_alpha is not read"),
         ({"use_weighting": True}, "use_weighting is not read"),
         ({"f_divergence_type": "forward_kl"}, "f_divergence_type is not read"),
+        ({"nll_weight": -1.0}, "nll_weight is -1.0"),
         ({"truncation_mode": "keep_end"}, "overlong: cut_prompt"),
     ],
 )
@@ -207,6 +212,32 @@ def test_simpo_and_orpo_build_no_reference_model(monkeypatch):
 def test_fields_that_the_row_does_not_read(config, part):
     with pytest.raises(InputError, match=part):
         build("dpo", **config)
+
+
+def test_a_plain_config_is_refused():
+    with pytest.raises(InputError, match="not a DPOConfig, whose defaults cannot be told"):
+        PreferenceTrainer("x", DPOConfig(bf16=False, use_cpu=True, report_to="none"))
+
+
+def test_the_users_config_is_not_changed():
+    given = PreferenceConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
+    rows = Dataset.from_list(pairs(4))
+    trainer = PreferenceTrainer(
+        checkpoint(), given, train_dataset=rows, processing_class=build_tokenizer(), algorithm="ipo"
+    )
+    assert trainer.args.beta == 0.1 and trainer.args.label_smoothing == 0.0
+    assert (given.beta, given.label_smoothing, given.loss_type) == (None, None, None)
+
+
+def test_a_streamed_data_set_is_refused():
+    rows = Dataset.from_list(pairs(4)).to_iterable_dataset()
+    config = PreferenceConfig(
+        bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent", max_steps=1
+    )
+    with pytest.raises(InputError, match="load it whole"):
+        PreferenceTrainer(
+            checkpoint(), config, train_dataset=rows, processing_class=build_tokenizer()
+        )
 
 
 def test_a_likelihood_term_is_not_stock():
@@ -220,14 +251,6 @@ def test_simpo_refuses_a_reference():
 
 
 def test_a_reference_with_another_vocabulary():
-    from datasets import Dataset
-    from direct_alignment_cases import checkpoint
-    from transformers import Qwen3ForCausalLM
-
-    from rlhf_trl.tiny.model import build_model
-    from rlhf_trl.tiny.tokenizer import build_tokenizer
-    from rlhf_trl.trainers.direct_alignment import PreferenceConfig, PreferenceTrainer
-
     config = build_model().config
     config.vocab_size = 128
     with pytest.raises(InputError, match="a vocabulary of 128 tokens and the model one of 120"):
@@ -310,3 +333,40 @@ def test_models_in_memory(name, config, models):
     whole = [o for o in found if type(o).__name__ == "Qwen3ForCausalLM"]
     assert len(whole) == models
     assert trainer.model in whole
+
+
+# --- TRL's side ----------------------------------------------------------------------------------
+
+LOOP = ["dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"]
+OVERRIDDEN = {
+    (DPOTrainer, "_compute_loss"): ["model", "inputs", "return_outputs"],
+    (DPOTrainer, "_prepare_dataset"): ["dataset", "processing_class", "args", "dataset_name"],
+    (DPOTrainer, "_precompute_ref_logps"): ["dataset", "name", "batch_size"],
+    (DPOTrainer, "compute_ref_log_probs"): ["model", "inputs"],
+    (DPOTrainer, "evaluation_loop"): LOOP,
+    (KTOTrainer, "_compute_loss"): ["model", "inputs", "return_outputs"],
+    (KTOTrainer, "_prepare_dataset"): ["dataset", "processing_class", "args", "dataset_name"],
+    (KTOTrainer, "compute_ref_log_probs"): ["model", "inputs"],
+    (KTOTrainer, "evaluation_loop"): LOOP,
+    (ORPOTrainer, "concatenated_forward"): ["model", "batch"],
+    (ORPOTrainer, "get_batch_loss_metrics"): ["model", "batch", "train_eval"],
+    (ORPOTrainer, "evaluation_loop"): LOOP,
+}
+
+
+@pytest.mark.parametrize("method", OVERRIDDEN, ids=lambda m: f"{m[0].__name__}.{m[1]}")
+def test_signatures_of_overridden_methods(method):
+    trainer, name = method
+    found = list(inspect.signature(getattr(trainer, name)).parameters)[1:]
+    assert found == OVERRIDDEN[method], (
+        f"TRL has changed {trainer.__name__}.{name}; read it again and adapt rlhf_trl/trainers"
+    )
+
+
+def test_kto_still_rotates_completions_within_the_batch_of_a_device():
+    theirs = stock(build("kto"), "kto", loss_type="kto", beta=0.1)
+    completions = theirs.train_dataset["completion_ids"][:4]
+    expected = [completions[-1], *completions[:-1]]
+    assert theirs.train_dataset["KL_completion_ids"][:4] == expected, (
+        "TRL's KTOTrainer pairs prompts and completions another way; adapt kto_order and rotated"
+    )

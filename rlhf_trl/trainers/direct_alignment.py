@@ -315,6 +315,8 @@ def read_row(algorithm: str, formulation: str, args: Any) -> tuple[Preference, d
             "which keeps the end without cutting into completions."
         )
     given = {k: v for k in row.reads if (v := getattr(args, k, None)) is not None}
+    if not (getattr(args, "nll_weight", None) or 0) >= 0:
+        raise InputError(f"nll_weight is {args.nll_weight}; write 0 (no such term) or more.")
     settings = row.fixed(given)
     reads = {**row.reads, **row.trainer_reads}
     base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
