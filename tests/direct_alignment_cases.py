@@ -41,7 +41,7 @@ def pairs(count):
     ]
 
 
-def build(name, which="chapter", *, count=16, rows=None, peft=None, **config):
+def build(name, which="chapter", *, count=16, rows=None, peft=None, model=None, **config):
     """Return a trainer of the family on fixed pairs; KTO takes the same number of examples."""
     trainer, config_class = {
         "kto": (UnpairedTrainer, UnpairedConfig),
@@ -60,7 +60,7 @@ def build(name, which="chapter", *, count=16, rows=None, peft=None, **config):
         "max_length": 64,
     }
     return trainer(
-        checkpoint(),
+        model or checkpoint(),
         config_class(**{**defaults, **config}),
         train_dataset=Dataset.from_list(rows or pairs(count)),
         processing_class=build_tokenizer(),

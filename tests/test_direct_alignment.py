@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from direct_alignment_cases import REFERENCE, ROWS, Reference, build, message, pairs
 from policy_gradient_cases import checkpoint, drift
-from transformers import Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.orpo import ORPOTrainer
 
@@ -135,6 +135,27 @@ def test_the_gradient_is_stock_trls(name, which):
     assert error <= TOLERANCE
     offset = 1 if name.startswith("apo") and which == "chapter" else 0
     assert math.isclose(ours.loss + offset, other.loss, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_the_auxiliary_loss_of_a_mixture_of_experts_is_kept(name, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 16, "moe_intermediate_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.1}
+    ids = {"vocab_size": 120, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 5}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **experts, **ids)).save_pretrained(
+        tmp_path
+    )
+    found = {}
+    for which, config in (("chapter", {}), ("trl", {}), ("without", {"router_aux_loss_coef": 0.0})):
+        formulation = "chapter" if which == "without" else which
+        trainer = build(name, formulation, model=str(tmp_path), **config)
+        found[which], _ = measure.accumulate(trainer, measure.batches(trainer))
+    ours, theirs = found["chapter"], found["trl"]
+    assert measure.Comparison(ours, theirs).relative_error <= 1e-6
+    assert math.isclose(ours.loss, theirs.loss, rel_tol=1e-6)
+    assert measure.Comparison(ours, found["without"]).relative_error > 1e-3
 
 
 def test_the_summed_ipo_is_not_stock_trls():
