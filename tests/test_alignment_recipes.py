@@ -177,6 +177,10 @@ BAD = {
     "no samples": (["--max_samples", 0], ["max_samples: 0"]),
     "no tasks": (["--dataset.specs", "[]"], ["dataset.specs is empty"]),
     "all over-long": (["--max_length", 4, "--overlong", "drop"], ["over-long", "raise max_length"]),
+    "prompt longer than the context": (
+        ["--dataset.system_prompt", "x" * 300],
+        ["longest prompt has", "context of 256"],
+    ),
     "no path": (["--dataset.source", "path"], ["dataset.path is missing"]),
     "no prompts to show": (
         ["--samples.every", 1, "--samples.file", "no.txt"],

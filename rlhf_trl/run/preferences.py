@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlhf_trl.run.model import load_tokenizer, prepare_model
+from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
 from rlhf_trl.run.output import write_whole
 from rlhf_trl.tasks.preferences import Preferences, load_preferences, on_policy_pairs
 
@@ -28,7 +28,7 @@ def prepare_preferences(
         unpaired: whether rows with a label are accepted beside pairs.
 
     Raises:
-        InputError: see `load_preferences` and `load_tokenizer`.
+        InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
     sampled = copy(model)
     sampled.model_name_or_path = own.dataset.sampled_from or model.model_name_or_path
@@ -37,7 +37,10 @@ def prepare_preferences(
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count} rows: {reason}", flush=True)
-    return data, load_tokenizer(model, args, data.conversational)
+    tokenizer = load_tokenizer(model, args, data.conversational)
+    if data.tasks is not None:
+        check_prompts(data.tasks.held_out, tokenizer, model, args)
+    return data, tokenizer
 
 
 def report_fitted(trainer: Any) -> None:
@@ -81,6 +84,7 @@ def sample_completions(
     from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(model, args)
+    check_prompts(rows, tokenizer, model, args)
     fields = copy(args)
     policy = prepare_model(model, fields)
     if isinstance(policy, str):
