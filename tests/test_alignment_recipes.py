@@ -19,8 +19,8 @@ def weights(folder, name="model.safetensors"):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_answers_and_measures_pairs(run, recipe):
-    folder, out = run(recipe, recipe, *SMALL)
+def test_a_run_answers_and_measures_pairs(run, tmp_path, recipe):
+    folder, out = run(recipe, recipe, *SMALL, "--eval_steps", 1)
     assert out.splitlines()[0].startswith(f"{recipe} (chapter) on cpu, 1 process")
     assert "greedy, 8 held-out words, seed 0" in out.splitlines()[-1]
     summary = json.loads((folder / "summary.json").read_text())
@@ -29,11 +29,14 @@ def test_a_run_answers_and_measures_pairs(run, recipe):
     keys |= {"eval_logps/chosen", "eval_logps/rejected"}
     assert keys <= summary["before"].keys() == summary["after"].keys()
     steps = sorted(p.stem for p in (folder / "evaluations").glob("*"))
-    assert steps == ["step-000000", "step-000002"]
+    assert steps == ["step-000000", "step-000001", "step-000002"]
     log = json.loads((folder / "log.json").read_text())
     trained = [entry for entry in log if "loss" in entry]
     assert len(trained) == 2 and all("rewards/margins" in entry for entry in trained)
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    never = ["--eval_strategy", "no", "--eval_on_start", "false"]
+    plain, _ = run(recipe, recipe, *SMALL, *never, folder=tmp_path / "never")
+    assert weights(folder) == weights(plain)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
