@@ -102,8 +102,20 @@ def test_files_of_every_kind(tmp_path, kind):
     assert found.train == [ROWS[0], ROWS[2]]
     assert found.dropped == {"chosen identical to rejected": 1}
     assert (found.held_out, found.tasks, found.conversational) == (None, None, False)
+    assert load_preferences(PreferenceData(source="path", path=path), 1).train == [ROWS[0]]
     both = PreferenceData(source="path", path=path, eval_path=path, eval_size=1)
     assert load_preferences(both).held_out == [ROWS[0]]
+
+
+def test_a_data_set_of_the_hub_is_read_from_a_local_copy(tmp_path):
+    from datasets import Dataset
+
+    (tmp_path / "data").mkdir()
+    Dataset.from_list(ROWS).to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
+    assert read_rows(str(tmp_path), "test", 2) == ROWS[:2]
+    assert read_rows(str(tmp_path), "test", 9) == read_rows(str(tmp_path), "test") == ROWS
+    with pytest.raises(InputError, match="reached with split 'train'"):
+        read_rows(str(tmp_path), "train")
 
 
 def chat(*turns):

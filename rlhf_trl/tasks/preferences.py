@@ -183,18 +183,23 @@ def on_policy_pairs(
 def _from_path(config: PreferenceData, max_samples: int | None, unpaired: bool) -> Preferences:
     if not config.path:
         raise InputError("dataset.path is missing; name a file or a data set on the hub.")
-    rows = read_rows(config.path, config.split)
-    train, dropped = checked_rows(rows[:max_samples], config.path, config.columns, unpaired)
+    rows = read_rows(config.path, config.split, max_samples)
+    train, dropped = checked_rows(rows, config.path, config.columns, unpaired)
     held_out = None
     if config.eval_path or config.eval_split:
         path = config.eval_path or config.path
-        found = read_rows(path, config.eval_split or config.split)
-        held_out, _ = checked_rows(found[: config.eval_size], path, config.columns, unpaired)
+        found = read_rows(path, config.eval_split or config.split, config.eval_size)
+        held_out, _ = checked_rows(found, path, config.columns, unpaired)
     return Preferences(train, held_out, None, dropped)
 
 
-def read_rows(path: str, split: str = "train") -> list[Row]:
+def read_rows(path: str, split: str = "train", count: int | None = None) -> list[Row]:
     """Return the rows of a JSON, JSONL or Parquet file, or of a data set on the hub.
+
+    Args:
+        path: the file, or the name of the data set.
+        split: of a data set on the hub.
+        count: the first so many only; None: all.
 
     Raises:
         InputError: no such file or data set, or a line that cannot be read.
@@ -206,19 +211,20 @@ def read_rows(path: str, split: str = "train") -> list[Row]:
         import pyarrow.parquet
 
         try:
-            return pyarrow.parquet.read_table(file).to_pylist()
+            return pyarrow.parquet.read_table(file).slice(0, count).to_pylist()
         except (OSError, ValueError) as error:
             raise InputError(f"dataset.path: {path} is not a Parquet file: {error}.") from error
     if file.suffix == ".jsonl":
         lines = file.read_bytes().splitlines()
-        return [_json(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+        numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+        return [_json(line, f"{path}, line {n}") for n, line in numbered[:count]]
     if file.suffix == ".json":
         rows = _json(file.read_bytes(), path, list)
         for n, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise InputError(f"dataset.path: {path}: element {n} is not an object of columns.")
-        return rows
-    return _from_hub(path, split)
+        return rows[:count]
+    return _from_hub(path, split, count)
 
 
 def _json(content: bytes, where: str, kind: type = dict) -> Any:
@@ -237,11 +243,12 @@ def _json(content: bytes, where: str, kind: type = dict) -> Any:
     return value
 
 
-def _from_hub(path: str, split: str) -> list[Row]:
+def _from_hub(path: str, split: str, count: int | None) -> list[Row]:
     from datasets import load_dataset
 
     try:
-        return load_dataset(path, split=split).to_list()
+        found = load_dataset(path, split=split)
+        return found.select(range(len(found))[:count]).to_list()
     except Exception as error:  # the hub's client raises many kinds
         raise InputError(
             f"dataset.path: {path!r} is neither a .json, .jsonl or .parquet file here nor a data "
