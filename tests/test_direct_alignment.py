@@ -240,6 +240,12 @@ def test_a_plain_config_is_refused():
         PreferenceTrainer("x", DPOConfig(bf16=False, use_cpu=True, report_to="none"))
 
 
+def test_another_trainers_algorithm_is_refused():
+    config = PreferenceConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
+    with pytest.raises(InputError, match="kto is not trained on DPOTrainer"):
+        PreferenceTrainer("x", config, algorithm="kto")
+
+
 def test_the_users_config_is_not_changed():
     given = PreferenceConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
     rows = Dataset.from_list(pairs(4))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ class AlignmentFields:
             generates.
     """
 
+    trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
+
     overlong: Literal["cut_prompt", "cut_completion", "drop"] = "cut_prompt"
     max_completion_length: int = 64
 
@@ -46,6 +48,8 @@ class PreferenceConfig(AlignmentFields, DPOConfig):
         gamma_beta_ratio (`float`, *optional*): SimPO's margin, in nats per token.
         nll_weight (`float`, *optional*): weight of the chosen's negative log-likelihood per token.
     """
+
+    trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
 
     beta: float | None = of_the_row("Scale of the implicit rewards.")
     label_smoothing: float | None = of_the_row("Share of flipped labels.")
@@ -62,6 +66,8 @@ class UnpairedConfig(AlignmentFields, KTOConfig):
         interleave_labels (`bool`, *optional*, defaults to `True`): spread the labels evenly; False
             puts all desirable examples first.
     """
+
+    trainers = ("KTOTrainer",)
 
     interleave_labels: bool = True
     beta: float | None = of_the_row("Scale of the implicit rewards.")
@@ -308,6 +314,10 @@ def read_row(algorithm: str, formulation: str, args: Any) -> tuple[Preference, d
         raise InputError(
             f"args must be a config of rlhf_trl.trainers, not a {type(args).__name__}, whose "
             "defaults cannot be told from what was asked for."
+        )
+    if row.trainer not in args.trainers:
+        raise InputError(
+            f"{algorithm} is not trained on {args.trainers[0]}; it has a recipe of its own."
         )
     if getattr(args, "truncation_mode", "keep_start") != "keep_start":
         raise InputError(

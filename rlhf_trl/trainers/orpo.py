@@ -29,6 +29,8 @@ _NO_LIMIT = 2**31
 class OddsRatioConfig(AlignmentFields, ORPOConfig):
     """ORPOConfig whose beta belongs to the algorithm; None means the row's own value."""
 
+    trainers = ("ORPOTrainer",)
+
     beta: float | None = of_the_row("Weight of the odds ratio.")
 
 
