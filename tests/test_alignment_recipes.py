@@ -224,3 +224,17 @@ def test_orpo_without_trls_experimental_package(refused, monkeypatch):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_fit_on_a_screen(recipe):
     assert len((ROOT / "recipes" / f"{recipe}.py").read_text().splitlines()) < 70
+
+
+@pytest.mark.multiprocess
+def test_two_processes_train_on_the_pairs_that_one_has_sampled(launch, tmp_path):
+    words = [*SMALL, "--dataset.pairs", "on_policy", "--samples.every", 1]
+    config = ["--config", "configs/tiny/dpo.yaml", "--output_dir", tmp_path / "out"]
+    accelerate = ["--config_file", "configs/accelerate/cpu_2proc.yaml"]
+    done = launch(accelerate, "dpo", *map(str, [*config, *words]))
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "dpo (chapter) on cpu, 2 processes, strategy ddp" in done.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["steps"], summary["processes"]) == (2, 2)
+    assert len((tmp_path / "out" / "pairs-train.jsonl").read_text().splitlines()) > 4
+    assert len(list((tmp_path / "out" / "samples").glob("*"))) == 2
