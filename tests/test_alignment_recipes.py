@@ -238,3 +238,50 @@ def test_two_processes_train_on_the_pairs_that_one_has_sampled(launch, tmp_path)
     assert (summary["steps"], summary["processes"]) == (2, 2)
     assert len((tmp_path / "out" / "pairs-train.jsonl").read_text().splitlines()) > 4
     assert len(list((tmp_path / "out" / "samples").glob("*"))) == 2
+
+
+# --- what the project promises
+
+FLOORS = {  # greedy exact match after 100 steps; the start is .502
+    "dpo": 0.78,
+    "cdpo": 0.72,
+    "ipo": 0.78,
+    "ipo_averaged": 0.78,
+    "dpo_norm": 0.75,
+    "simpo": 0.78,
+    "apo_zero": 0.85,
+    "apo_down": 0.502,
+    "kto": 0.78,
+    "orpo": 0.90,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", FLOORS)
+def test_every_method_learns_within_a_minute(run, config):
+    recipe = config if config in ("kto", "orpo") else "dpo"
+    folder, _ = run(recipe, config, "--eval_steps", 100)
+    summary = json.loads((folder / "summary.json").read_text())
+    before, after = summary["before"], summary["after"]
+    assert after["eval_exact_match"] >= FLOORS[config]
+    assert after["eval_sampled_exact_match"] >= before["eval_sampled_exact_match"] + 0.04
+    if config != "kto":
+        assert after["eval_rewards/accuracies"] >= 0.78
+    assert summary["train_cpu_seconds"] <= 60
+
+
+@pytest.mark.slow
+def test_displacement(run):
+    folder, _ = run("dpo", "displacement", "--eval_steps", 100)
+    summary = json.loads((folder / "summary.json").read_text())
+    before, after = summary["before"], summary["after"]
+    assert after["eval_rewards/accuracies"] >= 0.93
+    assert after["eval_logps/chosen"] < before["eval_logps/chosen"] - 0.5
+    assert after["eval_sampled_exact_match"] <= before["eval_sampled_exact_match"] - 0.06
+
+
+@pytest.mark.slow
+def test_kto_in_blocks_destroys_the_model(run):
+    folder, _ = run("kto", "kto_blocks", "--eval_steps", 100)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["after"]["eval_exact_match"] < 0.1

@@ -189,12 +189,13 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for name, runs in results.items():
+    for place, (name, runs) in enumerate(results.items()):
         steps = [step for step, _ in runs[0]["curve"]]
         by_step = list(zip(*([y for _, y in run["curve"]] for run in runs), strict=True))
         mean = [statistics.fmean(ys) for ys in by_step]
         spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
-        (line,) = axis.plot(steps, mean, label=name)
+        # the ten colours come round again, dashed
+        (line,) = axis.plot(steps, mean, "-" if place < 10 else "--", label=name)
         low = [m - s for m, s in zip(mean, spread, strict=True)]
         high = [m + s for m, s in zip(mean, spread, strict=True)]
         axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
