@@ -395,6 +395,7 @@ _DPO = Preference(
     reads={"beta": 0.1},
     settings={"loss_type": ["sigmoid"]},
     trl=True,
+    trainer_reads={"nll_weight": 0.0},
     differs="beta is how strongly the policy is held to the reference.",
 )
 _CDPO = replace(
@@ -425,6 +426,7 @@ _SIMPO = Preference(
     reference=False,
     reads={"beta": 2.0, "gamma_beta_ratio": 0.5},
     trainer="CPOTrainer",
+    trainer_reads={"nll_weight": 0.0},
     settings={"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": _simpo_gamma},
     trl=True,
     differs="The paper's margin gamma is beta * gamma_beta_ratio, and so is TRL's simpo_gamma.",
@@ -457,6 +459,7 @@ _APO_DOWN = replace(_APO_ZERO, loss="apo_down", settings={"loss_type": ["apo_dow
 _ONE_MORE = {
     "constants": {"offset": 1.0},
     "trl": True,
+    "trainer_reads": {},
     "differs": "The loss is larger by 1, which no gradient sees.",
 }
 
@@ -657,7 +660,7 @@ _ROWS = (
         paper="arXiv:2305.18290",
         chapter=_DPO,
         code=replace(_DPO, differs="Nothing."),
-        trl=replace(_DPO, differs="Nothing."),
+        trl=replace(_DPO, trainer_reads={}, differs="Nothing."),
     ),
     Algorithm(
         name="cdpo",
@@ -667,7 +670,9 @@ _ROWS = (
         paper="Mitchell 2023, ericmitchell.ai/cdpo.pdf",
         chapter=_CDPO,
         code=replace(_CDPO, differs="Nothing; its training script fixes label_smoothing at 0.1."),
-        trl=replace(_CDPO, differs="Nothing, with two losses that add up to this one."),
+        trl=replace(
+            _CDPO, trainer_reads={}, differs="Nothing, with two losses that add up to this one."
+        ),
     ),
     Algorithm(
         name="ipo",
@@ -681,6 +686,7 @@ _ROWS = (
             _IPO,
             logps="mean",
             trl=True,
+            trainer_reads={},
             differs="Log-probabilities are averaged over the tokens of a completion, not summed.",
         ),
     ),
@@ -741,7 +747,7 @@ _ROWS = (
         paper="arXiv:2411.15124",
         chapter=_DPO_NORM,
         code=replace(_DPO_NORM, differs="Nothing."),
-        trl=replace(_DPO_NORM, differs="Nothing."),
+        trl=replace(_DPO_NORM, trainer_reads={}, differs="Nothing."),
     ),
     Algorithm(
         name="apo_zero",
@@ -924,7 +930,7 @@ LOSS_FIELDS = _fields(
 
     baseline baseline_decay baseline_value cliprange_value correctness_reward
     dynamic_sampling_rounds format_reward gamma gamma_beta_ratio importance_cap kl_estimator lam
-    soft_punish_cache vf_coef whiten_advantages
+    nll_weight soft_punish_cache vf_coef whiten_advantages
     """
 )
 """Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""

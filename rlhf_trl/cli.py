@@ -28,7 +28,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         epilog="Every other option goes to the recipe, as in --max_steps 200.",
         allow_abbrev=False,
     )
-    race.add_argument("--algorithms", required=True, help="names, separated by commas")
+    race.add_argument(
+        "--algorithms",
+        required=True,
+        help="names of rows or of configs in configs/tiny, separated by commas",
+    )
     race.add_argument("--seeds", type=int, default=3, help="runs per algorithm (3)")
     race.add_argument("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
     race.add_argument("--output_dir", default="outputs/race", help="(outputs/race)")
@@ -113,10 +117,11 @@ def _race(args: argparse.Namespace) -> None:
     if args.seeds < 1:
         raise InputError(f"--seeds is {args.seeds}; write 1 or more.")
     for name in names:
-        algorithm(name)
-    extra = [*([] if args.on_policy else ["--num_iterations", "2"]), *args.rest]
+        if args.config or not Path(f"configs/tiny/{name}.yaml").is_file():
+            algorithm(name)
     folder = Path(args.output_dir)
-    print(race(names, args.seeds, folder, config=args.config, jobs=args.jobs, extra=extra))
+    options = {"config": args.config, "jobs": args.jobs, "extra": args.rest}
+    print(race(names, args.seeds, folder, **options, iterations=1 if args.on_policy else 2))
     print(f"\nrace.md, race.json and race.png are in {folder}")
 
 

@@ -8,9 +8,18 @@ from accelerate.commands.config.config_args import load_config_from_file
 from test_config import load_for_its_machine
 
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.race import recipe_of
 
 ROOT = Path(__file__).parent.parent
 POLICY_GRADIENT = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
+TRL_CONFIGS = {
+    "sft": "SFTConfig",
+    "grpo": POLICY_GRADIENT,
+    "ppo": "rlhf_trl.trainers.ppo.PPOConfig",
+    "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
+    "kto": "rlhf_trl.trainers.direct_alignment.UnpairedConfig",
+    "orpo": "rlhf_trl.trainers.orpo.OddsRatioConfig",
+}
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 CONFIGS = sorted(
     path
@@ -26,14 +35,12 @@ def name(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_config_loads(monkeypatch, path):
     given = read_config(path)
-    recipe, trl = ("grpo", POLICY_GRADIENT) if "algorithm" in given else ("sft", "SFTConfig")
-    if given.get("algorithm") == "ppo":
-        recipe, trl = "ppo", "rlhf_trl.trainers.ppo.PPOConfig"
+    recipe = Path(recipe_of(given.get("algorithm"))).stem
     own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
-    loaded = load_for_its_machine(monkeypatch, path, own, trl)
+    loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
     assert loaded.trl.output_dir.startswith("outputs/")
     assert loaded.model.model_name_or_path
-    if "algorithm" in given:
+    if recipe == "grpo":
         assert loaded.trl.generation_batch_size % loaded.trl.num_generations == 0
 
 
@@ -46,6 +53,27 @@ def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(mo
     assert args.temperature == 1.0  # scoring
     assert args.generation_kwargs == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
     assert (args.loss_type, args.scale_rewards) == ("grpo", "group")
+
+
+BOOK = {  # beta, learning rate, pairs
+    **dict.fromkeys(("dpo", "cdpo", "ipo", "kto", "apo_zero", "apo_down"), (0.1, 5e-6, 6400)),
+    "dpo_norm": (2.0, 5e-6, 6400),
+    "simpo": (2.0, 8e-7, 12800),
+    "orpo": (0.1, 1e-6, 12800),
+}
+
+
+@pytest.mark.parametrize("algorithm", BOOK)
+def test_the_books_direct_alignment_takes_64_pairs_a_step_for_three_epochs(monkeypatch, algorithm):
+    recipe = Path(recipe_of(algorithm)).stem
+    own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    path = ROOT / "configs" / "book" / f"{algorithm}.yaml"
+    loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
+    args = loaded.trl
+    assert (args.beta, args.learning_rate, loaded.own.max_samples) == BOOK[algorithm]
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 64
+    assert (args.num_train_epochs, args.max_length, args.warmup_steps) == (3, 2048, 0.1)
+    assert loaded.model.model_name_or_path == "allenai/OLMo-2-0425-1B-SFT"
 
 
 @pytest.mark.parametrize("path", ACCELERATE, ids=name)

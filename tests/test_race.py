@@ -90,3 +90,43 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
     with pytest.raises(SystemExit) as stop:
         main(["race", *words, "--output_dir", str(tmp_path)])
     assert part in str(stop.value.code)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "recipe"),
+    [
+        ("grpo", "grpo"),
+        ("ppo", "ppo"),
+        ("simpo", "dpo"),
+        ("kto", "kto"),
+        ("orpo", "orpo"),
+        (None, "sft"),
+    ],
+)
+def test_every_algorithm_has_its_recipe(algorithm, recipe):
+    assert race.recipe_of(algorithm) == f"recipes/{recipe}.py"
+    assert (ROOT / race.recipe_of(algorithm)).is_file()
+
+
+def test_reward_models_do_not_race():
+    with pytest.raises(InputError, match="reward is a reward model"):
+        race.recipe_of("reward")
+
+
+def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, pairs in (
+        ("dpo", {"eval_rewards/margins": 1, "eval_rewards/accuracies": 0.75}),
+        ("sft_chosen", {}),
+    ):
+        finished(tmp_path / name / "seed-0", 0.9, reward=0.1)
+        summary = json.loads((tmp_path / name / "seed-0" / "summary.json").read_text())
+        summary["after"] |= pairs
+        (tmp_path / name / "seed-0" / "summary.json").write_text(json.dumps(summary))
+    lines = race.race(["dpo", "sft_chosen"], 1, tmp_path).splitlines()
+    assert lines[0] == (
+        "| algorithm | exact match | sampled | pair accuracy | log p chosen | log p rejected | "
+        "CPU s |"
+    )
+    assert lines[2].split(" | ")[:4] == ["| dpo", "0.900", "-", "0.750"]
+    assert lines[3].split(" | ")[:4] == ["| sft_chosen", "0.900", "-", "-"]

@@ -11,13 +11,14 @@ EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
 
-def load_tokenizer(model: Any, args: Any) -> Any:
+def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     """Return the tokenizer of `model.model_name_or_path`, with a pad token.
 
     Args:
         model (`ModelConfig`): `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub
             name.
         args (`TrainingArguments`): `trust_remote_code` is honoured where the config has it.
+        conversational: whether a chat template is needed.
 
     Raises:
         InputError: no such model, or a tokenizer without end-of-sequence token or chat template.
@@ -42,7 +43,7 @@ def load_tokenizer(model: Any, args: Any) -> Any:
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.chat_template is None:
+    if conversational and tokenizer.chat_template is None:
         raise InputError(
             f"the tokenizer of {name!r} has no chat template, and prompts here are conversations; "
             "add chat_template.jinja to the model's folder (an instruction-tuned model has one)."

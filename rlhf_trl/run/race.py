@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import algorithm
+from rlhf_trl.algorithms import ALGORITHMS, names
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.config import read_config
 from rlhf_trl.run.output import write_json, write_whole
 
 LAST = 10  # logged steps that the final training metrics are averaged over
@@ -24,6 +25,14 @@ COLUMNS = {
     "entropy": "entropy",
     "CPU s": "train_cpu_seconds",
 }
+PREFERENCE_COLUMNS = {
+    "exact match": "eval_exact_match",
+    "sampled": "eval_sampled_exact_match",
+    "pair accuracy": "eval_rewards/accuracies",
+    "log p chosen": "eval_logps/chosen",
+    "log p rejected": "eval_logps/rejected",
+    "CPU s": "train_cpu_seconds",
+}
 
 
 def race(
@@ -34,18 +43,21 @@ def race(
     config: str | None = None,
     jobs: int = 1,
     extra: list[str] | None = None,
+    iterations: int = 1,
 ) -> str:
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
     A finished run is not repeated, so an interrupted race goes on where it stopped.
 
     Args:
-        algorithms: names of rows; each uses `configs/tiny/NAME.yaml`, unless `config` is given.
+        algorithms: names of rows, or of other configs; each uses `configs/tiny/NAME.yaml`, unless
+            `config` is given.
         seeds: runs per algorithm.
         folder: where the runs and the results go.
         config: one config for all; the algorithm is then set on the command line.
         jobs: runs side by side, each on one thread.
         extra: further options of the recipe, the same for all.
+        iterations: num_iterations of the policy gradients, unless `extra` has one.
 
     Returns:
         The table, in Markdown.
@@ -61,11 +73,15 @@ def race(
                 f"{name}: {path} is not a file here; run from the project's folder, or name a "
                 "config with --config."
             )
+        row = name if config else read_config(path).get("algorithm")
+        chosen = ["--algorithm", row] if row else []
         for seed in range(seeds):
-            words = [_recipe(name), "--config", path, "--algorithm", name]
-            words += ["--seed", str(seed), *(extra or [])]
-            runs.append((folder / name / f"seed-{seed}", words))
-    options = {"config": config, "extra": extra or []}
+            words = ["--config", path, *chosen, "--seed", str(seed)]
+            if iterations > 1 and row in names("policy_gradient"):
+                words += ["--num_iterations", str(iterations)]
+            words += extra or []
+            runs.append((folder / name / f"seed-{seed}", recipe_of(row), words))
+    options = {"config": config, "extra": extra or [], "iterations": iterations}
     kept = folder / "options.json"
     if kept.exists() and (old := json.loads(kept.read_text())) != options:
         raise InputError(
@@ -86,13 +102,23 @@ def race(
     return text
 
 
-def _recipe(name: str) -> str:
-    """Return the recipe of an algorithm: those with a critic have one of their own."""
-    critic = getattr(algorithm(name).chapter, "value_loss", "none") != "none"
-    return f"recipes/{'ppo' if critic else 'grpo'}.py"
+def recipe_of(algorithm: str | None) -> str:
+    """Return the script that trains an algorithm; None: supervised fine-tuning.
+
+    Raises:
+        InputError: no recipe trains it.
+    """
+    if algorithm is None:
+        return "recipes/sft.py"
+    row = ALGORITHMS[algorithm]
+    if row.family == "reward_model":
+        raise InputError(f"{algorithm} is a reward model, which a race does not train.")
+    family = "grpo" if row.family == "policy_gradient" else "dpo"
+    own = algorithm in ("ppo", "kto", "orpo")
+    return f"recipes/{algorithm if own else family}.py"
 
 
-def _train(folder: Path, words: list[str]) -> None:
+def _train(folder: Path, recipe: str, words: list[str]) -> None:
     if (folder / "summary.json").exists():
         return
     part = folder.with_name(f".{folder.name}.part")
@@ -101,7 +127,7 @@ def _train(folder: Path, words: list[str]) -> None:
     launch = ["-m", "accelerate.commands.launch", "--quiet"]
     command = [
         *[sys.executable, *launch, "--config_file", "configs/accelerate/cpu.yaml"],
-        *[*words, "--output_dir", str(part), "--disable_tqdm"],
+        *[recipe, *words, "--output_dir", str(part), "--disable_tqdm"],
     ]
     done = subprocess.run(
         command,
@@ -141,13 +167,15 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Return mean and spread (standard deviation over seeds) of each algorithm, in Markdown."""
+    pairs = any("eval_rewards/margins" in run for runs in results.values() for run in runs)
+    columns = PREFERENCE_COLUMNS if pairs else COLUMNS
     lines = [
-        "| algorithm | " + " | ".join(COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
+        "| algorithm | " + " | ".join(columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
     ]
     for name, runs in results.items():
         cells = []
-        for key in COLUMNS.values():
+        for key in columns.values():
             values = [run[key] for run in runs if key in run]
             if not values:
                 cells.append("-")
@@ -167,12 +195,13 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for name, runs in results.items():
+    for place, (name, runs) in enumerate(results.items()):
         steps = [step for step, _ in runs[0]["curve"]]
         by_step = list(zip(*([y for _, y in run["curve"]] for run in runs), strict=True))
         mean = [statistics.fmean(ys) for ys in by_step]
         spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
-        (line,) = axis.plot(steps, mean, label=name)
+        # the ten colours come round again, dashed
+        (line,) = axis.plot(steps, mean, "-" if place < 10 else "--", label=name)
         low = [m - s for m, s in zip(mean, spread, strict=True)]
         high = [m + s for m, s in zip(mean, spread, strict=True)]
         axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

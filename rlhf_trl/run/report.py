@@ -85,6 +85,8 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
     for key, value in before["metrics"].items():
         name = key.removeprefix("eval_").replace("_", " ")
         lines.append(f"{name:24}{value:12.3f}{after['metrics'][key]:12.3f}")
+    if not before["answers"]:
+        return "\n".join(lines)
     lines += ["", "greedy answers to held-out questions"]
     pairs = zip(before["answers"], after["answers"], strict=True)
     for old, new in list(pairs)[:SAMPLES_SHOWN]:
@@ -97,16 +99,23 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
 
 
 def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], title: str) -> None:
-    """Draw reward (or loss) per step and exact match per evaluation into a PNG."""
+    """Draw reward (or loss) per step and exact match per evaluation into a PNG.
+
+    Where completions are compared in pairs, their log-probabilities stand below: on the training
+    batches (pale) and on the held-out pairs.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     key = "reward" if any("reward" in entry for entry in log) else "loss"
-    points = [(e["step"], e[key]) for e in log if e.get(key) is not None]
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    axis.plot(*zip(*points, strict=True), color="tab:blue", label=f"training {key}")
+    pairs = any("logps/chosen" in entry for entry in log)
+    figure, axes = plt.subplots(
+        1 + pairs, 1, figsize=(7, 7 if pairs else 4), layout="constrained", squeeze=False
+    )
+    axis = axes[0, 0]
+    axis.plot(*_points(log, key), color="tab:blue", label=f"training {key}")
     axis.set(xlabel="optimizer step", ylabel=key, title=title)
     axis.xaxis.get_major_locator().set_params(integer=True)
     if evaluations:
@@ -115,18 +124,39 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
             ("eval_exact_match", "o-", "exact match, greedy"),
             ("eval_sampled_exact_match", "s--", "exact match, sampled"),
             ("eval_gym_score", ":", "gym's own score, greedy"),
+            ("eval_rewards/accuracies", "-.", "pair accuracy"),
         ):
-            scores = [e["metrics"][key] for e in evaluations.values()]
-            right.plot(list(evaluations), scores, style, color="tab:orange", label=label)
-        right.set(ylabel="held-out questions", ylim=(0, 1.02))
-        figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+            scores = [e["metrics"][key] for e in evaluations.values() if key in e["metrics"]]
+            if scores:
+                right.plot(list(evaluations), scores, style, color="tab:orange", label=label)
+        right.set(ylabel="held out", ylim=(0, 1.02))
+    if pairs:
+        for side, colour in (("chosen", "tab:green"), ("rejected", "tab:red")):
+            points = _points(log, f"eval_logps/{side}") if evaluations else ((), ())
+            axes[1, 0].plot(*_points(log, f"logps/{side}"), color=colour, alpha=0.4)
+            axes[1, 0].plot(*points, "o-", color=colour, label=f"log-probability, {side}")
+        axes[1, 0].set(xlabel="optimizer step", ylabel="nats per completion")
+    if evaluations:
+        figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
     plt.close(figure)
 
 
+def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
+    """Return the steps at which a metric was logged, and its values there."""
+    found = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
 def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run."""
+    if not evaluations:
+        return f"trained with seed {seed}; nothing is held out, so nothing was evaluated"
     before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
+    if "eval_exact_match" not in before:
+        key = "rewards/accuracies" if "eval_rewards/accuracies" in before else "loss"
+        name = "pair accuracy" if key != "loss" else "loss"
+        return f"{name} {before[f'eval_{key}']:.3f} -> {after[f'eval_{key}']:.3f} (seed {seed})"
     count = len(evaluations[min(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"
     return (

@@ -180,11 +180,14 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     Args:
         trainer: a TRL trainer with `AnswersHeldOut`.
         loaded: what `load_config` returned.
-        tasks (`GymTasks`): the data, for the report.
+        tasks (`GymTasks`): the questions to answer in evaluation; None: none.
         name: the algorithm, for people.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
-    trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
+    if tasks is not None:
+        trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
+    can_evaluate = tasks is not None or trainer.eval_dataset is not None
+    args.eval_on_start &= can_evaluate
     launch.check_strategy(trainer, loaded.own.expect)
     trainer.on_answers = partial(report.save_answers, folder / "evaluations")
     trainer.add_callback(_WrapperGuard(trainer))
@@ -196,11 +199,12 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     if trainer.is_world_process_zero():
         if not args.resume_from_checkpoint:
             loaded.save(folder / "config.yaml")
-        print(
-            f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind were "
-            f"kept out of the {len(tasks.train)} training rows",
-            flush=True,
-        )
+        if tasks is not None:
+            print(
+                f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind "
+                f"were kept out of the {len(tasks.train)} training rows",
+                flush=True,
+            )
     started, cpu_started = time.time(), time.process_time()
     try:
         result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
@@ -217,8 +221,9 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
             "the run ended after 0 optimizer steps, so the model is untrained; raise max_steps or "
             "num_train_epochs, or give it more data."
         )
-    evaluated = [e["step"] for e in trainer.state.log_history if "eval_exact_match" in e]
-    if not evaluated or evaluated[-1] != trainer.state.global_step:
+    log = trainer.state.log_history
+    evaluated = [e["step"] for e in log if any(key.startswith("eval_") for key in e)]
+    if can_evaluate and (not evaluated or evaluated[-1] != trainer.state.global_step):
         trainer.evaluate()
 
     main_process = trainer.is_world_process_zero()
@@ -229,8 +234,8 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     if not main_process:
         return
     evaluations = report.read_evaluations(folder / "evaluations")
-    names = {row["task"] for row in tasks.held_out}
-    title = f"{name}, {'+'.join(sorted(names))}, seed {args.seed}"
+    names = {row["task"] for row in tasks.held_out} if tasks is not None else set()
+    title = ", ".join([name, *(["+".join(sorted(names))] if names else []), f"seed {args.seed}"])
     report.learning_curve(
         folder / "learning_curve.png", trainer.state.log_history, evaluations, title
     )
@@ -242,16 +247,16 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
             "seed": args.seed,
             "steps": trainer.state.global_step,
             "processes": args.world_size,
-            "held_out": len(tasks.held_out),
-            "passed_over": tasks.passed_over,
-            "before": evaluations[min(evaluations)]["metrics"],
-            "after": evaluations[max(evaluations)]["metrics"],
+            "held_out": len(tasks.held_out) if tasks is not None else 0,
+            "passed_over": tasks.passed_over if tasks is not None else 0,
+            "before": evaluations[min(evaluations)]["metrics"] if evaluations else {},
+            "after": evaluations[max(evaluations)]["metrics"] if evaluations else {},
             "train_seconds": round(seconds, 2),
             "train_cpu_seconds": round(cpu_seconds, 2),
             "versions": report.versions(),
         },
     )
-    print()
-    print(report.table(evaluations))
+    if evaluations:
+        print(f"\n{report.table(evaluations)}")
     print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")
     print(report.headline(evaluations, names, args.seed), flush=True)

@@ -41,26 +41,34 @@ class AnswersHeldOut:
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
-        rows = self.held_out
         was_training = self.model.training
+        metrics, answers = self._scored_answers(metric_key_prefix)
+        self.log(dict(metrics))  # a copy: it adds the epoch
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        self._tell(metrics, answers)
+        self.model.train(was_training)
+        return metrics
+
+    def _scored_answers(self, prefix: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Return the metrics of the held-out prompts, and the answers."""
+        rows = self.held_out
         self.model.eval()
-        answers = self._answer(rows)
+        answers = self.answer(rows)
         metrics = {}
         for kind, infix in (("greedy", ""), ("sampled", "sampled_")):
             columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
             for name, score in self.scores.items():
                 values = score(completions=[a[kind] for a in answers], **columns)
-                metrics[f"{metric_key_prefix}_{infix}{name}"] = sum(values) / len(values)
-        self.log(dict(metrics))  # a copy: it adds the epoch
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
+                metrics[f"{prefix}_{infix}{name}"] = sum(values) / len(values)
+        return metrics, answers
+
+    def _tell(self, metrics: dict[str, float], answers: list[dict[str, Any]]) -> None:
         if self.on_answers is not None and self.is_world_process_zero():
             self.on_answers(self.state.global_step, metrics, answers)
-        self.model.train(was_training)
-        return metrics
 
-    def _answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
         # Every process gets the same number of rows (the last ones repeat): generation is
         # collective under ZeRO-3 and FSDP.
@@ -128,3 +136,54 @@ class AnswersHeldOut:
         )
         completions = output[:, inputs["input_ids"].size(1) :]
         return tokenizer.batch_decode(completions, skip_special_tokens=True)
+
+
+class AnswersBesideLoss(AnswersHeldOut):
+    """`AnswersHeldOut` for trainers whose own evaluation, on an `eval_dataset`, is of use, too.
+
+    Both end in one set of metrics; where there is no `held_out`, nothing is answered.
+    """
+
+    held_out = ()
+
+    # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
+        if eval_dataset is None and self.eval_dataset is None:
+            return super().evaluate(None, ignore_keys, metric_key_prefix)
+        self._answers = []
+        metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        known = ("loss", "rewards/", "logps/", *self._names())
+        told = {
+            key: value
+            for key, value in metrics.items()
+            if key.removeprefix(f"{metric_key_prefix}_").startswith(known)
+        }
+        self._tell(told, self._answers)
+        return metrics
+
+    def _names(self) -> list[str]:
+        return [n for s in getattr(self, "scores", ()) for n in (s, f"sampled_{s}")]
+
+    # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
+    def evaluation_loop(
+        self,
+        dataloader,
+        description,
+        prediction_loss_only=None,
+        ignore_keys=None,
+        metric_key_prefix="eval",
+    ):
+        """Run the loop without keeping logits, then answer."""
+        output = super().evaluation_loop(
+            dataloader, description, True, ignore_keys, metric_key_prefix
+        )
+        if self.held_out:
+            metrics, self._answers = self._scored_answers(metric_key_prefix)
+            output.metrics.update(metrics)
+        return output

@@ -1,0 +1,128 @@
+"""The data of a direct-alignment run: read, made, or sampled from a model once and kept."""
+
+import json
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
+from rlhf_trl.run.output import write_whole
+from rlhf_trl.tasks.preferences import Preferences, load_preferences, on_policy_pairs
+
+
+def prepare_preferences(
+    own: Any, args: Any, model: Any, unpaired: bool = False
+) -> tuple[Preferences, Any]:
+    """Return the rows of a run and the tokenizer.
+
+    On-policy pairs are sampled before training and kept in `<output_dir>/pairs-<side>.jsonl`, where
+    a resumed run finds them; such a file can be the `dataset.path` of another run.
+
+    Args:
+        own: the recipe's fields: `dataset` (`PreferenceData`) and `max_samples`.
+        args (`TrainingArguments`): the config of the trainer.
+        model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
+        unpaired: whether rows with a label are accepted beside pairs.
+
+    Raises:
+        InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
+    """
+    sampled = copy(model)
+    sampled.model_name_or_path = own.dataset.sampled_from or model.model_name_or_path
+    sample = partial(_kept_pairs, sampled, args, own.dataset.seed)
+    data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
+    for reason, count in data.dropped.items():
+        if count and args.process_index == 0:
+            print(f"left out {count} rows: {reason}", flush=True)
+    tokenizer = load_tokenizer(model, args, data.conversational)
+    if data.tasks is not None:
+        check_prompts(data.tasks.held_out, tokenizer, model, args)
+    return data, tokenizer
+
+
+def report_fitted(trainer: Any) -> None:
+    """Print how many rows were cut or left out because of their length or sameness."""
+    rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
+    for side, counts in trainer.fitted.items():
+        found = [f"{count} {reason}" for reason, count in counts.items() if count]
+        if found and trainer.is_world_process_zero():
+            print(f"{side} rows with {rule}: {', '.join(found)}", flush=True)
+
+
+def _kept_pairs(
+    model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
+) -> list[dict[str, Any]]:
+    path = Path(args.output_dir) / f"pairs-{side}.jsonl"
+    with args.main_process_first(local=False, desc="sampling pairs"):
+        if not path.exists():
+            completions = sample_completions(model, args, rows, count, seed)
+            pairs = on_policy_pairs(rows, completions, seed)
+            text = "".join(json.dumps(pair) + "\n" for pair in pairs)
+            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sample_completions(
+    model: Any, args: Any, rows: list[dict[str, Any]], count: int, seed: int
+) -> list[list[str]]:
+    """Sample completions at temperature 1.
+
+    Args:
+        model (`ModelConfig`): whose model answers.
+        args (`TrainingArguments`): its device, `per_device_eval_batch_size` (completions at a
+            time) and `max_completion_length`.
+        rows: with conversational prompts.
+        count: completions of each prompt.
+        seed: of the sampling; the caller's random state is left alone.
+
+    Returns:
+        For each row, `count` texts without special tokens.
+    """
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer(model, args)
+    check_prompts(rows, tokenizer, model, args)
+    fields = copy(args)
+    policy = prepare_model(model, fields)
+    if isinstance(policy, str):
+        policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
+    policy = policy.to(args.device).eval()
+    size = max(1, args.per_device_eval_batch_size // count)
+    found: list[list[str]] = []
+    devices = [] if args.device.type == "cpu" else [args.device]
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        for first in range(0, len(rows), size):
+            texts = tokenizer.apply_chat_template(
+                [row["prompt"] for row in rows[first : first + size]],
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            inputs = tokenizer(
+                texts,
+                return_tensors="pt",
+                padding=True,
+                padding_side="left",
+                add_special_tokens=False,
+            )
+            output = policy.generate(
+                input_ids=inputs["input_ids"].to(args.device),
+                attention_mask=inputs["attention_mask"].to(args.device),
+                max_new_tokens=args.max_completion_length,
+                do_sample=True,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=0,
+                num_return_sequences=count,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+                disable_compile=True,
+            )
+            answers = tokenizer.batch_decode(
+                output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+            )
+            found += [answers[i : i + count] for i in range(0, len(answers), count)]
+    return found

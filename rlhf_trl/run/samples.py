@@ -1,0 +1,66 @@
+"""Sample panels: what the model answers to a few prompts while it trains."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.run.output import write_json
+from rlhf_trl.tasks.preferences import Samples, read_prompts
+
+
+def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> None:
+    """Let a trainer write `<output_dir>/samples/step-N.json`, and a table to wandb where it is on.
+
+    Args:
+        trainer: a trainer with `AnswersHeldOut`.
+        config: the block.
+        rows: with a `prompt`; used where the block names no file.
+
+    Raises:
+        InputError: no prompts, or a file that cannot be read.
+    """
+    if config.every < 0 or config.count < 1:
+        raise InputError("samples: write every: 0 (never) or more, and count: 1 or more.")
+    if config.every:
+        prompts = [row["prompt"] for row in rows]
+        if config.file is not None:
+            chat = bool(prompts) and isinstance(prompts[0], list)
+            prompts = [
+                [{"role": "user", "content": text}] if chat else text
+                for text in read_prompts(Path(config.file))
+            ]
+        trainer.add_callback(_Panels(trainer, config, prompts))
+
+
+class _Panels(TrainerCallback):
+    def __init__(self, trainer: Any, config: Samples, prompts: list[Any]):
+        self._trainer, self._config, self._prompts = trainer, config, prompts
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Answer where it is time to; all processes take part."""
+        step, config = state.global_step, self._config
+        if step % config.every:
+            return
+        first = 0
+        if config.choice == "round_robin":  # by the step, so that a resumed run goes on alike
+            first = (step // config.every - 1) * config.count
+        chosen = [self._prompts[(first + n) % len(self._prompts)] for n in range(config.count)]
+        trainer = self._trainer
+        trainer.model.eval()
+        answers = trainer.answer([{"prompt": prompt} for prompt in chosen])
+        trainer.model.train()
+        if not state.is_world_process_zero:
+            return
+        panel = [
+            {"prompt": prompt, "greedy": answer["greedy"], "sampled": answer["sampled"]}
+            for prompt, answer in zip(chosen, answers, strict=True)
+        ]
+        write_json(Path(args.output_dir) / "samples" / f"step-{step:06d}.json", panel)
+        if "wandb" in args.report_to:
+            import wandb
+
+            rows = [[step, *(str(value) for value in row.values())] for row in panel]
+            table = wandb.Table(columns=["step", "prompt", "greedy", "sampled"], data=rows)
+            wandb.log({"samples": table, "train/global_step": step})

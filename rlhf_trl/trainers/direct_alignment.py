@@ -1,0 +1,364 @@
+"""Direct alignment (chapter 8) on TRL's DPOTrainer and KTOTrainer: a row of the table, read."""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+
+from rlhf_trl import algorithms
+from rlhf_trl.algorithms import Preference
+from rlhf_trl.errors import InputError
+from rlhf_trl.losses import PreferenceLoss, preference_loss
+from rlhf_trl.tasks.preferences import fit, kto_order, rotated
+from rlhf_trl.trainers.evaluation import AnswersBesideLoss
+
+
+def of_the_row(meaning: str) -> Any:
+    """Declare a config field that is the row's default unless it is set."""
+    return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
+
+
+@dataclass
+class AlignmentFields:
+    """What the configs of all direct-alignment trainers have beside TRL's fields.
+
+    Args:
+        overlong (`str`, *optional*, defaults to `"cut_prompt"`): what is done with an example of
+            more than `max_length` tokens: "cut_prompt" (the prompt loses its first tokens),
+            "cut_completion" (completions lose their last) or "drop".
+        max_completion_length (`int`, *optional*, defaults to `64`): of the answers that evaluation
+            generates.
+    """
+
+    trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
+
+    overlong: Literal["cut_prompt", "cut_completion", "drop"] = "cut_prompt"
+    max_completion_length: int = 64
+
+
+@dataclass
+class PreferenceConfig(AlignmentFields, DPOConfig):
+    """DPOConfig whose loss fields belong to the algorithm; None means the row's own value.
+
+    Args:
+        gamma_beta_ratio (`float`, *optional*): SimPO's margin, in nats per token.
+        nll_weight (`float`, *optional*): weight of the chosen's negative log-likelihood per token.
+    """
+
+    trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
+
+    beta: float | None = of_the_row("Scale of the implicit rewards.")
+    label_smoothing: float | None = of_the_row("Share of flipped labels.")
+    loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
+    gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
+    nll_weight: float | None = of_the_row("Weight of the chosen's negative log-likelihood.")
+
+
+@dataclass
+class UnpairedConfig(AlignmentFields, KTOConfig):
+    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value.
+
+    Args:
+        interleave_labels (`bool`, *optional*, defaults to `True`): spread the labels evenly; False
+            puts all desirable examples first.
+    """
+
+    trainers = ("KTOTrainer",)
+
+    interleave_labels: bool = True
+    beta: float | None = of_the_row("Scale of the implicit rewards.")
+    desirable_weight: float | None = of_the_row("Weight of the desirable.")
+    undesirable_weight: float | None = of_the_row("Weight of the undesirable.")
+    loss_type: str | None = of_the_row("TRL's name of the loss.")
+
+
+class _Recorder:
+    """Stands in for a model in one call of TRL's loss, and keeps what it returned."""
+
+    def __init__(self, model: Any):
+        self._model, self.outputs = model, []
+
+    def __call__(self, **inputs: Any) -> Any:
+        self.outputs.append(self._model(**inputs))
+        return self.outputs[-1]
+
+
+class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
+    """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
+
+    Args:
+        model: see DPOTrainer, as are all arguments that are not named here.
+        args (`PreferenceConfig`): the configuration.
+        algorithm (`str`, *optional*, defaults to `"dpo"`): the row.
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
+            the stock trainer with the row's settings.
+
+    Raises:
+        InputError: no such algorithm, a config field that it does not read, or contradicts, or no
+            pair to train on.
+    """
+
+    # Where no reference is read, TRL is told that its log-probabilities are precomputed, so that
+    # it loads no reference model.
+    def __init__(
+        self,
+        model: Any,
+        args: PreferenceConfig,
+        *,
+        algorithm: str = "dpo",
+        formulation: str = "chapter",
+        **kwargs: Any,
+    ):
+        self._row, self._parameters, args = read_row(algorithm, formulation, args)
+        self._algorithm, self._formulation = algorithm, formulation
+        self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
+        self.max_completion_length, self.fitted = args.max_completion_length, {}
+        if not self._row.reference:
+            if kwargs.get("ref_model") is not None or args.sync_ref_model:
+                raise InputError(f"{self._row.label} reads no reference model; remove it.")
+            args.precompute_ref_log_probs = True
+        if formulation != "trl":  # TRL's loss is computed for its metrics only
+            args.loss_type, args.loss_weights = ["sigmoid"], None
+        super().__init__(model, args=args, **kwargs)
+        _check_reference(self.model, self.ref_model)
+
+    # Extends DPOTrainer._prepare_dataset: our rule for over-long pairs, and one for identical ones,
+    # go before TRL's, which then finds nothing to cut.
+    def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        whole = copy(args)
+        whole.max_length = None
+        dataset = super()._prepare_dataset(dataset, processing_class, whole, dataset_name)
+        sides = ("chosen_ids", "rejected_ids")
+        dataset, counts = fit(dataset, sides, args.max_length, args.overlong)
+        self.fitted[dataset_name] = counts
+        return dataset
+
+    # Replaces DPOTrainer._precompute_ref_logps where no reference is read.
+    def _precompute_ref_logps(self, dataset, name, batch_size):
+        if not self._row.reference:
+            return dataset
+        return super()._precompute_ref_logps(dataset, name, batch_size)
+
+    # Extends DPOTrainer._compute_loss, which has no seam between log-probabilities and loss: the
+    # reference's are filled in before, the policy's are recorded, and the row's loss replaces
+    # TRL's. TRL's metrics stay but for the rewards, which are wrong for averages and without a
+    # reference.
+    def _compute_loss(self, model, inputs, return_outputs):
+        if self._formulation == "trl":
+            return super()._compute_loss(model, inputs, return_outputs)
+        inputs = {**inputs, **self._reference_logps(inputs)}
+        recorder = _Recorder(model)
+        precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
+        try:
+            result = super()._compute_loss(recorder, inputs, return_outputs)
+        finally:
+            self.precompute_ref_logps = precomputed
+        mask = inputs["completion_mask"][:, 1:]
+        outputs = recorder.outputs[0]
+        sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
+        lengths = mask.sum(1)
+        policy = sums / lengths if self._row.logps == "mean" else sums
+        given = {}
+        for side, logps, length in zip(
+            ("chosen", "rejected"), policy.chunk(2), lengths.chunk(2), strict=True
+        ):
+            given[f"policy_{side}_logps"] = logps
+            if self._row.reference:
+                total = inputs[f"ref_{side}_logps"]
+                given[f"ref_{side}_logps"] = total / length if self._row.logps == "mean" else total
+        found = preference_loss(
+            self._algorithm, formulation=self._formulation, **given, **self._parameters
+        )
+        mode = "train" if self.model.training else "eval"
+        self._set_rewards(mode, found)
+        loss = found.loss
+        if self._nll_weight:
+            nll = -(sums / lengths).chunk(2)[0].mean()
+            self._metrics[mode]["nll"].append(self.accelerator.gather(nll.detach()).mean().item())
+            loss = loss + self._nll_weight * nll
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+        return (loss, result[1]) if return_outputs else loss
+
+    def _reference_logps(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the reference's summed log-probabilities; zeros where none is read."""
+        names = ("ref_chosen_logps", "ref_rejected_logps")
+        if not self._row.reference:
+            zeros = torch.zeros(len(inputs["input_ids"]) // 2, device=inputs["input_ids"].device)
+            return dict.fromkeys(names, zeros)
+        if names[0] in inputs:
+            return {name: inputs[name] for name in names}
+        found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+        return dict(zip(names, found, strict=True))
+
+    def _set_rewards(self, mode: str, found: PreferenceLoss) -> None:
+        """Replace what TRL has just logged about rewards."""
+        chosen = self.accelerator.gather(found.chosen_rewards)
+        rejected = self.accelerator.gather(found.rejected_rewards)
+        values = {
+            "chosen": chosen.mean(),
+            "rejected": rejected.mean(),
+            "accuracies": (chosen > rejected).float().mean(),
+            "margins": (chosen - rejected).mean(),
+        }
+        for name, value in values.items():
+            self._metrics[mode][f"rewards/{name}"][-1] = value.item()
+
+
+class UnpairedTrainer(AnswersBesideLoss, KTOTrainer):
+    """KTOTrainer whose loss is a row of `rlhf_trl.algorithms`, and whose labels are interleaved.
+
+    TRL takes the mismatched completions that KTO's reference point needs from the neighbours in a
+    device's batch, so the order of the examples is part of the method: it is drawn by `args.seed`
+    such that the labels are spread evenly and no example meets a completion of its own prompt.
+
+    Args:
+        model: see KTOTrainer, as are all arguments that are not named here.
+        args (`UnpairedConfig`): the configuration.
+        algorithm (`str`, *optional*, defaults to `"kto"`): the row.
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
+
+    Raises:
+        InputError: see PreferenceTrainer; or labels that are all the same.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: UnpairedConfig,
+        *,
+        algorithm: str = "kto",
+        formulation: str = "chapter",
+        **kwargs: Any,
+    ):
+        self._row, self._parameters, args = read_row(algorithm, formulation, args)
+        self._algorithm, self._formulation = algorithm, formulation
+        self.max_completion_length, self.fitted = args.max_completion_length, {}
+        super().__init__(model, args=args, **kwargs)
+        _check_reference(self.model, self.ref_model)
+
+    # Extends KTOTrainer._prepare_dataset: examples are ordered before completions are rotated.
+    def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        whole = copy(args)
+        whole.max_length = None
+        rotates, self.calculate_KL = self.calculate_KL, False
+        try:
+            dataset = super()._prepare_dataset(dataset, processing_class, whole, dataset_name)
+        finally:
+            self.calculate_KL = rotates
+        dataset, counts = fit(dataset, ("completion_ids",), args.max_length, args.overlong)
+        batch = args.per_device_train_batch_size
+        order = kto_order(
+            dataset["label"], dataset["prompt_ids"], batch, args.seed, args.interleave_labels
+        )
+        counts["left over"] = len(dataset) - len(order)
+        self.fitted[dataset_name] = counts
+        return rotated(dataset.select(order), batch)
+
+    # Extends KTOTrainer._compute_loss: see PreferenceTrainer; the first call of the model is that
+    # on mismatched pairs.
+    def _compute_loss(self, model, inputs, return_outputs):
+        if self._formulation == "trl":
+            return super()._compute_loss(model, inputs, return_outputs)
+        if "ref_logps" not in inputs:
+            found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+            inputs = {**inputs, **dict(zip(("ref_logps", "ref_KL_logps"), found, strict=True))}
+        recorder = _Recorder(model)
+        precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
+        try:
+            result = super()._compute_loss(recorder, inputs, return_outputs)
+        finally:
+            self.precompute_ref_logps = precomputed
+        kl, outputs = recorder.outputs[:2]
+        policy = outputs.log_probs[:, 1 - inputs["input_ids"].shape[1] :].sum(1)
+        kl_policy = kl.log_probs[:, 1 - inputs["KL_input_ids"].shape[1] :].sum(1)
+        wanted = inputs["label"].bool()
+        found = preference_loss(
+            self._algorithm,
+            formulation=self._formulation,
+            policy_chosen_logps=policy[wanted],
+            policy_rejected_logps=policy[~wanted],
+            ref_chosen_logps=inputs["ref_logps"][wanted],
+            ref_rejected_logps=inputs["ref_logps"][~wanted],
+            policy_kl_logps=self.accelerator.gather(kl_policy),
+            ref_kl_logps=self.accelerator.gather(inputs["ref_KL_logps"]),
+            **self._parameters,
+        )
+        loss = found.loss
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+        return (loss, result[1]) if return_outputs else loss
+
+
+def read_row(algorithm: str, formulation: str, args: Any) -> tuple[Preference, dict[str, Any], Any]:
+    """Read a row for a config, before anything is loaded.
+
+    Args:
+        algorithm: the row.
+        formulation: "chapter", "code" or "trl".
+        args: the configuration; it is not changed.
+
+    Returns:
+        The row, the parameters of its loss, and the config with the row's values in every field
+        that was None.
+
+    Raises:
+        InputError: no such algorithm, or a config field that it does not read, or contradicts.
+    """
+    row = algorithms.formulation(algorithm, formulation, "direct_alignment")
+    if not isinstance(args, AlignmentFields):
+        raise InputError(
+            f"args must be a config of rlhf_trl.trainers, not a {type(args).__name__}, whose "
+            "defaults cannot be told from what was asked for."
+        )
+    if row.trainer not in args.trainers:
+        raise InputError(
+            f"{algorithm} is not trained on {args.trainers[0]}; it has a recipe of its own."
+        )
+    if getattr(args, "truncation_mode", "keep_start") != "keep_start":
+        raise InputError(
+            f"truncation_mode: {args.truncation_mode} is TRL's rule; write overlong: cut_prompt, "
+            "which keeps the end without cutting into completions."
+        )
+    given = {k: v for k in row.reads if (v := getattr(args, k, None)) is not None}
+    if not (getattr(args, "nll_weight", None) or 0) >= 0:
+        raise InputError(f"nll_weight is {args.nll_weight}; write 0 (no such term) or more.")
+    settings = row.fixed(given)
+    reads = {**row.reads, **row.trainer_reads}
+    base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
+    stock = {f.name: f.default for f in fields(base)}
+    resolved = copy(args)
+    for name, default in ((f.name, f.default) for f in fields(args)):
+        value = getattr(args, name)
+        if name in settings:
+            fixed = settings[name]
+            if value not in (None, fixed, [fixed]):
+                raise InputError(
+                    f"{name} is {value!r}, which contradicts {row.label}, which fixes {name}: "
+                    f"{fixed!r}; remove it or choose another algorithm."
+                )
+            setattr(resolved, name, fixed)
+        elif name in reads:
+            setattr(resolved, name, reads[name] if value is None else value)
+        elif name in algorithms.LOSS_FIELDS:
+            if value != default:
+                raise InputError(f"{name} is not read by {row.label}; remove it.")
+            setattr(resolved, name, stock.get(name))
+    return row, {k: v for k, v in row.parameters(given).items() if k in row.reads}, resolved
+
+
+def _check_reference(model: Any, reference: Any) -> None:
+    """Refuse a reference model whose tokens are others."""
+    if reference is None:
+        return
+    sizes = [m.config.get_text_config().vocab_size for m in (model, reference)]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"the reference model has a vocabulary of {sizes[1]} tokens and the model one of "
+            f"{sizes[0]}, so their log-probabilities cannot be compared; choose a reference with "
+            "the same tokenizer."
+        )

@@ -1,0 +1,134 @@
+"""ORPO (chapter 8) on TRL's ORPOTrainer, the one place that reaches into trl.experimental."""
+
+import os
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.losses import preference_loss
+from rlhf_trl.tasks.preferences import fit
+from rlhf_trl.trainers.direct_alignment import AlignmentFields, of_the_row, read_row
+from rlhf_trl.trainers.evaluation import AnswersBesideLoss
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+try:
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+except ImportError as error:
+    import trl
+
+    raise InputError(
+        f"TRL {trl.__version__} has no trl.experimental.orpo, on which ORPO is built here; install "
+        "the version that constraints.txt pins, or choose another algorithm."
+    ) from error
+
+_NO_LIMIT = 2**31
+
+
+@dataclass
+class OddsRatioConfig(AlignmentFields, ORPOConfig):
+    """ORPOConfig whose beta belongs to the algorithm; None means the row's own value."""
+
+    trainers = ("ORPOTrainer",)
+
+    beta: float | None = of_the_row("Weight of the odds ratio.")
+
+
+class OddsRatioTrainer(AnswersBesideLoss, ORPOTrainer):
+    """ORPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
+
+    Args:
+        model: see ORPOTrainer, as are all arguments that are not named here.
+        args (`OddsRatioConfig`): the configuration.
+        algorithm (`str`, *optional*, defaults to `"orpo"`): the row.
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
+
+    Raises:
+        InputError: see PreferenceTrainer.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: OddsRatioConfig,
+        *,
+        algorithm: str = "orpo",
+        formulation: str = "chapter",
+        **kwargs: Any,
+    ):
+        self._row, self._parameters, args = read_row(algorithm, formulation, args)
+        self._algorithm, self._formulation = algorithm, formulation
+        self.fitted: dict[str, dict[str, int]] = {}
+        whole = copy(args)
+        whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
+        if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
+            whole.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+        super().__init__(model, args=whole, **kwargs)
+        self.max_completion_length = args.max_completion_length
+        self.max_length = self.args.max_length = args.max_length
+        self.train_dataset = self._fitted(self.train_dataset, "train")
+        if self.eval_dataset is not None:
+            self.eval_dataset = self._fitted(self.eval_dataset, "eval")
+
+    def _fitted(self, dataset: Any, name: str) -> Any:
+        """Apply the rule for over-long pairs, and drop identical ones."""
+        sides = ("chosen", "rejected")
+        dataset = dataset.map(_ids, remove_columns=dataset.column_names, load_from_cache_file=False)
+        names = [f"{side}_ids" for side in sides]
+        dataset, counts = fit(dataset, names, self.max_length, self.args.overlong)
+        self.fitted[name] = counts
+        return dataset.map(_columns, remove_columns=["prompt_ids", *names])
+
+    # Extends ORPOTrainer.concatenated_forward: keeps the result for the loss.
+    def concatenated_forward(self, model, batch):
+        """Run the model, and keep what it returned."""
+        self._forward = super().concatenated_forward(model, batch)
+        return self._forward
+
+    # Extends ORPOTrainer.get_batch_loss_metrics: the row's loss on TRL's log-probabilities.
+    def get_batch_loss_metrics(self, model, batch, train_eval="train"):
+        """Compute the row's loss, and TRL's metrics with log-probabilities that are sums."""
+        loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
+        (chosen, rejected), aux = self._forward[:2], self._forward[5:]
+        prefix = "eval_" if train_eval == "eval" else ""
+        for side, logps in (("chosen", chosen), ("rejected", rejected)):
+            sums = logps.detach() * (batch[f"{side}_labels"] != -100).sum(1)
+            metrics[f"{prefix}logps/{side}"] = self.accelerator.gather(sums).mean().item()
+        if self._formulation == "trl":
+            return loss, metrics
+        metrics[f"{prefix}nll_loss"] = self.accelerator.gather(-chosen.detach()).mean().item()
+        found = preference_loss(
+            self._algorithm,
+            formulation=self._formulation,
+            policy_chosen_logps=chosen,
+            policy_rejected_logps=rejected,
+            chosen_nll=-chosen,
+            **self._parameters,
+        )
+        return found.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
+
+
+def _ids(row: dict[str, Any]) -> dict[str, list[int]]:
+    """Take a tokenised pair apart: its prompt is what both sides begin with."""
+    texts = [row[f"{side}_input_ids"] for side in ("chosen", "rejected")]
+    lengths = [row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected")]
+    start = min(lengths)
+    while texts[0][:start] != texts[1][:start]:
+        start -= 1
+    return {
+        "prompt_ids": texts[0][:start],
+        "chosen_ids": texts[0][start:],
+        "rejected_ids": texts[1][start:],
+    }
+
+
+def _columns(row: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Put a pair together as ORPOTrainer's collator expects it."""
+    prompt = row["prompt_ids"]
+    columns = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+    for side in ("chosen", "rejected"):
+        ids = row[f"{side}_ids"]
+        columns[f"{side}_input_ids"] = prompt + ids
+        columns[f"{side}_attention_mask"] = [1] * len(prompt + ids)
+        columns[f"{side}_labels"] = [-100] * len(prompt) + ids
+    return columns

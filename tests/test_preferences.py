@@ -1,0 +1,289 @@
+"""Preference data: pairs, files, rules for length and order, and every broken input's sentence."""
+
+import json
+
+import pytest
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.tasks.gym import Spec
+from rlhf_trl.tasks.preferences import (
+    PreferenceData,
+    checked_rows,
+    kto_order,
+    load_preferences,
+    offline_pairs,
+    on_policy_pairs,
+    read_rows,
+    shortened,
+)
+from rlhf_trl.tasks.rewards import exact_match
+
+SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
+
+
+def data(**given):
+    return PreferenceData(**{"specs": [SPELL], "size": 50, "eval_size": 20, **given})
+
+
+def test_offline_pairs_hold_the_right_answer_and_an_error():
+    found = load_preferences(data())
+    assert (len(found.train), len(found.held_out), found.dropped) == (50, 20, {})
+    for rows, tasks in ((found.train, found.tasks.train), (found.held_out, found.tasks.held_out)):
+        for row, task in zip(rows, tasks, strict=True):
+            both = {"answer": [task["answer"]] * 2, "task": [task["task"]] * 2}
+            assert exact_match([row["chosen"], row["rejected"]], **both) == [1.0, 0.0]
+            assert row["prompt"] == task["prompt"]
+    again, other = (offline_pairs(found.tasks.train, seed) for seed in (0, 1))
+    assert again == found.train != other
+
+
+def test_max_samples_takes_the_first_rows():
+    whole, few = load_preferences(data()), load_preferences(data(), max_samples=7)
+    assert few.train == whole.train[:7]
+    with pytest.raises(InputError, match="max_samples: 0"):
+        load_preferences(data(), max_samples=0)
+
+
+def said(text):
+    return f"<think></think><answer>{text}</answer>"
+
+
+def test_on_policy_pairs_are_a_right_and_a_wrong_sample():
+    rows = [{"prompt": p, "task": "spell_backward", "answer": "nus"} for p in "abc"]
+    samples = [[said("nus"), said("sun"), said("uns")], [said("nus")] * 3, [said("sun")] * 3]
+    (pair,) = on_policy_pairs(rows, samples, seed=0)
+    assert pair["prompt"] == "a"
+    assert pair["chosen"][0]["content"] == said("nus")
+    assert pair["rejected"][0]["content"] in (said("sun"), said("uns"))
+
+
+def test_on_policy_data_samples_both_sides_and_counts_what_is_left_out():
+    calls = []
+
+    def sample(rows, count, side):
+        calls.append((len(rows), count, side))
+        return offline_pairs(rows[:3], 0)
+
+    found = load_preferences(data(pairs="on_policy", samples_per_prompt=4), None, False, sample)
+    assert calls == [(50, 4, "train"), (20, 4, "held-out")]
+    assert found.dropped == {"right and wrong not both among 4 samples": 47}
+    with pytest.raises(InputError, match="no on-policy pair"):
+        load_preferences(data(pairs="on_policy"), None, False, lambda *_: [])
+    with pytest.raises(InputError, match="samples_per_prompt: 1"):
+        load_preferences(data(pairs="on_policy", samples_per_prompt=1), None, False, sample)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+ROWS = [
+    {"prompt": "one", "chosen": "yes", "rejected": "no"},
+    {"prompt": "two", "chosen": "same", "rejected": "same"},
+    {"prompt": "three", "chosen": "ja", "rejected": "nein"},
+]
+
+
+def written(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
+def test_files_of_every_kind(tmp_path, kind):
+    path = written(tmp_path / f"pairs.{kind}", ROWS)
+    found = load_preferences(PreferenceData(source="path", path=path))
+    assert found.train == [ROWS[0], ROWS[2]]
+    assert found.dropped == {"chosen identical to rejected": 1}
+    assert (found.held_out, found.tasks, found.conversational) == (None, None, False)
+    assert load_preferences(PreferenceData(source="path", path=path), 1).train == [ROWS[0]]
+    both = PreferenceData(source="path", path=path, eval_path=path, eval_size=1)
+    assert load_preferences(both).held_out == [ROWS[0]]
+
+
+def test_a_data_set_of_the_hub_is_read_from_a_local_copy(tmp_path):
+    from datasets import Dataset
+
+    (tmp_path / "data").mkdir()
+    Dataset.from_list(ROWS).to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
+    assert read_rows(str(tmp_path), "test", 2) == ROWS[:2]
+    assert read_rows(str(tmp_path), "test", 9) == read_rows(str(tmp_path), "test") == ROWS
+    with pytest.raises(InputError, match="reached with split 'train'"):
+        read_rows(str(tmp_path), "train")
+
+
+def chat(*turns):
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": text} for n, text in enumerate(turns)]
+
+
+def rows_of(rows, columns=None, unpaired=False):
+    return checked_rows(rows, "pairs.jsonl", columns or {}, unpaired)[0]
+
+
+def test_conversations_that_repeat_the_prompt_lose_it():
+    # as UltraFeedback has them: a text prompt beside whole conversations
+    row = {"prompt": "hi", "chosen": chat("hi", "hello"), "rejected": chat("hi", "go")}
+    (found,) = rows_of([row])
+    assert found["prompt"] == chat("hi")
+    assert found["chosen"] == chat("hi", "hello")[1:]
+    assert found["rejected"] == chat("hi", "go")[1:]
+    assert rows_of([{k: v for k, v in row.items() if k != "prompt"}]) == [found]
+    assert rows_of([found]) == [found]
+    answers = {"prompt": "hi", "chosen": found["chosen"], "rejected": found["rejected"]}
+    assert rows_of([answers]) == [found]
+
+
+def test_columns_are_mapped_and_others_left_out():
+    row = {"q": "one", "better": "yes", "worse": "no", "score": 3}
+    columns = {"prompt": "q", "chosen": "better", "rejected": "worse"}
+    assert rows_of([row], columns) == [ROWS[0]]
+
+
+def test_unpaired_rows():
+    rows = [{"prompt": "a", "completion": "b", "label": label} for label in (True, False)]
+    assert rows_of(rows, unpaired=True) == rows
+    assert rows_of([ROWS[0]], unpaired=True) == [ROWS[0]]
+    assert rows_of([{**ROWS[0], "label": 1.5}], unpaired=True) == [ROWS[0]]
+
+
+LABELLED = {"prompt": "a", "completion": "b", "label": True}
+BAD = {
+    "no rows": ([], {}, False, "pairs.jsonl has no rows"),
+    "missing columns": (
+        [{"question": "a", "better": "b", "rejected": "c"}],
+        {},
+        False,
+        "lacks prompt, chosen; needed are prompt, chosen, rejected, and there are question, "
+        "better, rejected; map them with dataset.columns",
+    ),
+    "a column to map that is not there": (
+        [ROWS[0]],
+        {"chosen": "chosn"},
+        False,
+        r"has no column 'chosn' \(did you mean 'chosen'\?\)",
+    ),
+    "a column that nothing reads": ([ROWS[0]], {"winner": "chosen"}, False, "'winner' is not"),
+    "empty prompt": ([{**ROWS[0], "prompt": " "}], {}, False, "row 0 .* prompt is empty"),
+    "empty completion": ([{**ROWS[0], "rejected": ""}], {}, False, "row 0 .* rejected is empty"),
+    "no completion": ([{**ROWS[0], "rejected": None}], {}, False, "row 0 .* rejected is empty"),
+    "a number": ([{**ROWS[0], "rejected": 3}], {}, False, "rejected is 3; write a text"),
+    "not messages": ([{**ROWS[0], "prompt": ["a"]}], {}, False, "not of messages with role"),
+    "all identical": ([ROWS[1]] * 2, {}, False, "the same in all 2 rows"),
+    "a single class": ([LABELLED] * 2, {}, True, "label is true in all rows"),
+    "labels that are numbers": ([{**LABELLED, "label": 1}], {}, True, "label is 1, .* not boolean"),
+    "labels for DPO": ([LABELLED], {}, False, "lacks chosen, rejected"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_rows(name):
+    rows, columns, unpaired, part = BAD[name]
+    with pytest.raises(InputError, match=part) as found:
+        checked_rows(rows, "pairs.jsonl", columns, unpaired)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "a.jsonl, line 2 is not JSON"),
+        ("a.jsonl", b'{"prompt": "a"}\n\n{"prompt": "\xff"}\n', "line 3 is not UTF-8 text"),
+        ("a.jsonl", b"[1]\n", "line 1 is not an object of columns"),
+        ("a.json", b'{"prompt": "a"}', "a.json is not a list of rows"),
+        ("a.json", b"[3]", "element 0 is not an object"),
+        ("a.parquet", b"no parquet", "is not a Parquet file"),
+        ("b.jsonl", None, "there is no file"),
+        ("nobody/no-such-data", None, "download it and write the path of a local copy"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, monkeypatch, name, content, part):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=part) as found:
+        read_rows(name)
+    assert "\n" not in str(found.value)
+
+
+def test_blocks_that_name_nothing():
+    with pytest.raises(InputError, match=r"dataset\.path is missing"):
+        load_preferences(PreferenceData(source="path"))
+    with pytest.raises(InputError, match="write reasoning_gym or path"):
+        load_preferences(data(source="hub"))
+
+
+# --- token ids -----------------------------------------------------------------------------------
+
+
+def test_rules_for_overlong_examples():
+    prompt, sides = [1, 2, 3, 4], [[5, 6, 7], [8]]
+    assert shortened(prompt, sides, 7, "drop") == (prompt, sides)
+    assert shortened(prompt, sides, None, "drop") == (prompt, sides)
+    assert shortened(prompt, sides, 6, "drop") is None
+    assert shortened(prompt, sides, 5, "cut_prompt") == ([3, 4], sides)
+    assert shortened(prompt, sides, 3, "cut_prompt") is None  # no prompt would be left
+    assert shortened(prompt, sides, 6, "cut_completion") == (prompt, [[5, 6], [8]])
+    assert shortened(prompt, sides, 4, "cut_completion") is None
+
+
+def neighbours(order, batch):
+    """(example, the one whose completion it meets), spelled out from TRL's rotation."""
+    for first in range(0, len(order), batch):
+        part = order[first : first + batch]
+        yield from zip(part, part[-1:] + part[:-1], strict=True)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 64])
+@pytest.mark.parametrize("wanted", [0.5, 0.2])
+def test_kto_neighbours_never_share_a_prompt_and_labels_are_spread(batch, wanted):
+    count = 201
+    labels = [n % 10 < 10 * wanted for n in range(count)]
+    prompts = [[n // 2] for n in range(count)]  # neighbours share one before they are ordered
+    order = kto_order(labels, prompts, batch, seed=3)
+    assert len(order) == count - (count % batch == 1)
+    assert len(set(order)) == len(order)
+    assert all(prompts[a] != prompts[b] for a, b in neighbours(order, batch))
+    for first in range(len(order) - 20):
+        share = sum(labels[i] for i in order[first : first + 20]) / 20
+        assert abs(share - wanted) <= 0.1
+    assert order != kto_order(labels, prompts, batch, seed=4)
+    assert order == kto_order(labels, prompts, batch, seed=3)
+
+
+def test_kto_alternates_as_many_of_each():
+    labels = [True] * 30 + [False] * 30
+    order = kto_order(labels, [[n % 30] for n in range(60)], 8, seed=0)
+    assert [labels[i] for i in order] == [True, False] * 30
+
+
+@pytest.mark.parametrize(
+    ("labels", "batch", "part"),
+    [
+        ([True] * 4, 2, "label is true in all 4 examples"),
+        ([False] * 4, 2, "label is false in all 4 examples"),
+        ([True, False] * 2, 1, "per_device_train_batch_size is 1"),
+        ([True, False] * 2, 4, "too few different prompts"),
+    ],
+)
+def test_kto_orders_that_do_not_exist(labels, batch, part):
+    with pytest.raises(InputError, match=part):
+        kto_order(labels, [[1]] * 4, batch, seed=0)
+
+
+def test_rotation_asserts_that_no_pair_is_of_one_prompt():
+    from datasets import Dataset
+
+    from rlhf_trl.tasks.preferences import rotated
+
+    rows = [{"prompt_ids": [n], "completion_ids": [10 + n]} for n in (0, 1, 2)]
+    found = rotated(Dataset.from_list(rows), 3)
+    assert found["KL_completion_ids"][:] == [[12], [10], [11]]
+    with pytest.raises(InputError, match="two neighbours share a prompt"):
+        rotated(Dataset.from_list([rows[0], rows[0]]), 2)
