@@ -139,8 +139,9 @@ def test_a_class_that_has_gone_is_one_line(monkeypatch):
 
 def test_a_class_that_has_moved_is_followed(monkeypatch):
     hide(monkeypatch, trl, "KTOTrainer")
-    one = only("KTOTrainer loss_type=kto beta=1.0 desirable_weight=2.0")
+    one, its_init = moved("KTOTrainer loss_type=kto beta=1.0 desirable_weight=2.0")
     assert (one.what, one.recorded, one.found) == ("KTOTrainer", "trl", "trl.experimental.kto")
+    assert (its_init.what, its_init.found) == ("KTOTrainer.__init__", "(self, *args, **kwargs)")
 
 
 def test_a_class_that_cannot_be_imported_says_why(monkeypatch):
