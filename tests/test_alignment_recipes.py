@@ -256,8 +256,14 @@ FLOORS = {  # greedy exact match after 100 steps; the start is .502
 }
 
 
+IN_SHORT = ("kto", "orpo")  # for the others, see the mark
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("config", FLOORS)
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(c, marks=[] if c in IN_SHORT else pytest.mark.promise) for c in FLOORS],
+)
 def test_every_method_learns_within_a_minute(run, config):
     recipe = config if config in ("kto", "orpo") else "dpo"
     folder, _ = run(recipe, config, "--eval_steps", 100)
@@ -270,7 +276,7 @@ def test_every_method_learns_within_a_minute(run, config):
     assert summary["train_cpu_seconds"] <= 60
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_displacement(run):
     folder, _ = run("dpo", "displacement", "--eval_steps", 100)
     summary = json.loads((folder / "summary.json").read_text())
@@ -280,7 +286,7 @@ def test_displacement(run):
     assert after["eval_sampled_exact_match"] <= before["eval_sampled_exact_match"] - 0.06
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_kto_in_blocks_destroys_the_model(run):
     folder, _ = run("kto", "kto_blocks", "--eval_steps", 100)
     summary = json.loads((folder / "summary.json").read_text())

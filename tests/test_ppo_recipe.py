@@ -289,9 +289,11 @@ def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
 
 # --- what PPO promises
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.promise) for seed in (1, 2))]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_ppo_learns_and_its_values_explain_the_returns(run, seed):
     folder, _ = run("ppo", "ppo", "--seed", seed)
     summary = json.loads((folder / "summary.json").read_text())
@@ -308,7 +310,7 @@ def test_ppo_learns_and_its_values_explain_the_returns(run, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_beta_keeps_the_policy_near_the_reference(run, tmp_path, seed):
     ends = []
     for beta in (1e-6, 0.1):  # so small that it only loads the reference
