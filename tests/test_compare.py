@@ -455,7 +455,9 @@ def test_ours_with_the_lower_bound_is_the_chapters_cispo():
     assert (first.algorithm, first.formulation, first.equal) == ("cispo", "chapter", True)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "reinforce", "maxrl"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "dapo", "reinforce", "maxrl", "dpo", "cdpo", "ipo", "simpo", "orpo"]
+)
 def test_our_configs_compute_what_they_are_called(name):
     subject = read_subject(ROOT / f"configs/tiny/{name}.yaml", None)
     [asked] = distances(subject, [(name, "chapter")])
@@ -646,7 +648,8 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
         ("loss_type: grop", "GRPOTrainer", r"cannot be run .*Unknown loss type: grop"),
         ("temperature: 0.0", "GRPOTrainer", r"cannot be run .*ZeroDivisionError"),
         ("epsilon: -1.0", "GRPOTrainer", r"epsilon must be at least 0"),
-        ("algorithm: dpo", None, r"dpo is not one of its algorithms"),
+        ("algorithm: kto", None, r"a config for kto is not compared"),
+        ("algorithm: ppo", None, r"a config for ppo is not compared"),
         ("algorithm: gropo", None, r"unknown algorithm 'gropo'.*grpo"),
         ("a: [", None, r"run.yaml"),
         ("beta: 0.1", "nowhere.Trainer", r"nowhere cannot be imported"),

@@ -19,7 +19,6 @@ from rlhf_trl.algorithms import (
     LOSS_FIELDS,
     SHARED_FIELDS,
     Formulation,
-    algorithm,
     formulation,
 )
 from rlhf_trl.compare import pairs, policy
@@ -201,25 +200,42 @@ def _schedule(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def _our_trainer(path: str, name: str, row: Formulation) -> tuple[type, type]:
+    """Return trainer and config class of the recipe that trains an algorithm."""
+    if name == "ppo" or row.trainer in ("KTOTrainer", "RewardTrainer"):
+        raise InputError(
+            f"{path}: a config for {name} is not compared: PPO needs its value model, KTO an order "
+            "of its own, and stock TRL trains reward models; give the stock trainer's config, if "
+            "there is one"
+        )
+    if row.trainer == "GRPOTrainer":
+        from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
+
+        return PolicyGradientTrainer, PolicyGradientConfig
+    if row.trainer == "ORPOTrainer":
+        from rlhf_trl.trainers.orpo import OddsRatioConfig, OddsRatioTrainer
+
+        return OddsRatioTrainer, OddsRatioConfig
+    from rlhf_trl.trainers.direct_alignment import PreferenceConfig, PreferenceTrainer
+
+    return PreferenceTrainer, PreferenceConfig
+
+
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
     """Return a config of our own recipes as a subject."""
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
-    if algorithm(name).family != "policy_gradient" or name == "ppo":
-        raise InputError(
-            f"{path}: compare reads configs of recipes/grpo.py, and {name} is not one of its "
-            "algorithms; give the stock trainer's own config instead"
-        )
-    from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
-
-    cls = _class(trainer) if trainer else PolicyGradientTrainer
-    if not issubclass(cls, PolicyGradientTrainer):
+    own_class, config = _our_trainer(path, name, row)
+    cls = _class(trainer) if trainer else own_class
+    if not issubclass(cls, own_class):
         raise InputError(
             f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
             "out, or give a config of that trainer"
         )
-    own = ("algorithm", "formulation", "dataset", "reward_funcs", "expect")
-    values = read_fields(path, [PolicyGradientConfig, _import("ModelConfig")], own)
+    recipe = ("algorithm", "formulation", "dataset", "reward_funcs", "reward_model", "expect")
+    values = read_fields(
+        path, [config, _import("ModelConfig")], [*recipe, "max_samples", "samples"]
+    )
     fields = _deciding(values)
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
     # no completion of the batches comes near the penalty, and no group is sampled again
@@ -227,11 +243,13 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
     fields |= {key: value for key, value in ours.items() if key in row.trainer_reads}
     if "soft_punish_cache" in fields:
         fields["max_completion_length"] = 2 * policy.LIMIT
+    if row.trainer == "GRPOTrainer":
+        fields = dict(row.settings) | fields
     return Subject(
         label=label,
-        base="GRPOTrainer",
-        classes=(cls, PolicyGradientConfig),
-        fields=dict(row.settings) | fields,
+        base=pairs.base_name(cls),
+        classes=(cls, config),
+        fields=fields,
         schedule=_schedule(values),
         also={"algorithm": name, "formulation": which},
         left_out=_left_out(values),
@@ -333,7 +351,7 @@ def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[
         (name, which)
         for name, row in ALGORITHMS.items()
         for which, form in row.formulations.items()
-        if _could(subject.base, form, name)
+        if _could(subject.base, form, name, bool(subject.also))
         and (which != "trl" or row.chapter.trl is not True)  # else it is the chapter's
     ]
     with quiet():
@@ -350,15 +368,17 @@ def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[
     return sorted(found, key=lambda d: (not d.equal, d.worst.grad_rel_error))
 
 
-def _could(base: str, row: Formulation, name: str) -> bool:
+def _could(base: str, row: Formulation, name: str, ours: bool) -> bool:
     if base in POLICY:
         return row.trainer == "GRPOTrainer" and name != "ppo"
-    return row.trainer == base and name not in ("orm", "prm", "kwise")
+    # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
+    homes = {"DPOTrainer": ("DPOTrainer", "CPOTrainer")} if ours else {}
+    return row.trainer in homes.get(base, (base,)) and name not in ("orm", "prm", "kwise")
 
 
 def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distance:
     row = formulation(name, which)
-    if not _could(subject.base, row, name):
+    if not _could(subject.base, row, name, bool(subject.also)):
         raise InputError(f"{subject.base} cannot be compared with {name}: {row.trainer} is its own")
     built = subject.classes[1](**{**trainer_fields(), **_roomy(subject), **dict(subject.fields)})
     left = Book(name, which, _params(row, subject, lambda key: getattr(built, key, None)))
