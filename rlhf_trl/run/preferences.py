@@ -1,4 +1,4 @@
-"""The data of a direct-alignment run: read, made, or sampled from a model once and kept."""
+"""A direct-alignment run; its data are read, made, or sampled from a model once and kept."""
 
 import json
 from copy import copy
@@ -8,9 +8,48 @@ from typing import Any
 
 import torch
 
+from rlhf_trl.run import train
 from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
 from rlhf_trl.run.output import write_whole
+from rlhf_trl.run.samples import add_panels
 from rlhf_trl.tasks.preferences import Preferences, load_preferences, on_policy_pairs
+from rlhf_trl.trainers.direct_alignment import read_row
+
+
+def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
+    """Do what every direct-alignment recipe does: load, train, evaluate, save, report.
+
+    Args:
+        loaded: what `load_config` returned.
+        trainer_class: the trainer; it reads `algorithm` and `formulation`.
+        unpaired: whether rows with a label are accepted beside pairs.
+
+    Raises:
+        InputError: an algorithm, a field, data, tokenizer or model that is missing or does not fit.
+    """
+    from trl import get_peft_config, get_quantization_config
+
+    own, args, model = loaded.own, loaded.trl, loaded.model
+    name = f"{own.algorithm} ({own.formulation})"
+    read_row(own.algorithm, own.formulation, args)
+    train.begin(loaded, name)
+    data, tokenizer = prepare_preferences(own, args, model, unpaired)
+    quantization = get_quantization_config(model)
+    trainer = trainer_class(
+        model=prepare_model(model, args),
+        args=args,
+        train_dataset=data.train_dataset,
+        eval_dataset=data.eval_dataset,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model),
+        algorithm=own.algorithm,
+        formulation=own.formulation,
+        # ORPOTrainer has no such argument
+        **({} if quantization is None else {"quantization_config": quantization}),
+    )
+    report_fitted(trainer)
+    add_panels(trainer, own.samples, data.held_out or data.train)
+    train.run(trainer, loaded, data.tasks, name)
 
 
 def prepare_preferences(
