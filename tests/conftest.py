@@ -65,3 +65,30 @@ def launch(tmp_path):
         )
 
     return launch
+
+
+@pytest.fixture(scope="module")
+def two_processes(request, tmp_path_factory):
+    """The folder in which the script beside a test module, run on two processes, left its results.
+
+    The script of `test_NAME.py` is `NAME.py`; it takes the folder.
+    """
+    folder = tmp_path_factory.mktemp("two")
+    script = request.module.__name__.removeprefix("test_")
+    command = [
+        *[sys.executable, "-m", "accelerate.commands.launch"],
+        *["--config_file", "configs/accelerate/cpu_2proc.yaml"],
+        *[f"tests/{script}.py", str(folder)],
+    ]
+    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
+    paths = [str(ROOT), str(ROOT / "tests"), env.get("PYTHONPATH", "")]
+    env |= {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]]),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder

@@ -1,40 +1,10 @@
 """Two processes train like one on the same pairs, where the formulation allows it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from direct_alignment_processes import ROWS, train
 from policy_gradient_cases import checkpoint, drift
 from transformers import AutoModelForCausalLM
-
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    command = [
-        *[sys.executable, "-m", "accelerate.commands.launch"],
-        *["--config_file", "configs/accelerate/cpu_2proc.yaml"],
-        *["tests/direct_alignment_processes.py", str(folder)],
-    ]
-    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
-    paths = [str(ROOT), str(ROOT / "tests"), env.get("PYTHONPATH", "")]
-    env |= {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]]),
-        "ACCELERATE_USE_CPU": "true",
-    }
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
 
 # KTO's mismatched pairs are made within the batch of a device, and TRL's ORPO takes one mean over
 # all tokens of such a batch: how far apart the weights may end

@@ -1,39 +1,9 @@
 """PPO on two processes trains like PPO on one, with every kind of value model."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from ppo_cases import build, unsettle
 from ppo_processes import CASES, train
-
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    command = [
-        *[sys.executable, "-m", "accelerate.commands.launch"],
-        *["--config_file", "configs/accelerate/cpu_2proc.yaml"],
-        *["tests/ppo_processes.py", str(folder)],
-    ]
-    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
-    paths = [str(ROOT), str(ROOT / "tests"), env.get("PYTHONPATH", "")]
-    env |= {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]]),
-        "ACCELERATE_USE_CPU": "true",
-    }
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
 
 # of whole generations; what is averaged over micro-batches depends on who shares one
 METRICS = ("val/explained_variance", "returns/mean", "advantages/mean", "advantages/std")
