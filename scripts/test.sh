@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up, lint, run the short demo, run the tests. Arguments go to pytest: -m promise runs the tests
-# that are left out here because they train for minutes, one of each kind excepted.
+# that are left out here because they train for minutes to check a number of the documentation.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh test

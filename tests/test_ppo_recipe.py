@@ -292,8 +292,8 @@ def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.promise) for seed in (1, 2))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.promise
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_ppo_learns_and_its_values_explain_the_returns(run, seed):
     folder, _ = run("ppo", "ppo", "--seed", seed)
     summary = json.loads((folder / "summary.json").read_text())

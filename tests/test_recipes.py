@@ -426,7 +426,7 @@ def test_grpo_learns_on_one_cpu_thread_within_a_minute(run):
     assert summary["train_cpu_seconds"] <= 60
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_the_warm_start_rebuilds_from_nothing(run):
     rebuilt, _ = run("sft", "sft", "--eval_strategy", "no")
     shipped = run_shipped(run, rebuilt)
