@@ -8,7 +8,7 @@ of one untrained model. Everything behind generation is the trainer's own.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -198,6 +198,7 @@ class PolicyWindow:
         from trl import GRPOConfig, GRPOTrainer
 
         self.batch = batch
+        self._views: dict[float, View] = {}
         self.generating = drifted(untrained().state_dict(), 0.05, seed=99)
         self.current = self.generating
         trainer = build_trainer(GRPOTrainer, GRPOConfig, {}, batch)
@@ -268,20 +269,15 @@ class PolicyWindow:
             optimizer.step()
         return model.state_dict()
 
-    @cached_property
-    def views(self) -> dict[float, "View"]:
-        """The window at a temperature, as far as it was asked for."""
-        return {}
-
     def view(self, temperature: float = 1.0) -> "View":
         """Return the book's side of the window.
 
         Args:
             temperature: by which logits are divided before log-probabilities are taken.
         """
-        if temperature not in self.views:
-            self.views[temperature] = self._view(temperature)
-        return self.views[temperature]
+        if temperature not in self._views:
+            self._views[temperature] = self._view(temperature)
+        return self._views[temperature]
 
     def _view(self, temperature: float) -> "View":
         def logps(state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:

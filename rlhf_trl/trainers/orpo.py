@@ -1,4 +1,4 @@
-"""ORPO (chapter 8) on TRL's ORPOTrainer, the one place that reaches into trl.experimental."""
+"""ORPO (chapter 8) on TRL's ORPOTrainer, the one trainer here that builds on trl.experimental."""
 
 import os
 from copy import copy
