@@ -1,0 +1,360 @@
+"""What the scores of a reward model are worth: plain functions of scores, labels and prompts.
+
+Every result is a finite Python float. A number that the input does not define (an AUC without a
+wrong candidate, a recall of a class that does not occur) is left out of the dictionary. Scores that
+are not finite, labels outside their set and lengths that differ are an `InputError`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from rlhf_trl.errors import InputError
+
+SIZES = (1, 2, 4, 8)
+STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
+
+
+def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
+    """Return how well rewards separate the two sides of preference pairs.
+
+    pair_accuracy = mean of 1[r_c > r_r] + 1/2 1[r_c = r_r];  margin = mean(r_c - r_r);
+    calibration_error: that of `calibration` for p = sigmoid(r_c - r_r), where each pair counts in
+    both orders, (p, won) and (1 - p, lost). In one order every outcome would be "won", and the
+    error would be nothing but the mean of 1 - p.
+
+    Args:
+        chosen: (N,) rewards of the preferred completions.
+        rejected: (N,) rewards of the others.
+
+    Returns:
+        pair_accuracy, margin, chosen_mean, rejected_mean, calibration_error; nothing for N = 0.
+
+    Raises:
+        InputError: numbers of different length, or not finite.
+    """
+    chosen, rejected = _finite(chosen, "chosen"), _finite(rejected, "rejected")
+    p = win_probabilities(chosen, rejected)
+    if not len(p):
+        return {}
+    both_orders = np.concatenate([p, 1 - p]), np.repeat([True, False], len(p))
+    return {
+        "pair_accuracy": float(np.mean((chosen > rejected) + (chosen == rejected) / 2)),
+        "margin": float(np.mean(chosen - rejected)),
+        "chosen_mean": float(np.mean(chosen)),
+        "rejected_mean": float(np.mean(rejected)),
+        "calibration_error": calibration(*both_orders)[3],
+    }
+
+
+def win_probabilities(chosen: Any, rejected: Any) -> np.ndarray:
+    """Return sigmoid(r_c - r_r), (N,), the probability that the chosen completion wins.
+
+    Raises:
+        InputError: numbers of different length, or not finite.
+    """
+    chosen, rejected = _finite(chosen, "chosen"), _finite(rejected, "rejected")
+    _same_length(chosen=chosen, rejected=rejected)
+    return (1 + np.tanh((chosen - rejected) / 2)) / 2  # does not overflow
+
+
+def calibration(
+    probabilities: Any, outcomes: Any, bins: int = 10
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Return how often what is given probability p happens, in bins of p of equal width.
+
+    error = sum_k n_k / N |mean p in bin k - mean outcome in bin k|
+
+    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. Empty bins are left out.
+
+    Args:
+        probabilities: (N,) between 0 and 1.
+        outcomes: (N,) truth values.
+        bins: number of bins.
+
+    Returns:
+        Mean probability, mean outcome and count of each bin that is not empty, and the error.
+
+    Raises:
+        InputError: N = 0, lengths that differ, a probability outside [0, 1], an outcome that is no
+            truth value.
+    """
+    probabilities, outcomes = _finite(probabilities, "probabilities"), _truth(outcomes, "outcomes")
+    _same_length(probabilities=probabilities, outcomes=outcomes)
+    if not len(probabilities):
+        raise InputError("calibration: there are no probabilities; pass at least one.")
+    if probabilities.min() < 0 or probabilities.max() > 1:
+        raise InputError(
+            f"calibration: probabilities run from {probabilities.min():.3g} to "
+            f"{probabilities.max():.3g}; pass the sigmoid of logits, not the logits."
+        )
+    place = np.minimum((probabilities * bins).astype(int), bins - 1)
+    counts = np.bincount(place, minlength=bins)
+    occurs = counts > 0
+    counts = counts[occurs]
+    confidence = np.bincount(place, probabilities, bins)[occurs] / counts
+    outcome = np.bincount(place, outcomes, bins)[occurs] / counts
+    error = float(np.sum(counts * np.abs(confidence - outcome)) / len(probabilities))
+    return confidence, outcome, counts, error
+
+
+def prompt_ids(prompts: Sequence[Any]) -> list[int]:
+    """Return an integer per prompt, (N,), equal where prompts are equal, in order of appearance.
+
+    Args:
+        prompts: (N,) texts, or lists of messages.
+    """
+    known: dict[str, int] = {}
+    return [known.setdefault(repr(prompt), len(known)) for prompt in prompts]
+
+
+def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[str, float]:
+    """Return how well scores tell right from wrong candidates, over all and within prompts.
+
+    auc = P(s_right > s_wrong) + 1/2 P(s_right = s_wrong) over all candidates (Mann-Whitney);
+    pairwise_accuracy = the same within a prompt, mean over the prompts that have both;
+    top1_accuracy = P(the best scored is right), mean over the prompts that have both;
+    best_of_n = the same, mean over all prompts; random_of_n = mean over prompts of the share that
+    is right; oracle_of_n = share of prompts with a right one; right_mean, wrong_mean = mean scores.
+
+    Of candidates that share the best score each is chosen with equal probability.
+
+    Args:
+        scores: (N,) scores.
+        labels: (N,) whether the candidate is right.
+        groups: (N,) its prompt's id; candidates of a prompt need not be neighbours.
+
+    Returns:
+        These numbers; without a right, or without a wrong candidate, those that need one are left
+        out, and nothing is left for N = 0.
+
+    Raises:
+        InputError: lengths that differ, a score that is not finite, a label that is no truth value.
+    """
+    scores, labels, prompts = _candidates(scores, labels, groups)
+    if not prompts:
+        return {}
+    metrics = {}
+    if labels.any() and not labels.all():
+        metrics["auc"] = _auc(scores, labels)
+    best = np.array([labels[p][scores[p] == scores[p].max()].mean() for p in prompts])
+    share = np.array([labels[p].mean() for p in prompts])
+    both = (share > 0) & (share < 1)
+    if both.any():
+        within = [_auc(scores[p], labels[p]) for p, b in zip(prompts, both, strict=True) if b]
+        metrics["pairwise_accuracy"] = float(np.mean(within))
+        metrics["top1_accuracy"] = float(best[both].mean())
+    metrics["best_of_n"] = float(best.mean())
+    metrics["random_of_n"] = float(share.mean())
+    metrics["oracle_of_n"] = float((share > 0).mean())
+    for name, side in (("right_mean", scores[labels]), ("wrong_mean", scores[~labels])):
+        if len(side):
+            metrics[name] = float(side.mean())
+    return metrics
+
+
+def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Return the Mann-Whitney statistic over n_right n_wrong, from the mean ranks of ties."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    right, wrong = int(labels.sum()), int((~labels).sum())
+    return float((ranks[labels].sum() - right * (right + 1) / 2) / (right * wrong))
+
+
+def ranking_by_budget(
+    scores: Any, labels: Any, groups: Sequence[Hashable], sizes: Sequence[int] = SIZES
+) -> dict[int, float]:
+    """Return best-of-n for several n: how often the best scored of n candidates is right.
+
+    sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts, where a prompt has N
+    candidates, c_k with one of its k lowest distinct scores, and m_k of those with the k-th are
+    right: the exact mean over all subsets of n without repetition, ties with equal probability.
+
+    With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
+
+    Args:
+        scores: (N,) scores.
+        labels: (N,) whether the candidate is right.
+        groups: (N,) its prompt's id.
+        sizes: the n.
+
+    Returns:
+        Best-of-n by n; an n that exceeds the candidates of some prompt is left out.
+
+    Raises:
+        InputError: as in `ranking_metrics`, or a size below 1.
+    """
+    scores, labels, prompts = _candidates(scores, labels, groups)
+
+    def of(prompt: np.ndarray, n: int) -> float:
+        _, place, counts = np.unique(scores[prompt], return_inverse=True, return_counts=True)
+        share = np.bincount(place, labels[prompt]) / counts
+        ways = [math.comb(int(c), n) for c in (0, *np.cumsum(counts))]
+        return sum((ways[k + 1] - ways[k]) / ways[-1] * m for k, m in enumerate(share))
+
+    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
+
+
+def majority_by_budget(
+    answers: Sequence[str | None],
+    labels: Any,
+    groups: Sequence[Hashable],
+    sizes: Sequence[int] = SIZES,
+    *,
+    seed: int = 0,
+    draws: int = 1000,
+) -> dict[int, float]:
+    """Return how often the most frequent of n answers is right, for several n.
+
+    mean over prompts and subsets S of n candidates of mean over the answers a that are most
+    frequent in S of the share of S's candidates with answer a that are right.
+
+    A candidate without an answer votes for itself alone and never counts as right. Where a prompt
+    has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them
+    and exact; else it is over `draws` random ones.
+
+    Args:
+        answers: (N,) answers, equal strings where the answers are equal; None: no answer.
+        labels: (N,) whether the candidate is right.
+        groups: (N,) its prompt's id.
+        sizes: the n.
+        seed: of the random subsets.
+        draws: most subsets per prompt and n.
+
+    Returns:
+        The share by n; an n that exceeds the candidates of some prompt is left out.
+
+    Raises:
+        InputError: as in `ranking_by_budget`.
+    """
+    _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
+    random = np.random.default_rng(seed)
+
+    def share(subset: Sequence[int]) -> float:
+        votes: dict[Hashable, list[bool]] = {}
+        for i in subset:
+            none = answers[i] is None
+            votes.setdefault(("none", i) if none else answers[i], []).append(
+                not none and bool(labels[i])
+            )
+        most = max(map(len, votes.values()))
+        winners = [sum(v) / most for v in votes.values() if len(v) == most]
+        return sum(winners) / len(winners)
+
+    def of(prompt: np.ndarray, n: int) -> float:
+        if math.comb(len(prompt), n) <= draws:
+            subsets = combinations(prompt, n)
+        else:
+            subsets = (random.choice(prompt, n, replace=False) for _ in range(draws))
+        return float(np.mean([share(s) for s in subsets]))
+
+    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
+
+
+def step_metrics(
+    predicted: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """Return how well a process reward model classifies steps and finds the first bad one.
+
+    step_accuracy = share of all steps whose class is the true one; step_majority = the same for
+    always guessing the most frequent true class; recall_c = share of the steps of class c (bad -1,
+    neutral 0, good 1) that are predicted as c; first_error = share of traces whose first predicted
+    bad step is the first bad one, or which have none in both; first_error_trivial = the same for
+    the best constant guess, always none or always step k.
+
+    Args:
+        predicted: per trace the predicted classes, -1, 0 or 1.
+        labels: per trace the true ones; a trace without steps is left out.
+
+    Returns:
+        These numbers; the recall of a class that does not occur in `labels` is left out (for the
+        binary form that of neutral), and nothing is left where there is no step.
+
+    Raises:
+        InputError: traces or steps of different number, or a class outside -1, 0, 1.
+    """
+    _same_length(predicted=predicted, labels=labels)
+    pairs = [
+        (_classes(p, f"predicted of trace {i}"), _classes(t, f"labels of trace {i}"))
+        for i, (p, t) in enumerate(zip(predicted, labels, strict=True))
+    ]
+    for i, (p, t) in enumerate(pairs):
+        _same_length(**{f"predicted of trace {i}": p, f"labels of trace {i}": t})
+    pairs = [(p, t) for p, t in pairs if len(t)]
+    if not pairs:
+        return {}
+    guess, truth = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    metrics = {
+        "step_accuracy": float(np.mean(guess == truth)),
+        "step_majority": max(Counter(truth.tolist()).values()) / len(truth),
+    }
+    for value, name in STEP_CLASSES.items():
+        if (truth == value).any():
+            metrics[f"recall_{name}"] = float(np.mean(guess[truth == value] == value))
+    found, right = ([first_bad(side) for side in sides] for sides in zip(*pairs, strict=True))
+    metrics["first_error"] = sum(map(lambda a, b: a == b, found, right)) / len(pairs)
+    metrics["first_error_trivial"] = max(Counter(right).values()) / len(pairs)
+    return metrics
+
+
+def first_bad(trace: Sequence[int]) -> int | None:
+    """Return the index of the first step of class -1 in a trace of classes, or None."""
+    return next((k for k, value in enumerate(trace) if value == -1), None)
+
+
+def _finite(values: Any, name: str) -> np.ndarray:
+    if hasattr(values, "detach"):  # a tensor, maybe in bfloat16 or on a GPU
+        values = values.detach().double().cpu().numpy()
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 1:
+        raise InputError(f"{name} have the shape {values.shape}; pass one number each, (N,).")
+    if not np.isfinite(values).all():
+        i = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise InputError(
+            f"{name}: number {i} of {len(values)} is {values[i]}; pass finite numbers, and look "
+            "for a training that diverged."
+        )
+    return values
+
+
+def _truth(values: Any, name: str) -> np.ndarray:
+    numbers = _finite(values, name)
+    if not np.isin(numbers, (0, 1)).all():
+        wrong = numbers[~np.isin(numbers, (0, 1))][0]
+        raise InputError(f"{name} hold {wrong:g}; write true or false (1 or 0).")
+    return numbers.astype(bool)
+
+
+def _classes(values: Any, name: str) -> np.ndarray:
+    classes = np.asarray(values)
+    if classes.dtype == bool or not np.isin(classes, list(STEP_CLASSES)).all():
+        raise InputError(f"{name} are {classes.tolist()}; write -1, 0 or 1 for each step.")
+    return classes
+
+
+def _same_length(**named: Any) -> None:
+    if len(set(map(len, named.values()))) > 1:
+        counts = ", ".join(f"{name}: {len(values)}" for name, values in named.items())
+        raise InputError(f"the numbers of entries differ ({counts}); pass as many of each.")
+
+
+def _candidates(
+    scores: Any, labels: Any, groups: Sequence[Hashable]
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Return scores, labels and, for each prompt, the places of its candidates."""
+    scores, labels = _finite(scores, "scores"), _truth(labels, "labels")
+    _same_length(scores=scores, labels=labels, groups=groups)
+    places: dict[Hashable, list[int]] = {}
+    for i, group in enumerate(groups):
+        places.setdefault(group.item() if hasattr(group, "item") else group, []).append(i)
+    return scores, labels, [np.array(p) for p in places.values()]
+
+
+def _possible(sizes: Sequence[int], prompts: list[np.ndarray]) -> list[int]:
+    if any(n < 1 for n in sizes):
+        raise InputError(f"sizes {list(sizes)}: best-of-n needs n of 1 or more.")
+    return [n for n in sizes if prompts and n <= min(map(len, prompts))]
