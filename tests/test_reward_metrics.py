@@ -78,11 +78,11 @@ def test_tensors_of_any_dtype_are_read():
 
 def test_calibration_by_hand():
     confidence, outcome, counts, error = calibration(
-        [0.05, 0.0, 0.62, 0.68, 1.0], [True, False, True, False, True]
+        [0.05, 0.0, 0.62, 0.68, 0.92, 1.0], [True, False, True, False, True, True]
     )
-    assert np.allclose(confidence, [0.025, 0.65, 1.0])
-    assert np.allclose(outcome, [0.5, 0.5, 1.0]) and counts.tolist() == [2, 2, 1]
-    assert error == pytest.approx((2 * 0.475 + 2 * 0.15 + 0) / 5)
+    assert np.allclose(confidence, [0.025, 0.65, 0.96])
+    assert np.allclose(outcome, [0.5, 0.5, 1.0]) and counts.tolist() == [2, 2, 2]
+    assert error == pytest.approx((2 * 0.475 + 2 * 0.15 + 2 * 0.04) / 6)
     assert calibration([0.2, 0.7], [False, True], bins=1)[3] == pytest.approx(0.05)
 
 
@@ -171,6 +171,8 @@ def test_majority_by_hand():
     assert found[3] == pytest.approx((2 / 3) / 4)
     assert found[4] == 0
     assert majority_by_budget([None, None], [True, True], [0, 0], (1, 2)) == {1: 0, 2: 0}
+    # two without an answer do not outvote one answer together
+    assert majority_by_budget([None, None, "a"], [0, 0, 1], [0] * 3, (3,)) == {3: 1 / 3}
 
 
 def test_majority_over_draws_is_near_the_enumeration_and_repeats():
@@ -213,6 +215,8 @@ def test_the_best_constant_guess_may_be_a_step():
     assert found["first_error"] == found["step_accuracy"] == 1
     assert "recall_neutral" not in found  # the binary form has none
     assert found["recall_bad"] == found["recall_good"] == 1
+    blind = step_metrics([[1]] * 4, [[1], [1], [-1], [-1]])
+    assert blind["first_error"] == blind["first_error_trivial"] == 0.5
 
 
 def test_what_is_not_defined_is_left_out():
