@@ -20,6 +20,7 @@ class Run:
     formulation: str = "chapter"
     reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     reward_model: str | None = None
+    reward_aggregate: str | None = None
     expect: Expect | None = None
 
 

@@ -816,6 +816,7 @@ _ROWS = (
             _PRM,
             loss="process",
             aggregation="token_mean",
+            trainer_reads={"class_weights": None},
             differs="Steps are bad, neutral or good (0, 1, 2), and each step counts the same.",
         ),
         trl="TRL removed its PRMTrainer in 1.14",
@@ -928,7 +929,7 @@ LOSS_FIELDS = _fields(
     use_adaptive_entropy use_bias_correction_kl use_weighting vespo_k_neg vespo_k_pos
     vespo_lambda_neg vespo_lambda_pos
 
-    baseline baseline_decay baseline_value cliprange_value correctness_reward
+    baseline baseline_decay baseline_value class_weights cliprange_value correctness_reward
     dynamic_sampling_rounds format_reward gamma gamma_beta_ratio importance_cap kl_estimator lam
     nll_weight soft_punish_cache vf_coef whiten_advantages
     """

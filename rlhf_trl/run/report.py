@@ -14,6 +14,14 @@ from rlhf_trl.run.output import write_json, write_whole
 logger = logging.getLogger(__name__)
 
 SAMPLES_SHOWN = 5
+# What the last line of a run without questions tells: the first of these that was measured.
+HEADLINES = (
+    ("rewards/accuracies", "pair accuracy"),
+    ("pair_accuracy", "pair accuracy"),
+    ("first_error", "first error found"),
+    ("auc", "AUC"),
+    ("loss", "loss"),
+)
 PATIENCE = 10  # logged steps in a row before a warning
 
 
@@ -125,6 +133,10 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
             ("eval_sampled_exact_match", "s--", "exact match, sampled"),
             ("eval_gym_score", ":", "gym's own score, greedy"),
             ("eval_rewards/accuracies", "-.", "pair accuracy"),
+            ("eval_pair_accuracy", "-.", "pair accuracy"),
+            ("eval_first_error", "-.", "first error found"),
+            ("eval_auc", "--", "AUC"),
+            ("eval_best_of_n", "o-", "best of n"),
         ):
             scores = [e["metrics"][key] for e in evaluations.values() if key in e["metrics"]]
             if scores:
@@ -154,8 +166,7 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
         return f"trained with seed {seed}; nothing is held out, so nothing was evaluated"
     before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
     if "eval_exact_match" not in before:
-        key = "rewards/accuracies" if "eval_rewards/accuracies" in before else "loss"
-        name = "pair accuracy" if key != "loss" else "loss"
+        key, name = next(h for h in HEADLINES if f"eval_{h[0]}" in before)
         return f"{name} {before[f'eval_{key}']:.3f} -> {after[f'eval_{key}']:.3f} (seed {seed})"
     count = len(evaluations[min(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"

@@ -1,95 +1,164 @@
 """A trained reward model as a reward function."""
 
+import json
 from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.rewards import checked, completion_text
+from rlhf_trl.tasks.rewards import checked
+from rlhf_trl.trainers.scoring import Reader
 
 BATCH = 64  # texts scored at once
 
 
-def load_reward_model(path: str, tokenizer: Any, args: Any) -> Callable[..., list[float]]:
-    """Return a reward function that scores prompt and completion with a sequence classifier.
+def load_reward_model(
+    path: str, tokenizer: Any, args: Any, aggregate: str | None = None
+) -> Callable[..., list[float]]:
+    """Return a reward function that scores prompt and completion with a trained reward model.
 
-    The text is that of training: rendered with the reward model's own chat template (joined, where
-    prompts are plain text), with its end-of-sequence token exactly where the policy ended its
-    completion, so that a cut-off answer does not look finished.
+    The text is that of training (see `Reader.encode`), with the end-of-sequence token exactly where
+    the policy ended its completion, so that a cut-off answer does not look finished.
 
     Args:
-        path: folder or hub name of a sequence classifier with one label.
+        path: folder or hub name of a sequence classifier with one label, or the folder of a model
+            that recipes/reward.py, orm.py or prm.py has trained; a LoRA adapter is merged.
         tokenizer: the policy's, whose end-of-sequence token ends a completion.
         args (`TrainingArguments`): where the model goes.
+        aggregate: which of the scores of a token or step model is the reward: "mean" (default)
+            or "last" of an outcome model; "min" (default), "last" or "product" of a process model.
 
     Raises:
-        InputError: no such model, several labels, or no trained score.
+        InputError: no such model; several labels; no trained score; a tokenizer that is not the
+            model's, or that cannot write the policy's text; or an aggregate that the model lacks.
     """
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    reader = Reader.read(path)
+    name = aggregate or reader.names[0]
+    if name not in reader.names:
+        raise InputError(
+            f"reward_aggregate: {name!r} is not a score of {path!r}, which is a model of kind "
+            f"{reader.algorithm}; write {' or '.join(reader.names)}, or leave it out."
+        )
+    model, own = _load(path, reader, args)
+    model.eval().requires_grad_(False).to(args.device)
+    checked_texts = False
+
+    def reward_model(
+        prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **_: Any
+    ) -> list[float]:
+        nonlocal checked_texts
+        if not checked_texts:
+            _check_fit(path, own, prompts, completions)
+            checked_texts = True
+        rows = zip(prompts, completions, completion_ids, strict=True)
+        texts = [
+            reader.encode(own, prompt, completion, bool(ids) and ids[-1] == tokenizer.eos_token_id)
+            for prompt, completion, ids in rows
+        ]
+        logits = reader.outputs(model, own, texts, BATCH, args.device)
+        return [reader.scores(each)[name] for each in logits]
+
+    return checked(reward_model, "reward_model")
+
+
+def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
+    """Return model and tokenizer, in evaluation form."""
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+        AutoTokenizer,
+    )
+
+    auto = (
+        AutoModelForTokenClassification if reader.per_token else AutoModelForSequenceClassification
+    )
+    try:
+        with _whole_under_zero3(args):
+            if (adapter := Path(path) / "adapter_config.json").is_file():
+                model, missing = _with_adapter(path, adapter, auto), set()
+            else:
+                model, loading = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
+                missing = loading["missing_keys"]
+        own = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"reward_model: {path!r} is neither a reward model's folder here nor a hub model that "
+            f"can be reached ({str(error).splitlines()[0]}); name a sequence classifier, or what "
+            "recipes/reward.py, orm.py or prm.py left in model/."
+        ) from error
+    if model.config.num_labels != reader.num_labels:
+        raise InputError(
+            f"reward_model: {path!r} has num_labels {model.config.num_labels}, but a reward is "
+            + ("one number" if reader.num_labels == 1 else f"read from {reader.num_labels} classes")
+            + f"; name a model with num_labels {reader.num_labels}."
+        )
+    if missing:
+        raise InputError(
+            f"reward_model: {path!r} lacks {', '.join(sorted(missing))}, so its scores would be "
+            "random; name a trained reward model."
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(own) > rows:
+        raise InputError(
+            f"reward_model: the tokenizer in {path!r} has {len(own)} tokens and the model {rows}, "
+            "so it belongs to another model; save the right one beside it."
+        )
+    if own.pad_token is None:
+        own.pad_token = own.eos_token
+    model.config.get_text_config().pad_token_id = own.pad_token_id
+    return model, own
+
+
+def _with_adapter(path: str, file: Path, auto: Any) -> Any:
+    """Return the base model that an adapter names, with the adapter merged into it."""
+    from peft import PeftModel
+    from transformers import AutoConfig
+
+    base = json.loads(file.read_text())["base_model_name_or_path"]
+    own = (Path(path) / "config.json").is_file()  # what is trained here says what its head is
+    config = (
+        AutoConfig.from_pretrained(path) if own else AutoConfig.from_pretrained(base, num_labels=1)
+    )
+    model = auto.from_pretrained(base, config=config, dtype="auto")
+    return PeftModel.from_pretrained(model, path).merge_and_unload()
+
+
+@contextmanager
+def _whole_under_zero3(args: Any):
+    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
     from transformers.integrations.deepspeed import (
         is_deepspeed_zero3_enabled,
         set_hf_deepspeed_config,
         unset_hf_deepspeed_config,
     )
 
-    whole = is_deepspeed_zero3_enabled()
-    if whole:  # ZeRO-3 would shard a model that no optimizer ever sees
+    sharded = is_deepspeed_zero3_enabled()
+    if sharded:
         unset_hf_deepspeed_config()
     try:
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype="auto", output_loading_info=True
-        )
-        own = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"reward_model: {path!r} is neither a reward model's folder here nor a hub model that "
-            f"can be reached ({str(error).splitlines()[0]}); name a sequence classifier."
-        ) from error
+        yield
     finally:
-        if whole:
+        if sharded:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
-    if model.config.num_labels != 1:
+
+
+def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) -> None:
+    """Refuse a reward model that could not read what the policy is given and writes."""
+    if not isinstance(prompts[0], str) and own.chat_template is None:
         raise InputError(
-            f"reward_model: {path!r} has num_labels {model.config.num_labels}, but a reward is one "
-            "number; name a model with num_labels 1."
+            f"reward_model: the prompts are conversations and the tokenizer of {path!r} has no "
+            "chat template; name a reward model that was trained on conversations, or add the "
+            "template of its training."
         )
-    if loading["missing_keys"]:
-        missing = ", ".join(sorted(loading["missing_keys"]))
-        raise InputError(
-            f"reward_model: {path!r} lacks {missing}, so its scores would be random; name a "
-            "trained reward model."
-        )
-    model.eval().requires_grad_(False).to(args.device)
-    if own.pad_token is None:
-        own.pad_token = own.eos_token
-    model.config.pad_token_id = own.pad_token_id
-
-    def text_of(prompt: Any, completion: Any, ids: list[int]) -> str:
-        finished = bool(ids) and ids[-1] == tokenizer.eos_token_id
-        if isinstance(prompt, str):
-            return prompt + completion + (own.eos_token if finished else "")
-        answer = {"role": "assistant", "content": completion_text(completion)}
-        text = own.apply_chat_template([*prompt, answer], tokenize=False)
-        if finished or own.eos_token not in text:
-            return text
-        return text[: text.rindex(own.eos_token)]
-
-    def reward_model(
-        prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **_: Any
-    ) -> list[float]:
-        texts = [text_of(*row) for row in zip(prompts, completions, completion_ids, strict=True)]
-        scores: list[float] = []
-        for first in range(0, len(texts), BATCH):
-            inputs = own(
-                texts[first : first + BATCH],
-                return_tensors="pt",
-                padding=True,
-                padding_side="right",
-                add_special_tokens=False,
-            ).to(args.device)
-            with torch.inference_mode():
-                logits = model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-            scores += logits[:, 0].float().tolist()
-        return scores
-
-    return checked(reward_model, "reward_model")
+    for prompt, completion in zip(prompts, completions, strict=True):
+        for text in (prompt, completion):
+            text = text if isinstance(text, str) else text[-1]["content"]
+            ids = own(text, add_special_tokens=False)["input_ids"]
+            unknown = own.unk_token_id is not None and own.unk_token_id in ids
+            if unknown or own.decode(ids).strip() != text.strip():
+                raise InputError(
+                    f"reward_model: the tokenizer of {path!r} cannot write the policy's text "
+                    f"{text[:60]!r} (it reads {own.decode(ids)[:60]!r}); name a reward model whose "
+                    "tokenizer fits."
+                )

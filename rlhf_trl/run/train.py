@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,7 +134,7 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
     check_generation_batch(args, tasks.train)
     tokenizer = load_tokenizer(model, args)
     if own.reward_model:
-        rewards.append(load_reward_model(own.reward_model, tokenizer, args))
+        rewards.append(load_reward_model(own.reward_model, tokenizer, args, own.reward_aggregate))
     check_reward_weights(args, rewards)
     check_prompts(tasks.train + tasks.held_out, tokenizer, model, args)
     return tasks, {
@@ -171,7 +172,13 @@ def check_reward_weights(args: Any, rewards: list[Any]) -> None:
         )
 
 
-def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
+def run(
+    trainer: Any,
+    loaded: Any,
+    tasks: Any,
+    name: str,
+    extra: Callable[[Any, Path, str], None] | None = None,
+) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 
     `<output_dir>` then holds `config.yaml` (the run, reproducible), `evaluations/`, `model/`
@@ -182,6 +189,7 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
         loaded: what `load_config` returned.
         tasks (`GymTasks`): the questions to answer in evaluation; None: none.
         name: the algorithm, for people.
+        extra: writes what else the main process knows; takes trainer, folder and title.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     if tasks is not None:
@@ -236,6 +244,8 @@ def run(trainer: Any, loaded: Any, tasks: Any, name: str) -> None:
     evaluations = report.read_evaluations(folder / "evaluations")
     names = {row["task"] for row in tasks.held_out} if tasks is not None else set()
     title = ", ".join([name, *(["+".join(sorted(names))] if names else []), f"seed {args.seed}"])
+    if extra is not None:
+        extra(trainer, folder, title)
     report.learning_curve(
         folder / "learning_curve.png", trainer.state.log_history, evaluations, title
     )

@@ -1,0 +1,36 @@
+"""Outcome reward models (chapter 5): is the answer going to be right, asked of every token.
+
+accelerate launch --config_file configs/accelerate/cpu.yaml recipes/orm.py \
+    --config configs/tiny/orm.yaml
+"""
+
+from dataclasses import dataclass, field
+
+from rlhf_trl.run.config import load_config
+from rlhf_trl.run.launch import Expect, recipe
+from rlhf_trl.tasks.reward_data import OutcomeData
+
+
+@dataclass
+class Run:
+    """The fields of this recipe beside TokenRewardConfig and TRL's ModelConfig."""
+
+    dataset: OutcomeData
+    algorithm: str = field(default="orm", metadata={"runs": ["orm"]})
+    formulation: str = "chapter"
+    max_samples: int | None = None  # the first so many rows or questions only
+    expect: Expect | None = None
+
+
+def main() -> None:
+    """Parse, load, train, evaluate, save, report."""
+    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.TokenRewardConfig")
+
+    from rlhf_trl.run.rewards import train_reward_model
+    from rlhf_trl.trainers.reward_models import TokenRewardTrainer
+
+    train_reward_model(loaded, TokenRewardTrainer)
+
+
+if __name__ == "__main__":
+    recipe(main)

@@ -1,0 +1,38 @@
+"""Process reward models (chapter 5): is this step right, asked at the end of every step.
+
+accelerate launch --config_file configs/accelerate/cpu.yaml recipes/prm.py \
+    --config configs/tiny/prm.yaml
+"""
+
+from dataclasses import dataclass, field
+
+from rlhf_trl.run.config import load_config
+from rlhf_trl.run.launch import Expect, recipe
+from rlhf_trl.tasks.reward_data import ProcessData
+
+
+@dataclass
+class Run:
+    """The fields of this recipe beside TokenRewardConfig and TRL's ModelConfig."""
+
+    dataset: ProcessData
+    algorithm: str = field(default="prm", metadata={"runs": ["prm"]})
+    formulation: str = "code"
+    max_samples: int | None = None  # the first so many rows or questions only
+    expect: Expect | None = None
+
+
+def main() -> None:
+    """Parse, load, train, evaluate, save, report."""
+    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.TokenRewardConfig")
+    data = loaded.own.dataset
+
+    from rlhf_trl.run.rewards import train_reward_model
+    from rlhf_trl.trainers.reward_models import TokenRewardTrainer
+
+    steps = {"step_separator": data.step_separator, "step_split": data.step_split}
+    train_reward_model(loaded, TokenRewardTrainer, **steps)
+
+
+if __name__ == "__main__":
+    recipe(main)

@@ -1,0 +1,446 @@
+"""Reward models (chapter 5) on TRL's RewardTrainer: of whole texts, and of tokens and steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForTokenClassification
+from transformers.utils import logging
+from trl import RewardConfig, RewardTrainer
+from trl.trainer.utils import create_model_from_path
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.losses import reward_loss
+from rlhf_trl.trainers.reward_metrics import (
+    pair_metrics,
+    prompt_ids,
+    ranking_metrics,
+    step_metrics,
+)
+from rlhf_trl.trainers.scoring import CLASSES, Encoded, Reader, judged_class, pad_texts
+
+
+@dataclass
+class ComparisonConfig(RewardConfig):
+    """RewardConfig for models that compare whole texts.
+
+    Args:
+        max_completion_length (`int`, *optional*, defaults to `64`): of the answers that are
+            sampled for on-policy data and for evaluation.
+    """
+
+    max_completion_length: int = 64
+
+
+@dataclass
+class TokenRewardConfig(ComparisonConfig):
+    """RewardConfig for models that judge tokens or steps.
+
+    Args:
+        head_bias (`bool`, *optional*): whether the head has a bias; None: with several classes.
+        class_weights (`list[float]`, *optional*): of bad, neutral and good steps; None: all 1.
+    """
+
+    head_bias: bool | None = None
+    class_weights: list[float] | None = None
+
+
+class _Judges(RewardTrainer):
+    """RewardTrainer that also measures what a reward model is used for.
+
+    Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
+    model ranks several completions of a prompt.
+
+    Attributes:
+        reader (`Reader`): how texts are read and scored.
+        candidates (`list[dict]`): rows with `prompt`, `completion`, `finished` and `label`.
+        on_answers (`Callable`): called on the main process with (step, metrics, []).
+        judged (`dict`): the newest evaluation: `rows` (logits and labels of the held-out rows) and
+            `scores` (of the candidates).
+        left_out (`dict[str, int]`): rows that were too long, by data set.
+    """
+
+    reader: Reader
+    candidates: Sequence[Mapping[str, Any]] = ()
+    on_answers: Any = None
+
+    # Extends RewardTrainer.evaluate, to tell afterwards.
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        """Evaluate as RewardTrainer does, with the added metrics, and tell `on_answers`."""
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        if self.on_answers is not None and self.is_world_process_zero():
+            skipped = ("runtime", "per_second", "epoch", "num_tokens")
+            told = {k: v for k, v in metrics.items() if not k.endswith(skipped)}
+            self.on_answers(self.state.global_step, told, [])
+        return metrics
+
+    # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs.
+    def evaluation_loop(
+        self,
+        dataloader,
+        description,
+        prediction_loss_only=None,
+        ignore_keys=None,
+        metric_key_prefix="eval",
+    ):
+        """Run the loop without keeping logits, then add what the model is used for."""
+        self._seen = []
+        output = super().evaluation_loop(
+            dataloader, description, True, ignore_keys, metric_key_prefix
+        )
+        # the last rows repeat where they do not fill the processes
+        rows = self._seen[: len(dataloader.dataset)]
+        self.judged = {"rows": rows, "scores": self._score_candidates()}
+        found = self._row_metrics(rows)
+        if self.candidates:
+            first = [s[self.reader.names[0]] for s in self.judged["scores"]]
+            labels = [bool(row["label"]) for row in self.candidates]
+            found |= ranking_metrics(
+                first, labels, prompt_ids([row["prompt"] for row in self.candidates])
+            )
+        output.metrics.update({f"{metric_key_prefix}_{k}": v for k, v in found.items()})
+        return output
+
+    def _score_candidates(self) -> list[dict[str, float]]:
+        """Score all candidates; processes share the work evenly, as the forward is collective."""
+        rows, processes = self.candidates, self.accelerator.num_processes
+        if not rows:
+            return []
+        share = -(-len(rows) // processes)
+        first = share * self.accelerator.process_index
+        mine = [i % len(rows) for i in range(first, first + share)]
+        texts = [self._encode(self.processing_class, rows[i]) for i in mine]
+        logits = self.reader.outputs(
+            self.model_wrapped,
+            self.processing_class,
+            texts,
+            self.args.per_device_eval_batch_size,
+            self.accelerator.device,
+        )
+        found = zip(mine, map(self.reader.scores, logits), strict=True)
+        by_row = dict(gather_object(list(found)))
+        return [by_row[i] for i in range(len(rows))]
+
+    def _encode(self, tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
+        finished = row.get("finished", True)
+        return self.reader.encode(tokenizer, row["prompt"], row["completion"], finished)
+
+    def _row_metrics(self, rows: list[Any]) -> dict[str, float]:
+        raise NotImplementedError
+
+    def _keep(self, rows: list[Any]) -> None:
+        """Keep what one evaluation batch gave, of all processes, in the data set's order."""
+        self._seen += gather_object(rows)
+
+    def _fitting(self, dataset: Any, name: str, count: int, args: RewardConfig) -> Any:
+        """Note how many of the rows were too long, and refuse a data set of which none is left."""
+        if not len(dataset):
+            raise InputError(
+                f"max_length: all {count} rows of the {name} data set have more than "
+                f"{args.max_length} tokens, so there is nothing to train on; raise max_length."
+            )
+        self.left_out[name] = count - len(dataset)
+        return dataset
+
+    # Extends Trainer._save: a reward model says how it reads texts, and what its head is.
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            folder = output_dir or self.args.output_dir
+            self.reader.save(folder)
+            self.model.config.save_pretrained(folder)  # with an adapter alone, nobody else does
+
+
+class ComparisonTrainer(_Judges):
+    """RewardTrainer for pairs (its own Bradley-Terry loss) and for ranked lists (K-wise).
+
+    Args:
+        model: see RewardTrainer, as are all arguments that are not named here.
+        args (`ComparisonConfig`): the configuration.
+        algorithm (`str`, *optional*, defaults to `"reward"`): "reward" or "kwise".
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
+
+    Raises:
+        InputError: no such algorithm, or only rows that are too long.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: ComparisonConfig,
+        *,
+        algorithm: str = "reward",
+        formulation: str = "chapter",
+        **kwargs: Any,
+    ):
+        self.reader = Reader(algorithm, formulation)
+        self._ranked, self.left_out = algorithm == "kwise", {}
+        if self._ranked:
+            kwargs.setdefault("data_collator", _RankedCollator(kwargs["processing_class"], args))
+        super().__init__(model, args=args, **kwargs)
+
+    # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
+    def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        count = len(dataset)
+        if not self._ranked:
+            dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+            return self._fitting(dataset, dataset_name, count, args)
+        if "ranked_ids" in dataset.column_names:
+            return dataset
+
+        def tokenise(row: dict[str, Any]) -> dict[str, Any]:
+            texts = [
+                self.reader.encode(processing_class, row["prompt"], each) for each in row["ranked"]
+            ]
+            return {"ranked_ids": [text.ids for text in texts]}
+
+        dataset = dataset.map(tokenise, load_from_cache_file=False)
+        if args.max_length is not None:
+            dataset = dataset.filter(
+                lambda row: max(map(len, row["ranked_ids"])) <= args.max_length,
+                load_from_cache_file=False,
+            )
+        return self._fitting(dataset, dataset_name, count, args)
+
+    # Extends RewardTrainer._set_signature_columns_if_needed: the column of ranked lists.
+    def _set_signature_columns_if_needed(self):
+        super()._set_signature_columns_if_needed()
+        if self._ranked and "ranked_ids" not in self._signature_columns:
+            self._signature_columns.append("ranked_ids")
+
+    # Extends RewardTrainer.compute_loss: its own for pairs, and the row's for ranked lists.
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Return the loss; while evaluating, keep the rewards."""
+        if self._ranked:
+            loss, outputs, rewards = self._ranking_loss(model, inputs)
+        else:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            rewards = torch.stack(outputs.logits.squeeze(-1).chunk(2), 1)
+        if not self.model.training:
+            self._keep(rewards.float().tolist())
+        return (loss, outputs) if return_outputs else loss
+
+    def _ranking_loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any, Tensor]:
+        length = inputs.pop("list_length")
+        outputs = model(**inputs, use_cache=False)
+        rewards = outputs.logits.view(-1, length)
+        loss = reward_loss("kwise", rewards=rewards, formulation=self.reader.formulation)
+        _count_tokens(self, inputs)
+        return loss, outputs, rewards
+
+    def _row_metrics(self, rows: list[list[float]]) -> dict[str, float]:
+        kinds = self._kinds(len(rows))
+        found = {}
+        for kind in dict.fromkeys(["", *kinds]):
+            mine = [row for row, k in zip(rows, kinds, strict=True) if kind in ("", k)]
+            # of a ranked list, every pair of neighbours
+            pairs = [pair for row in mine for pair in pairwise(row)]
+            metrics = pair_metrics(*map(list, zip(*pairs, strict=True)))
+            found |= {f"{k}_{kind}" if kind else k: v for k, v in metrics.items()}
+        return found
+
+    def _kinds(self, count: int) -> list[str]:
+        """Return what kind of pairs the held-out rows are, where there are several kinds."""
+        dataset = self.eval_dataset
+        if "kind" not in dataset.column_names or len(dataset) != count:
+            return [""] * count
+        return list(dataset["kind"])
+
+
+class _RankedCollator:
+    def __init__(self, tokenizer: Any, args: RewardConfig):
+        self._pad = tokenizer.pad_token_id
+        self._args = args
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Put the completions of all lists below each other, list by list."""
+        texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
+        return {**pad_texts(texts, self._pad), "list_length": len(rows[0]["ranked_ids"])}
+
+
+class TokenRewardTrainer(_Judges):
+    """RewardTrainer for models that judge every token (ORM) or every step (PRM) of a completion.
+
+    Args:
+        model (`str` or `PreTrainedModel`): a token classifier, or the name of a language model.
+        args (`TokenRewardConfig`): the configuration.
+        algorithm (`str`, *optional*, defaults to `"orm"`): "orm" or "prm".
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
+        step_separator (`str`, *optional*): what ends a step (PRM).
+        step_split (`str`, *optional*): regular expression that cuts completions into steps (PRM).
+        **kwargs: see RewardTrainer. The data set has rows of `prompt`, `completion`, `label` and
+            perhaps `finished` (ORM), or of `prompt`, `completions` and `labels` (PRM).
+
+    Raises:
+        InputError: no such algorithm; a model that does not fit; a separator that the tokenizer
+            merges away; or only rows that are too long.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: TokenRewardConfig,
+        *,
+        algorithm: str = "orm",
+        formulation: str = "chapter",
+        step_separator: str | None = None,
+        step_split: str | None = None,
+        **kwargs: Any,
+    ):
+        self.reader = Reader(algorithm, formulation, step_separator, step_split)
+        self._weights, self.left_out = args.class_weights, {}
+        labels = self.reader.num_labels
+        if isinstance(model, str):
+            bias = labels > 1 if args.head_bias is None else args.head_bias
+            quantization = kwargs.pop("quantization_config", None)
+            more = {} if quantization is None else {"quantization_config": quantization}
+            torch.manual_seed(args.seed)  # the head starts at random
+            model = token_classifier(model, labels, bias, **(args.model_init_kwargs or {}), **more)
+            args.model_init_kwargs = None
+        if model.config.num_labels != labels:
+            raise InputError(
+                f"num_labels is {model.config.num_labels}, but {algorithm} ({formulation}) has "
+                f"{labels} per token; choose another model or formulation."
+            )
+        tokenizer = kwargs["processing_class"]
+        kwargs.setdefault("data_collator", TokenCollator(tokenizer.pad_token_id))
+        model.config.num_labels = 1  # RewardTrainer insists on it
+        super().__init__(model, args=args, **kwargs)
+        self.model.config.num_labels = labels
+
+    # Replaces RewardTrainer._prepare_dataset, which knows pairs only.
+    def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        if "input_ids" in dataset.column_names:
+            return dataset
+        count = len(dataset)
+        if self.reader.algorithm == "prm":
+            steps = {step for row in dataset["completions"] for step in row}
+            self.reader.check_separator(processing_class, sorted(steps))
+
+        def tokenise(row: dict[str, Any]) -> dict[str, Any]:
+            text, labels = self.labelled(processing_class, row)
+            spread = [-100] * len(text.ids)
+            for place, label in zip(text.places, labels, strict=True):
+                spread[place] = label
+            return {"input_ids": text.ids, "labels": spread}
+
+        dataset = dataset.map(
+            tokenise, remove_columns=dataset.column_names, load_from_cache_file=False
+        )
+        if args.max_length is not None:
+            dataset = dataset.filter(
+                lambda row: len(row["input_ids"]) <= args.max_length, load_from_cache_file=False
+            )
+        return self._fitting(dataset, dataset_name, count, args)
+
+    def labelled(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Encoded, list[int]]:
+        """Return a row's text and the labels at its places, in the numbers of the loss.
+
+        A process model of two classes learns nothing from neutral steps.
+        """
+        if self.reader.algorithm == "orm":
+            text = self._encode(tokenizer, row)
+            return text, [int(row["label"])] * len(text.places)
+        text = self.reader.encode_steps(tokenizer, row["prompt"], row["completions"])
+        if self.reader.num_labels == 1:
+            return text, [{-1: 0, 0: -100, 1: 1}[label] for label in row["labels"]]
+        return text, [CLASSES.index(label) for label in row["labels"]]
+
+    # Replaces RewardTrainer._set_signature_columns_if_needed: other columns.
+    def _set_signature_columns_if_needed(self):
+        self._signature_columns = ["input_ids", "labels"]
+
+    # Replaces RewardTrainer.compute_loss: the row's loss on the outputs of tokens or steps.
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Return the loss; while evaluating, keep logits and labels."""
+        mode = "train" if self.model.training else "eval"
+        labels = inputs.pop("labels")
+        outputs = model(**inputs, use_cache=False)
+        logits = outputs.logits.squeeze(-1)
+        weights = self._weights and torch.tensor(self._weights, device=logits.device)
+        loss = reward_loss(
+            self.reader.algorithm,
+            logits=logits,
+            labels=labels,
+            class_weights=weights,
+            formulation=self.reader.formulation,
+        )
+        _count_tokens(self, inputs)
+        with torch.no_grad():
+            counted = labels != -100
+            found = logits.argmax(-1) if logits.dim() == 3 else (logits > 0).long()
+            right = ((found == labels) & counted).sum()
+            both = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
+            self._metrics[mode]["accuracy"].append((both[0] / both[1].clamp(min=1)).item())
+            if mode == "eval" and self.reader.algorithm == "prm":
+                rows = zip(logits.float().cpu(), labels.cpu(), counted.cpu(), strict=True)
+                self._keep([(x[c], y[c].tolist()) for x, y, c in rows])
+        return (loss, outputs) if return_outputs else loss
+
+    def _row_metrics(self, rows: list[tuple[Tensor, list[int]]]) -> dict[str, float]:
+        if self.reader.algorithm == "orm":
+            return {}
+        predicted = [judged_class(logits) for logits, _ in rows]
+        return step_metrics(predicted, [self.meaning(labels) for _, labels in rows])
+
+    def meaning(self, labels: Sequence[int]) -> list[int]:
+        """Return the labels -1, 0, 1 that the numbers of the loss stand for."""
+        return [CLASSES[i] if self.reader.num_labels > 1 else 2 * i - 1 for i in labels]
+
+
+@dataclass
+class TokenCollator:
+    """Pads rows of `input_ids` and `labels`."""
+
+    pad_token_id: int
+    padding_side: str = "right"
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Return one batch."""
+        return pad_texts(rows, self.pad_token_id, self.padding_side)
+
+
+def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
+    """Load a language model with a head on every token, without dropout.
+
+    Args:
+        source: folder or hub name.
+        num_labels: outputs per token.
+        head_bias: whether the head has a bias.
+        **kwargs: for `from_pretrained`.
+
+    Raises:
+        InputError: a head is there and does not fit, or its architecture has no token classifier.
+    """
+    known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the head is new is no news
+    try:
+        config = AutoConfig.from_pretrained(source, **known)
+        config.num_labels = num_labels
+        config.classifier_dropout = 0.0
+        config.token_classification_bias = head_bias
+        return create_model_from_path(
+            source, AutoModelForTokenClassification, config=config, **kwargs
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"model_name_or_path: {source!r} cannot be loaded as a token classifier with "
+            f"num_labels {num_labels} ({str(error).strip().splitlines()[0]}); name a language "
+            "model, or a reward model of the same kind."
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _count_tokens(trainer: RewardTrainer, inputs: Mapping[str, Tensor]) -> None:
+    """Log the tokens seen so far, as RewardTrainer does."""
+    mode = "train" if trainer.model.training else "eval"
+    if mode == "train":
+        seen = trainer.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
+        trainer._total_train_tokens += seen
+    trainer._metrics[mode]["num_tokens"] = [trainer._total_train_tokens]

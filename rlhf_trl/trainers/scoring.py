@@ -1,0 +1,245 @@
+"""What a reward model sees of a text, and what it says of it: the same in training and as a reward.
+
+A comparison model (Bradley-Terry, K-wise) scores a whole text, as RewardTrainer feeds it; an
+outcome model every token of the completion; a process model the last token of every step.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_trl import algorithms
+from rlhf_trl.errors import InputError
+from rlhf_trl.tasks.rewards import completion_text
+
+FILE = "reward_model.json"  # beside the weights of every model that is trained here
+CLASSES = (-1, 0, 1)  # bad, neutral, good, in the order of a process model's logits
+AGGREGATES = {"orm": ("mean", "last"), "prm": ("min", "last", "product")}  # the first: the default
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text for a reward model.
+
+    Attributes:
+        ids: its token ids, without padding.
+        places: the positions whose outputs are read; empty: the pooled output of a classifier.
+    """
+
+    ids: list[int]
+    places: list[int]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a reward model reads texts and what its outputs mean.
+
+    Args:
+        algorithm: "reward", "kwise", "orm" or "prm".
+        formulation: "chapter", "code" or "trl"; decides the number of classes of "prm".
+        step_separator: what ends each step in a process model's text.
+        step_split: regular expression that cuts a completion into steps.
+    """
+
+    algorithm: str
+    formulation: str = "chapter"
+    step_separator: str | None = None
+    step_split: str | None = None
+
+    @property
+    def num_labels(self) -> int:
+        """Outputs per token, or per text."""
+        row = algorithms.formulation(self.algorithm, self.formulation, "reward_model")
+        return len(CLASSES) if row.loss == "process" else 1
+
+    @property
+    def per_token(self) -> bool:
+        """Whether tokens are judged, not whole texts."""
+        return self.algorithm in AGGREGATES
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scores that a text gets; the first is the usual one."""
+        return AGGREGATES.get(self.algorithm, ("score",))
+
+    def save(self, folder: str | Path) -> None:
+        """Write `reward_model.json`, from which `read` makes an equal reader."""
+        content = {**asdict(self), "num_labels": self.num_labels}
+        (Path(folder) / FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Reader":
+        """Return the reader of a trained model; that of a plain classifier where none is saved.
+
+        Raises:
+            InputError: a file that does not describe a reward model.
+        """
+        path = Path(folder) / FILE
+        if not path.is_file():
+            return cls("reward")
+        try:
+            content = json.loads(path.read_text())
+            labels = content.pop("num_labels")
+            reader = cls(**content)
+            if reader.num_labels != labels:
+                raise ValueError(f"num_labels is {labels}, not {reader.num_labels}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"reward_model: {path} describes no reward model: {error}.") from error
+        return reader
+
+    def encode(
+        self, tokenizer: Any, prompt: Any, completion: Any, finished: bool = True
+    ) -> Encoded:
+        """Return a prompt with a completion as the model sees it.
+
+        Args:
+            tokenizer: the reward model's own.
+            prompt: a text, or messages.
+            completion: a text, or one assistant message.
+            finished: whether the completion ended by itself: only then its end-of-sequence token
+                follows.
+        """
+        text = completion_text(completion)
+        if self.algorithm == "prm":
+            return self.encode_steps(tokenizer, prompt, self.steps(text))
+        if self.algorithm == "orm":
+            start = prompt_ids(tokenizer, prompt)
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = ids + [tokenizer.eos_token_id] * finished
+            return Encoded(start + ids, list(range(len(start), len(start) + len(ids))))
+        end = tokenizer.eos_token
+        if isinstance(prompt, str):  # as RewardTrainer: joined, ended, and then tokenised
+            text += end if finished and not text.endswith(end) else ""
+            return Encoded(tokenizer(prompt + text)["input_ids"], [])
+        answer = {"role": "assistant", "content": text}
+        whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
+        if not finished and end in whole:
+            whole = whole[: whole.rindex(end)]
+        return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
+
+    def steps(self, text: str) -> list[str]:
+        """Cut a completion into the steps that a process model judges."""
+        return [step for step in re.split(self.step_split, text) if step.strip()]
+
+    def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
+        """Return a prompt with steps; each is tokenised together with the separator behind it."""
+        ids, places = prompt_ids(tokenizer, prompt), []
+        for step in steps:
+            ids = ids + tokenizer(step + self.step_separator, add_special_tokens=False)["input_ids"]
+            places.append(len(ids) - 1)
+        return Encoded(ids, places)
+
+    def check_separator(self, tokenizer: Any, steps: Sequence[str]) -> None:
+        """Refuse a separator that does not end each step in one and the same token.
+
+        Raises:
+            InputError: if the tokenizer drops it, or merges it with the text of some step.
+        """
+        own = tokenizer(self.step_separator, add_special_tokens=False)["input_ids"]
+        if not own:
+            raise InputError(
+                f"step_separator: {self.step_separator!r} is no token of this tokenizer, so a step "
+                "would end nowhere; write one that it keeps, such as '\\n'."
+            )
+        for step in steps:
+            ids = tokenizer(step + self.step_separator, add_special_tokens=False)["input_ids"]
+            if ids[-1] != own[-1]:
+                last = tokenizer.convert_ids_to_tokens(ids[-1])
+                raise InputError(
+                    f"step_separator: the tokenizer merges {self.step_separator!r} with the end of "
+                    f"the step {step[-40:]!r} into the token {last!r}, so steps would not end in "
+                    "one and the same token; write one that stays apart, such as '\\n<step>\\n'."
+                )
+
+    @torch.no_grad()
+    def outputs(
+        self, model: Any, tokenizer: Any, texts: Sequence[Encoded], batch: int, device: Any
+    ) -> list[Tensor]:
+        """Return the model's logits: () of a whole text, (places,) or (places, classes).
+
+        Args:
+            model: in evaluation mode.
+            tokenizer: the reward model's own, for its pad token.
+            texts: what `encode` returned.
+            batch: texts at a time.
+            device: of the model.
+        """
+        found = []
+        for first in range(0, len(texts), batch):
+            part = texts[first : first + batch]
+            inputs = pad_texts([{"input_ids": text.ids} for text in part], tokenizer.pad_token_id)
+            logits = model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits
+            logits = logits.float().cpu().squeeze(-1)
+            found += [
+                x[t.places] if self.per_token else x for x, t in zip(logits, part, strict=True)
+            ]
+        return found
+
+    def scores(self, logits: Tensor) -> dict[str, float]:
+        """Return what a text is worth, by name, from its logits.
+
+        A comparison model's score is its output. An outcome model's is the probability of a right
+        answer, averaged over the completion's tokens or at the last one. A process model's is the
+        probability that a step is good: of the last step, the worst, or the product of all; 0
+        where there is no step.
+        """
+        if not self.per_token:
+            return {"score": float(logits)}
+        right = good(logits)
+        if not len(right):
+            return dict.fromkeys(self.names, 0.0)
+        named = {"last": right[-1], "mean": right.mean(), "min": right.min()}
+        named["product"] = right.prod()
+        return {name: float(named[name]) for name in self.names}
+
+
+def good(logits: Tensor) -> Tensor:
+    """Return the probability that a token or step is good: (S,) from (S,) or (S, 3) logits."""
+    return logits.softmax(-1)[..., -1] if logits.dim() == 2 else logits.sigmoid()
+
+
+def judged_class(logits: Tensor) -> list[int]:
+    """Return the likeliest class of each step, -1, 0 or 1, from (S,) or (S, 3) logits."""
+    if logits.dim() == 2:
+        return [CLASSES[i] for i in logits.argmax(-1).tolist()]
+    return [1 if x > 0 else -1 for x in logits.tolist()]
+
+
+def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+    """Return the token ids of a prompt, up to where the completion starts."""
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"]
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def pad_texts(
+    rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int, side: str = "right"
+) -> dict[str, Tensor]:
+    """Return `input_ids`, `attention_mask` and, where the rows have them, `labels` (-100 outside).
+
+    Args:
+        rows: with `input_ids` and perhaps `labels`.
+        pad_token_id: fills up; it may be a token that also occurs in the texts.
+        side: "right" or "left".
+    """
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def padded(values: Sequence[int], filler: int) -> list[int]:
+        filling = [filler] * (longest - len(values))
+        return [*values, *filling] if side == "right" else [*filling, *values]
+
+    ones = [[1] * len(row["input_ids"]) for row in rows]
+    batch = {
+        "input_ids": torch.tensor([padded(row["input_ids"], pad_token_id) for row in rows]),
+        "attention_mask": torch.tensor([padded(each, 0) for each in ones]),
+    }
+    if "labels" in rows[0]:
+        batch["labels"] = torch.tensor([padded(row["labels"], -100) for row in rows])
+    return batch
