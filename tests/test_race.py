@@ -101,16 +101,15 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
         ("kto", "kto"),
         ("orpo", "orpo"),
         (None, "sft"),
+        ("reward", "reward"),
+        ("kwise", "reward"),
+        ("orm", "orm"),
+        ("prm", "prm"),
     ],
 )
 def test_every_algorithm_has_its_recipe(algorithm, recipe):
     assert race.recipe_of(algorithm) == f"recipes/{recipe}.py"
     assert (ROOT / race.recipe_of(algorithm)).is_file()
-
-
-def test_reward_models_do_not_race():
-    with pytest.raises(InputError, match="reward is a reward model"):
-        race.recipe_of("reward")
 
 
 def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.output import write_json, write_whole
 
+CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
 LAST = 10  # logged steps that the final training metrics are averaged over
 COLUMNS = {
     "exact match": "eval_exact_match",
@@ -31,6 +32,20 @@ PREFERENCE_COLUMNS = {
     "pair accuracy": "eval_rewards/accuracies",
     "log p chosen": "eval_logps/chosen",
     "log p rejected": "eval_logps/rejected",
+    "CPU s": "train_cpu_seconds",
+}
+REWARD_COLUMNS = {
+    "pair accuracy": "eval_pair_accuracy",
+    "on-policy": "eval_pair_accuracy_on_policy",
+    "offline": "eval_pair_accuracy_offline",
+    "first error": "eval_first_error",
+    "trivial": "eval_first_error_trivial",
+    "step accuracy": "eval_step_accuracy",
+    "majority": "eval_step_majority",
+    "AUC": "eval_auc",
+    "best of n": "eval_best_of_n",
+    "random": "eval_random_of_n",
+    "oracle": "eval_oracle_of_n",
     "CPU s": "train_cpu_seconds",
 }
 
@@ -103,19 +118,13 @@ def race(
 
 
 def recipe_of(algorithm: str | None) -> str:
-    """Return the script that trains an algorithm; None: supervised fine-tuning.
-
-    Raises:
-        InputError: no recipe trains it.
-    """
+    """Return the script that trains an algorithm; None: supervised fine-tuning."""
     if algorithm is None:
         return "recipes/sft.py"
-    row = ALGORITHMS[algorithm]
-    if row.family == "reward_model":
-        raise InputError(f"{algorithm} is a reward model, which a race does not train.")
-    family = "grpo" if row.family == "policy_gradient" else "dpo"
-    own = algorithm in ("ppo", "kto", "orpo")
-    return f"recipes/{algorithm if own else family}.py"
+    if algorithm in ("ppo", "kto", "orpo", "orm", "prm"):
+        return f"recipes/{algorithm}.py"
+    shared = {"policy_gradient": "grpo", "direct_alignment": "dpo", "reward_model": "reward"}
+    return f"recipes/{shared[ALGORITHMS[algorithm].family]}.py"
 
 
 def _train(folder: Path, recipe: str, words: list[str]) -> None:
@@ -161,14 +170,18 @@ def _read(folder: Path) -> dict[str, Any]:
         **final,
         **summary["after"],
         "train_cpu_seconds": summary["train_cpu_seconds"],
-        "curve": [[e["step"], e["eval_exact_match"]] for e in log if "eval_exact_match" in e],
+        "curve": [[e["step"], e[c]] for e in log for c in CURVES if c in e],
     }
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Return mean and spread (standard deviation over seeds) of each algorithm, in Markdown."""
-    pairs = any("eval_rewards/margins" in run for runs in results.values() for run in runs)
-    columns = PREFERENCE_COLUMNS if pairs else COLUMNS
+    known = {key for runs in results.values() for run in runs for key in run}
+    columns = COLUMNS
+    if "eval_rewards/margins" in known:
+        columns = PREFERENCE_COLUMNS
+    elif "eval_exact_match" not in known:
+        columns = {name: key for name, key in REWARD_COLUMNS.items() if key in known}
     lines = [
         "| algorithm | " + " | ".join(columns) + " |",
         "|---" * (len(columns) + 1) + "|",
@@ -188,7 +201,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
-    """Draw exact match over steps, a line for the mean and a band for the spread."""
+    """Draw exact match (or best of n) over steps, a line for the mean and a band for the spread."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -205,7 +218,9 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
         low = [m - s for m, s in zip(mean, spread, strict=True)]
         high = [m + s for m, s in zip(mean, spread, strict=True)]
         axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    axis.set(xlabel="optimizer step", ylabel="held-out exact match, greedy", ylim=(0, 1.02))
+    answers = any("eval_exact_match" in run for runs in results.values() for run in runs)
+    ylabel = f"held-out exact match, {'greedy' if answers else 'best of n'}"
+    axis.set(xlabel="optimizer step", ylabel=ylabel, ylim=(0, 1.02))
     axis.legend(loc="lower right", ncols=3, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
     plt.close(figure)
