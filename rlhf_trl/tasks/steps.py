@@ -72,6 +72,8 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
             f"dataset.specs: the steps of task {task!r} have no rule that labels them; use "
             f"{', '.join(SPELT)}, or a data set with labels by source: path."
         )
+    if len(steps) == 1:
+        return [BAD]
     labels: list[int] = []
     given = right = ""  # the letters so far, with and without those that only repeat
     for n, step in enumerate(steps):
