@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from rlhf_trl.errors import InputError
 from rlhf_trl.tasks.rewards import completion_text, extract_answer, normalise
 from rlhf_trl.trainers.reward_metrics import (
+    budgets,
     majority_by_budget,
     prompt_ids,
     ranking_by_budget,
@@ -139,8 +139,7 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
                 "both runs score the same samples-held-out.jsonl."
             )
     groups, labels = prompt_ids(one.prompts), one.labels
-    fewest = min(Counter(groups).values())
-    sizes = [2**k for k in range(fewest.bit_length())]
+    sizes = budgets(groups)
 
     def row(scores: Sequence[float]) -> dict[str, float]:
         budget = ranking_by_budget(scores, labels, groups, sizes)
