@@ -179,9 +179,9 @@ class ComparisonTrainer(_Judges):
     ):
         self.reader = Reader(algorithm, formulation)
         self._ranked, self.left_out = algorithm == "kwise", {}
-        if self._ranked:
-            kwargs.setdefault("data_collator", _RankedCollator(kwargs["processing_class"], args))
         super().__init__(model, args=args, **kwargs)
+        if self._ranked and "data_collator" not in kwargs:
+            self.data_collator = RankedCollator(self.processing_class.pad_token_id)
 
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
@@ -251,15 +251,17 @@ class ComparisonTrainer(_Judges):
         return list(dataset["kind"])
 
 
-class _RankedCollator:
-    def __init__(self, tokenizer: Any, args: RewardConfig):
-        self._pad = tokenizer.pad_token_id
-        self._args = args
+@dataclass
+class RankedCollator:
+    """Puts the completions of all lists of `ranked_ids` below each other, list by list."""
+
+    pad_token_id: int
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Put the completions of all lists below each other, list by list."""
+        """Return one batch."""
         texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-        return {**pad_texts(texts, self._pad), "list_length": len(rows[0]["ranked_ids"])}
+        length = len(rows[0]["ranked_ids"])
+        return {**pad_texts(texts, self.pad_token_id), "list_length": length}
 
 
 class TokenRewardTrainer(_Judges):
@@ -306,11 +308,11 @@ class TokenRewardTrainer(_Judges):
                 f"num_labels is {model.config.num_labels}, but {algorithm} ({formulation}) has "
                 f"{labels} per token; choose another model or formulation."
             )
-        tokenizer = kwargs["processing_class"]
-        kwargs.setdefault("data_collator", TokenCollator(tokenizer.pad_token_id))
         model.config.num_labels = 1  # RewardTrainer insists on it
         super().__init__(model, args=args, **kwargs)
         self.model.config.num_labels = labels
+        if "data_collator" not in kwargs:
+            self.data_collator = TokenCollator(self.processing_class.pad_token_id)
 
     # Replaces RewardTrainer._prepare_dataset, which knows pairs only.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
