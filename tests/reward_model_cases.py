@@ -112,11 +112,13 @@ def build(
     tokenizer=None,
     peft=None,
     candidates=(),
-    moved=True,
+    given=None,
     **config,
 ):
     """Return a trainer of the family on fixed rows, with a head that says something."""
-    steps = {"step_separator": SEPARATOR, "step_split": SPLIT} if name == "prm" else {}
+    fields = {"algorithm": name, "formulation": which}
+    if name == "prm":
+        fields |= {"step_separator": SEPARATOR, "step_split": SPLIT}
     trainer, config_class = {
         "reward": (ComparisonTrainer, ComparisonConfig),
         "kwise": (ComparisonTrainer, ComparisonConfig),
@@ -127,14 +129,11 @@ def build(
         train_dataset=Dataset.from_list(rows or DATA[name](count)),
         eval_dataset=None if held_out is None else Dataset.from_list(held_out),
         processing_class=tokenizer or build_tokenizer(),
-        algorithm=name,
-        formulation=which,
         peft_config=peft,
-        **steps,
+        **fields | (given or {}),
     )
     built.candidates = candidates
-    if moved:
-        move(built.model)
+    move(built.model)
     return built
 
 

@@ -186,6 +186,8 @@ class ComparisonTrainer(_Judges):
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         count = len(dataset)
+        if self.reader.formulation == "code" and "margin" in dataset.column_names:
+            dataset = dataset.remove_columns("margin")
         if not self._ranked:
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
