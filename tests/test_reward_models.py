@@ -6,7 +6,6 @@ import pytest
 import torch
 from datasets import Dataset
 from direct_alignment_cases import message
-from direct_alignment_cases import message
 from policy_gradient_cases import checkpoint
 from reward_model_cases import (
     DATA,
@@ -272,7 +271,6 @@ def test_a_head_that_does_not_fit(tmp_path, name, auto, labels, loaded):
         ("orm", "chapter", {"algorithm": "reward"}),
         ("prm", "chapter", {"step_separator": None}),
         ("prm", "chapter", {"step_separator": ""}),
-        ("prm", "chapter", {"step_split": None}),
         ("prm", "chapter", {"step_split": "(a"}),
         ("prm", "chapter", {"step_split": "(a)|b"}),
     ],

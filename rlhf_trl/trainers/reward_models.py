@@ -177,7 +177,7 @@ class ComparisonTrainer(_Judges):
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        self.reader = Reader(algorithm, formulation)
+        self.reader = _reader(("reward", "kwise"), algorithm, formulation)
         self._ranked, self.left_out = algorithm == "kwise", {}
         super().__init__(model, args=args, **kwargs)
         if self._ranked and "data_collator" not in kwargs:
@@ -295,7 +295,8 @@ class TokenRewardTrainer(_Judges):
         step_split: str | None = None,
         **kwargs: Any,
     ):
-        self.reader = Reader(algorithm, formulation, step_separator, step_split)
+        steps = (step_separator, step_split) if algorithm == "prm" else ()
+        self.reader = _reader(("orm", "prm"), algorithm, formulation, *steps)
         self._weights, self.left_out = args.class_weights, {}
         labels = self.reader.num_labels
         if isinstance(model, str):
@@ -394,6 +395,15 @@ class TokenRewardTrainer(_Judges):
     def meaning(self, labels: Sequence[int]) -> list[int]:
         """Return the labels -1, 0, 1 that the numbers of the loss stand for."""
         return [CLASSES[i] if self.reader.num_labels > 1 else 2 * i - 1 for i in labels]
+
+
+def _reader(known: Sequence[str], algorithm: str, *fields: Any) -> Reader:
+    """Return how the algorithm reads texts; refuse one that the trainer does not know."""
+    if algorithm not in known:
+        raise InputError(
+            f"algorithm: {algorithm!r} is none of this trainer's; write {' or '.join(known)}."
+        )
+    return Reader(algorithm, *fields)
 
 
 @dataclass
