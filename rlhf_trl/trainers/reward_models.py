@@ -165,7 +165,7 @@ class ComparisonTrainer(_Judges):
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
     Raises:
-        InputError: no such algorithm, or only rows that are too long.
+        InputError: no such algorithm, a model with several labels, or only rows that are too long.
     """
 
     def __init__(
@@ -179,6 +179,7 @@ class ComparisonTrainer(_Judges):
     ):
         self.reader = _reader(("reward", "kwise"), algorithm, formulation)
         self._ranked, self.left_out = algorithm == "kwise", {}
+        _check_classifier(model, args)
         super().__init__(model, args=args, **kwargs)
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = RankedCollator(self.processing_class.pad_token_id)
@@ -397,6 +398,28 @@ class TokenRewardTrainer(_Judges):
         return [CLASSES[i] if self.reader.num_labels > 1 else 2 * i - 1 for i in labels]
 
 
+def _check_classifier(model: Any, args: RewardConfig) -> None:
+    """Refuse a classifier with several labels, which RewardTrainer cannot load or use."""
+    if isinstance(model, str):
+        config = _config(model, args.model_init_kwargs or {})
+        if not any("Classification" in name for name in config.architectures or []):
+            return  # a language model, which gets a new head
+        name = f"model_name_or_path: {model!r}"
+    else:
+        config, name = model.config, "the model"
+    if config.num_labels != 1:
+        raise InputError(
+            f"{name} has num_labels {config.num_labels}, but a reward is one number; name a "
+            "language model, or a reward model with num_labels 1."
+        )
+
+
+def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
+    """Return the configuration of a model that `from_pretrained` would load."""
+    known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
+    return AutoConfig.from_pretrained(source, **known)
+
+
 def _reader(known: Sequence[str], algorithm: str, *fields: Any) -> Reader:
     """Return how the algorithm reads texts; refuse one that the trainer does not know."""
     if algorithm not in known:
@@ -430,11 +453,10 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
     Raises:
         InputError: a head is there and does not fit, or its architecture has no token classifier.
     """
-    known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # that the head is new is no news
     try:
-        config = AutoConfig.from_pretrained(source, **known)
+        config = _config(source, kwargs)
         config.num_labels = num_labels
         config.classifier_dropout = 0.0
         config.token_classification_bias = head_bias
