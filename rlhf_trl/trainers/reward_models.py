@@ -302,10 +302,11 @@ class TokenRewardTrainer(_Judges):
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
-            quantization = kwargs.pop("quantization_config", None)
-            more = {} if quantization is None else {"quantization_config": quantization}
+            more = _loading(args)
+            if (quantization := kwargs.pop("quantization_config", None)) is not None:
+                more["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random
-            model = token_classifier(model, labels, bias, **(args.model_init_kwargs or {}), **more)
+            model = token_classifier(model, labels, bias, **more)
             args.model_init_kwargs = None
         if model.config.num_labels != labels:
             raise InputError(
@@ -401,7 +402,7 @@ class TokenRewardTrainer(_Judges):
 def _check_classifier(model: Any, args: RewardConfig) -> None:
     """Refuse a classifier with several labels, which RewardTrainer cannot load or use."""
     if isinstance(model, str):
-        config = _config(model, args.model_init_kwargs or {})
+        config = _config(model, _loading(args))
         if not any("Classification" in name for name in config.architectures or []):
             return  # a language model, which gets a new head
         name = f"model_name_or_path: {model!r}"
@@ -412,6 +413,12 @@ def _check_classifier(model: Any, args: RewardConfig) -> None:
             f"{name} has num_labels {config.num_labels}, but a reward is one number; name a "
             "language model, or a reward model with num_labels 1."
         )
+
+
+def _loading(args: RewardConfig) -> dict[str, Any]:
+    """Return what `from_pretrained` gets; the trainer places the model, on each process' device."""
+    found = {"trust_remote_code": args.trust_remote_code, "device_map": None}
+    return found | (args.model_init_kwargs or {})
 
 
 def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
