@@ -464,12 +464,21 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
     logging.set_verbosity_error()  # that the head is new is no news
     try:
         config = _config(source, kwargs)
+        tokens = any("TokenClassification" in name for name in config.architectures or [])
+        had_bias = getattr(config, "token_classification_bias", True)
+        if tokens and config.num_labels == num_labels and had_bias != head_bias:
+            raise InputError(
+                f"head_bias: the head in {source!r} has {'a' if had_bias else 'no'} bias; write "
+                f"head_bias: {str(had_bias).lower()}."
+            )
         config.num_labels = num_labels
         config.classifier_dropout = 0.0
         config.token_classification_bias = head_bias
         return create_model_from_path(
             source, AutoModelForTokenClassification, config=config, **kwargs
         )
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"model_name_or_path: {source!r} cannot be loaded as a token classifier with "
