@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.reward_report import draw_reward_report, metrics_table
+from rlhf_trl.run.reward_report import draw_reward_report
 
 PAIRS = ([3.0, 0.0, 1.0], [1.0, 1.0, 1.0])
 RIGHT, GROUPS = [True, False, False, True, True, False], [0, 0, 1, 1, 2, 2]
@@ -115,13 +115,3 @@ def test_what_cannot_be_drawn_leaves_no_file(tmp_path, data, sentence):
     with pytest.raises(InputError, match=sentence.replace("[", r"\[")):
         draw_reward_report(tmp_path / "report.png", "orm", **data)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_table_has_a_dash_where_a_metric_is_not_defined():
-    text = metrics_table({"step 0": {"eval_auc": 0.5}, "step 9": {"eval_auc": 1.0, "margin": 2.0}})
-    assert [line.split() for line in text.splitlines()] == [
-        ["step", "0", "step", "9"],
-        ["auc", "0.500", "1.000"],
-        ["margin", "-", "2.000"],
-    ]
-    assert len({len(line) for line in text.splitlines()}) == 1

@@ -236,22 +236,19 @@ class ComparisonTrainer(_Judges):
         return loss, outputs, rewards
 
     def _row_metrics(self, rows: list[list[float]]) -> dict[str, float]:
-        kinds = self._kinds(len(rows))
-        found = {}
-        for kind in dict.fromkeys(["", *kinds]):
-            mine = [row for row, k in zip(rows, kinds, strict=True) if kind in ("", k)]
-            # of a ranked list, every pair of neighbours
-            pairs = [pair for row in mine for pair in pairwise(row)]
-            metrics = pair_metrics(*map(list, zip(*pairs, strict=True)))
-            found |= {f"{k}_{kind}" if kind else k: v for k, v in metrics.items()}
+        found = pair_metrics(*_sides(rows))
+        dataset = self.eval_dataset
+        if "kind" in dataset.column_names and len(dataset) == len(rows):
+            for kind in dict.fromkeys(dataset["kind"]):
+                mine = [row for row, k in zip(rows, dataset["kind"], strict=True) if k == kind]
+                found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
         return found
 
-    def _kinds(self, count: int) -> list[str]:
-        """Return what kind of pairs the held-out rows are, where there are several kinds."""
-        dataset = self.eval_dataset
-        if "kind" not in dataset.column_names or len(dataset) != count:
-            return [""] * count
-        return list(dataset["kind"])
+
+def _sides(rows: list[list[float]]) -> tuple[list[float], list[float]]:
+    """Return the better and the worse rewards of all neighbours in ranked lists (or pairs)."""
+    pairs = [pair for row in rows for pair in pairwise(row)]
+    return [better for better, _ in pairs], [worse for _, worse in pairs]
 
 
 @dataclass
