@@ -109,13 +109,16 @@ class Reader:
         if not path.is_file():
             return cls("reward")
         try:
-            content = json.loads(path.read_text())
+            content = dict(json.loads(path.read_text()))
             labels = content.pop("num_labels")
             reader = cls(**content)
             if reader.num_labels != labels:
                 raise ValueError(f"num_labels is {labels}, not {reader.num_labels}")
         except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"reward_model: {path} describes no reward model: {error}.") from error
+            raise InputError(
+                f"reward_model: {path} describes no reward model ({str(error).rstrip('.')}); take "
+                "the file that training wrote beside the weights."
+            ) from error
         return reader
 
     def encode(
