@@ -147,8 +147,9 @@ class Reader:
             return Encoded(tokenizer(prompt + text)["input_ids"], [])
         answer = {"role": "assistant", "content": text}
         whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
-        if not finished and end in whole:
-            whole = whole[: whole.rindex(end)]
+        asked = tokenizer.apply_chat_template(prompt, tokenize=False)
+        if not finished and (last := whole.rfind(end)) >= len(asked):
+            whole = whole[:last]
         return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
 
     def steps(self, text: str) -> list[str]:
