@@ -1,6 +1,7 @@
 """Reward models (chapter 5) on TRL's RewardTrainer: of whole texts, and of tokens and steps."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -180,7 +181,7 @@ class ComparisonTrainer(_Judges):
         self.reader = _reader(("reward", "kwise"), algorithm, formulation)
         self._ranked, self.left_out = algorithm == "kwise", {}
         _check_classifier(model, args)
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = RankedCollator(self.processing_class.pad_token_id)
 
@@ -311,7 +312,7 @@ class TokenRewardTrainer(_Judges):
                 f"{labels} per token; choose another model or formulation."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
             self.data_collator = TokenCollator(self.processing_class.pad_token_id)
@@ -410,6 +411,15 @@ def _check_classifier(model: Any, args: RewardConfig) -> None:
             f"{name} has num_labels {config.num_labels}, but a reward is one number; name a "
             "language model, or a reward model with num_labels 1."
         )
+
+
+def _adapting(task_type: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with an adapter's task type, by which PEFT trains and saves the head."""
+    if (adapter := kwargs.get("peft_config")) is None:
+        return dict(kwargs)
+    adapter = deepcopy(adapter)
+    adapter.task_type = task_type
+    return {**kwargs, "peft_config": adapter}
 
 
 def _loading(args: RewardConfig) -> dict[str, Any]:

@@ -99,13 +99,16 @@ class Reader:
         if not path.is_file():
             return cls("reward")
         try:
-            content = json.loads(path.read_text())
+            content = dict(json.loads(path.read_text()))
             labels = content.pop("num_labels")
             reader = cls(**content)
             if reader.num_labels != labels:
                 raise ValueError(f"num_labels is {labels}, not {reader.num_labels}")
         except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"reward_model: {path} describes no reward model: {error}.") from error
+            raise InputError(
+                f"reward_model: {path} describes no reward model ({str(error).rstrip('.')}); take "
+                "the file that training wrote beside the weights."
+            ) from error
         return reader
 
     def encode(
@@ -134,8 +137,9 @@ class Reader:
             return Encoded(tokenizer(prompt + text)["input_ids"], [])
         answer = {"role": "assistant", "content": text}
         whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
-        if not finished and end in whole:
-            whole = whole[: whole.rindex(end)]
+        asked = tokenizer.apply_chat_template(prompt, tokenize=False)
+        if not finished and (last := whole.rfind(end)) >= len(asked):
+            whole = whole[:last]
         return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
 
     def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
