@@ -86,6 +86,9 @@ def load_config(
     own_fields = _fields(own)
     own_given = config.check_block(config.pick(own_fields), own_fields, ())
     own_run = config.build(own_given, own, ())
+    if config.lay_aside(own_run):
+        own_given = config.check_block(config.pick(own_fields), own_fields, ())
+        own_run = config.build(own_given, own, ())
     fixed = {}
     if "algorithm" in own_fields:
         runs = own_fields["algorithm"][1].metadata.get("runs")
@@ -231,6 +234,7 @@ class _Config:
         self.file = file
         self.values: dict[str, Any] = {}
         self._written: dict[tuple[str, ...], str] = {}
+        self._layers: list[str] = []  # the files, the deepest base first
 
     def source(self, path: tuple[str, ...]) -> str:
         """Return where the key at `path`, or the block it is missing from, was written."""
@@ -247,6 +251,7 @@ class _Config:
 
     def merge(self, content: dict[str, Any], source: str) -> None:
         """Lay the mapping of one file over the files it extends."""
+        self._layers.append(source)
         self._merge(self.values, content, source, ())
 
     def _merge(self, base: dict, new: dict, source: str, path: tuple[str, ...]) -> None:
@@ -308,6 +313,65 @@ class _Config:
             node[place] = child
             node = child
         self._note(path, COMMAND_LINE)
+
+    def lay_aside(self, run: Any) -> bool:
+        """Remove keys of blocks that nothing reads (see `FileData.READ_WITH`); tell whether any.
+
+        That is what becomes of a base file's keys when a file that extends it, or the command line,
+        chooses otherwise.
+
+        Raises:
+            InputError: the key was written with the choice or after it.
+        """
+        unread = []
+        for block, values in self.values.items():
+            chosen = getattr(run, block, None)
+            if not hasattr(chosen, "READ_WITH"):
+                continue
+            if isinstance(values, _Words):
+                self.values[block] = values = values.untyped()
+            for key in [key for key in values if key in chosen.READ_WITH]:
+                missed: dict[tuple[str, ...], Any] = {}
+                for choices in chosen.READ_WITH[key]:
+                    missing = {
+                        (block, name) if hasattr(chosen, name) else (name,): allowed
+                        for name, allowed in choices.items()
+                        if not _chosen(getattr(chosen, name, getattr(run, name, None)), allowed)
+                    }
+                    if not missing:
+                        break
+                    missed = missing | missed
+                else:
+                    self._refuse_unread(run, (block, key), missed)
+                    unread.append((block, key))
+        for block, key in unread:
+            del self.values[block][key]
+        return bool(unread)
+
+    def _refuse_unread(
+        self, run: Any, path: tuple[str, ...], missed: dict[tuple[str, ...], Any]
+    ) -> None:
+        """Stop unless one of the choices that leave a key unread was made after it was written."""
+        if any(self._layer(choice) > self._layer(path) for choice in missed):
+            return
+        choice, allowed = next(iter(missed.items()))
+        value = run
+        for name in choice:
+            value = getattr(value, name)
+        name, instead = ".".join(choice), "" if allowed is bool else f": {' or '.join(allowed)}"
+        shown = value if isinstance(value, str) else _show(value)
+        self.fail(path, f"is not read with {name}: {shown}; remove it, or write {name}{instead}")
+
+    def _layer(self, path: tuple[str, ...]) -> int:
+        """Return the place of what wrote the key at `path`, or part of it, last; -1 for nobody."""
+        node: Any = self.values
+        for key in path:
+            if not isinstance(node, dict) or key not in node:
+                return -1
+            node = node[key]
+        inside = {source for p, source in self._written.items() if p[: len(path)] == path}
+        places = {source: n for n, source in enumerate([*self._layers, COMMAND_LINE])}
+        return max(places[source] for source in inside or {self.source(path)})
 
     def refuse_unknown(self, values: dict, known: dict[str, Any], path: tuple[str, ...]) -> None:
         """Stop at the first key of `values` that is not one of the `known`."""
@@ -407,6 +471,10 @@ class _Config:
         if isinstance(value, dict):
             return _copy(value)
         return member(value) if isinstance(member, type) and issubclass(member, Enum) else value
+
+
+def _chosen(value: Any, allowed: Any) -> bool:
+    return bool(value) if allowed is bool else value in allowed
 
 
 def _copy(value: Any) -> Any:

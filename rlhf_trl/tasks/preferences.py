@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
@@ -17,6 +17,9 @@ PAIRED = ("prompt", "chosen", "rejected")
 UNPAIRED = ("prompt", "completion", "label")
 ATTEMPTS = 100  # orders tried before there are said to be too few different prompts
 Row = dict[str, Any]
+# Choices in a `dataset:` block, for `READ_WITH`.
+GYM, PATH = {"source": ("reasoning_gym",)}, {"source": ("path",)}
+ON_POLICY = {**GYM, "pairs": ("on_policy", "mixed")}
 
 
 @dataclass
@@ -27,7 +30,17 @@ class FileData(GymData):
     `columns` maps this package's column names to the data set's, as in `{chosen: better}`. With
     `source: reasoning_gym`, answers are sampled from the model or from `sampled_from`,
     `samples_per_prompt` of each training question.
+
+    `READ_WITH` names the choices under which a key is read at all: any one of its mappings has to
+    hold, all of it; a choice is one of some values, or with `bool` anything but none.
     """
+
+    READ_WITH: ClassVar[dict[str, tuple[dict[str, Any], ...]]] = {
+        **dict.fromkeys(("specs", "size", "seed", "eval_seed", "system_prompt"), (GYM,)),
+        **dict.fromkeys(("samples_per_prompt", "sampled_from"), (GYM,)),
+        **dict.fromkeys(("path", "split", "eval_path", "eval_split", "columns"), (PATH,)),
+        "eval_size": (GYM, {"eval_split": bool}, {"eval_path": bool}),
+    }
 
     specs: list[Spec] = field(default_factory=list)
     samples_per_prompt: int = 8
@@ -47,6 +60,12 @@ class PreferenceData(FileData):
     demonstrator's errors), `on_policy` (a right and a wrong one among `samples_per_prompt` sampled
     answers) or `mixed`: the offline pairs of all questions and the on-policy ones, shuffled.
     """
+
+    READ_WITH = {
+        **FileData.READ_WITH,
+        "pairs": (GYM,),
+        **dict.fromkeys(("samples_per_prompt", "sampled_from"), (ON_POLICY,)),
+    }
 
     pairs: Literal["offline", "on_policy", "mixed"] = "offline"
 

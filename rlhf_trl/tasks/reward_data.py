@@ -8,6 +8,8 @@ from typing import Any, Literal
 from rlhf_trl.errors import InputError
 from rlhf_trl.tasks.gym import GymTasks
 from rlhf_trl.tasks.preferences import (
+    GYM,
+    ON_POLICY,
     FileData,
     PreferenceData,
     Row,
@@ -47,6 +49,9 @@ OUTCOME = ("prompt", "completion", "label")
 GYM_COLUMNS = ("question", "answer", "task")
 PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
 
+SAMPLED = {**GYM, "traces": ("sampled",)}
+RANKED = {**GYM, "candidates": bool}  # answers of the model are sampled, for evaluation
+
 Sample = Callable[[list[Row], int, str], list[Row]]
 
 
@@ -58,6 +63,15 @@ class RewardData(PreferenceData):
     which K-wise models train on, are `list_length` demonstrations of one question in `ORDER`.
     Evaluation ranks `candidates` sampled answers of each held-out question (0: none).
     """
+
+    READ_WITH = {
+        **PreferenceData.READ_WITH,
+        "pairs": ({**GYM, "algorithm": ("reward",)},),
+        "samples_per_prompt": ({**ON_POLICY, "algorithm": ("reward",)},),
+        "sampled_from": (ON_POLICY, RANKED),
+        "list_length": ({"algorithm": ("kwise",)},),
+        "candidates": (GYM,),
+    }
 
     list_length: int = 4
     candidates: int = 8
@@ -85,6 +99,14 @@ class ProcessData(FileData):
     with the next so many steps. Evaluation ranks `candidates` sampled answers of each held-out
     question (0: none).
     """
+
+    READ_WITH = {
+        **FileData.READ_WITH,
+        **dict.fromkeys(("traces", "candidates"), (GYM,)),
+        "errors": ({**GYM, "traces": ("synthetic",)},),
+        "samples_per_prompt": (SAMPLED,),
+        "sampled_from": (SAMPLED, RANKED),
+    }
 
     traces: Literal["synthetic", "sampled"] = "synthetic"
     errors: float = 0.6
