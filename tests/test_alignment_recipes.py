@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_trl.run.config import read_config
+
 ROOT = Path(__file__).parent.parent
 RECIPES = ["dpo", "kto", "orpo"]
-SMALL = [
-    *["--dataset.size", 24, "--dataset.eval_size", 8, "--dataset.pairs", "offline"],
-    *["--max_steps", 2, "--per_device_train_batch_size", 8, "--per_device_eval_batch_size", 8],
-]
+STEPS = ["--max_steps", 2, "--per_device_train_batch_size", 8, "--per_device_eval_batch_size", 8]
+SMALL = [*STEPS, "--dataset.size", 24, "--dataset.eval_size", 8, "--dataset.pairs", "offline"]
 
 
 def weights(folder, name="model.safetensors"):
@@ -110,7 +110,7 @@ def test_a_file_of_plain_text_with_other_column_names(run, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     source = ["--dataset.source", "path", "--dataset.path", path, "--dataset.eval_path", path]
     mapping = ["--dataset.columns", "{chosen: better, rejected: worse}"]
-    folder, out = run("dpo", "dpo", *SMALL, *source, *mapping)
+    folder, out = run("dpo", "dpo", *STEPS, *source, *mapping)
     assert out.splitlines()[-1].startswith("pair accuracy ")
     after = json.loads((folder / "summary.json").read_text())["after"]
     assert "eval_exact_match" not in after and "eval_rewards/accuracies" in after
@@ -124,7 +124,7 @@ def test_a_file_without_evaluation(run, tmp_path):
     ]
     path.write_text(json.dumps(rows))
     source = ["--dataset.source", "path", "--dataset.path", path, "--eval_strategy", "no"]
-    folder, out = run("kto", "kto", *SMALL, *source)
+    folder, out = run("kto", "kto", *STEPS, *source)
     assert "nothing was evaluated" in out.splitlines()[-1]
     assert json.loads((folder / "summary.json").read_text())["after"] == {}
 
@@ -184,14 +184,9 @@ BAD = {
         ["--dataset.system_prompt", "x" * 300],
         ["longest prompt has", "context of 256"],
     ),
-    "no path": (["--dataset.source", "path"], ["dataset.path is missing"]),
     "no prompts to show": (
         ["--samples.every", 1, "--samples.file", "no.txt"],
         ["samples.file: 'no.txt' cannot be read"],
-    ),
-    "no such set": (
-        ["--dataset.source", "path", "--dataset.path", "nobody/none"],
-        ["'nobody/none'", "local copy"],
     ),
 }
 
@@ -201,6 +196,36 @@ def test_bad_input(refused, name):
     words, parts = BAD[name]
     sentence = refused("dpo", "dpo", *SMALL, *words)
     assert all(part in sentence for part in parts), sentence
+
+
+FILES = {
+    "no path": ([], "dataset.path is missing"),
+    "no such set": (["--dataset.path", "nobody/none"], "'nobody/none'"),
+    "a key of another source": (
+        ["--dataset.size", 9],
+        "dataset.size is not read with dataset.source: path; remove it, or write dataset.source: "
+        "reasoning_gym",
+    ),
+    "nothing held out": (["--dataset.path", "a.json", "--dataset.eval_size", 2], "eval_path"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bad_files(refused, name):
+    words, part = FILES[name]
+    sentence = refused("dpo", "dpo", *STEPS, "--dataset.source", "path", *words)
+    assert part in sentence
+
+
+def test_what_a_base_file_gives_to_another_source_is_laid_aside(run, tmp_path):
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 16))
+    source = ["--dataset.source", "path", "--dataset.path", path]
+    folder, _ = run("dpo", "dpo", *STEPS, *source, "--eval_strategy", "no")
+    given = read_config(folder / "config.yaml")["dataset"]
+    assert given == {"source": "path", "path": str(path)}  # and neither specs nor pairs
+    again, _ = run("dpo", folder / "config", folder=tmp_path / "again")
+    assert weights(folder) == weights(again)
 
 
 def test_conversations_need_a_chat_template(refused, tmp_path):

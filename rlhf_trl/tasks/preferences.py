@@ -61,7 +61,7 @@ class PreferenceData(FileData):
     answers) or `mixed`: the offline pairs of all questions and the on-policy ones, shuffled.
     """
 
-    READ_WITH = {
+    READ_WITH: ClassVar = {
         **FileData.READ_WITH,
         "pairs": (GYM,),
         **dict.fromkeys(("samples_per_prompt", "sampled_from"), (ON_POLICY,)),

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.tasks.gym import GymTasks
@@ -64,7 +64,7 @@ class RewardData(PreferenceData):
     Evaluation ranks `candidates` sampled answers of each held-out question (0: none).
     """
 
-    READ_WITH = {
+    READ_WITH: ClassVar = {
         **PreferenceData.READ_WITH,
         "pairs": ({**GYM, "algorithm": ("reward",)},),
         "samples_per_prompt": ({**ON_POLICY, "algorithm": ("reward",)},),
@@ -100,7 +100,7 @@ class ProcessData(FileData):
     question (0: none).
     """
 
-    READ_WITH = {
+    READ_WITH: ClassVar = {
         **FileData.READ_WITH,
         **dict.fromkeys(("traces", "candidates"), (GYM,)),
         "errors": ({**GYM, "traces": ("synthetic",)},),
