@@ -1,0 +1,311 @@
+"""The reward-model recipes end to end on the embedded model, and their bad input."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from rlhf_trl.run.config import read_config
+
+ROOT = Path(__file__).parent.parent
+STEPS = [
+    *["--max_steps", 4, "--eval_steps", 2, "--save_strategy", "steps", "--save_steps", 2],
+    *["--per_device_train_batch_size", 8, "--per_device_eval_batch_size", 8],
+]
+GYM = ["--dataset.size", 24, "--dataset.eval_size", 6, "--dataset.candidates", 4]
+SAMPLED = ["--dataset.samples_per_prompt", 4]
+WORDS = {  # recipe and options of a small run, by config
+    "reward": ("reward", [*STEPS, *GYM, *SAMPLED]),
+    "kwise": ("reward", [*STEPS, *GYM]),
+    "orm": ("orm", [*STEPS, *GYM, *SAMPLED]),
+    "prm": ("prm", [*STEPS, *GYM]),
+    "prm_sampled": ("prm", [*STEPS, *GYM, *SAMPLED]),
+}
+SCORES = {
+    "reward": {"score"},
+    "kwise": {"score"},
+    "orm": {"mean", "last"},
+    "prm": {"min", "last", "product"},
+    "prm_sampled": {"min", "last", "product"},
+}
+SHORT = ["--max_steps", 2, "--save_strategy", "no", "--eval_strategy", "no"]
+SILENT = [*SHORT, "--eval_on_start", "false"]
+
+
+def weights(folder, name="model.safetensors"):
+    return (folder / "model" / name).read_bytes()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def answered(question="sun", answer="nus"):
+    return [{"role": "user", "content": question}], [{"role": "assistant", "content": answer}]
+
+
+@pytest.fixture(scope="module")
+def cache():
+    return {}
+
+
+@pytest.fixture
+def finished(run, cache, tmp_path_factory):
+    """Return folder and output of a small run of a config; it happens once in this module."""
+
+    def finished(config):
+        if config not in cache:
+            recipe, words = WORDS[config]
+            folder = tmp_path_factory.mktemp(config) / "out"
+            cache[config] = run(recipe, config, *words, folder=folder)
+        return cache[config]
+
+    return finished
+
+
+@pytest.fixture
+def small(run, tmp_path):
+    """Run a config with small settings in a folder of its own."""
+
+    def small(config, *words, name="out"):
+        recipe, settings = WORDS[config]
+        return run(recipe, config, *settings, *words, folder=tmp_path / name)
+
+    return small
+
+
+@pytest.fixture
+def no(refused):
+    """Return the sentence with which a small run of a config ends that must not succeed."""
+
+    def no(config, *words, settings=None, **kwargs):
+        recipe, small = WORDS[config]
+        return refused(recipe, config, *(small if settings is None else settings), *words, **kwargs)
+
+    return no
+
+
+def written(tmp_path, rows, name="rows.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def from_file(path, *more):
+    return ["--dataset.source", "path", "--dataset.path", path, *STEPS, *more]
+
+
+# --- what a run leaves behind
+
+HEADLINES = {
+    "reward": "pair accuracy ",
+    "kwise": "pair accuracy ",
+    "orm": "AUC ",
+    "prm": "first error found ",
+    "prm_sampled": "first error found ",
+}
+
+
+@pytest.mark.parametrize("config", WORDS)
+def test_what_a_run_leaves_and_says(finished, config):
+    folder, out = finished(config)
+    formulation = "code" if config.startswith("prm") else "chapter"
+    algorithm = config.removesuffix("_sampled")
+    assert out.splitlines()[0].startswith(f"{algorithm} ({formulation}) on cpu, 1 process")
+    assert out.splitlines()[-1].startswith(HEADLINES[config]), out.splitlines()[-1]
+    steps = sorted(path.stem for path in (folder / "evaluations").iterdir())
+    assert steps == ["step-000000", "step-000002", "step-000004"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 4 and summary["name"] == f"{algorithm} ({formulation})"
+    wanted = {"eval_loss", "eval_auc", "eval_best_of_n", "eval_random_of_n", "eval_oracle_of_n"}
+    wanted |= {"eval_first_error"} if algorithm == "prm" else set()
+    wanted |= {"eval_pair_accuracy"} if config in ("reward", "kwise") else set()
+    assert wanted <= summary["before"].keys() == summary["after"].keys()
+    for name in ("learning_curve.png", "reward_report.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    log = json.loads((folder / "log.json").read_text())
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4]
+    said = json.loads((folder / "model" / "reward_model.json").read_text())
+    assert (said["algorithm"], said["formulation"]) == (algorithm, formulation)
+    assert said["num_labels"] == (3 if algorithm == "prm" else 1)
+    assert said["step_separator"] == ("\n" if algorithm == "prm" else None)
+    sides = {path.name for path in folder.glob("samples-*.jsonl")}
+    train = {"samples-train.jsonl"} if config in ("reward", "orm", "prm_sampled") else set()
+    assert sides == {"samples-held-out.jsonl"} | train
+    assert read_config(folder / "config.yaml")["algorithm"] == algorithm
+
+
+@pytest.mark.parametrize("config", WORDS)
+def test_the_scores_of_the_last_evaluation_are_those_of_the_metrics(finished, config):
+    folder, _ = finished(config)
+    rows = lines(folder / "scores.jsonl")
+    held_out = lines(folder / "samples-held-out.jsonl")
+    assert [row["completion"] for row in rows] == [row["completion"] for row in held_out]
+    assert len(rows) == 6 * 4 and all(row["scores"].keys() == SCORES[config] for row in rows)
+    text = [row["completion"][-1]["content"] for row in rows]
+    right = [f"<answer>{row['answer']}</answer>" in each for row, each in zip(rows, text, strict=True)]
+    assert [row["label"] for row in rows] == right and any(right) and not all(right)
+    key = {"orm": "mean", "kwise": "score", "reward": "score"}.get(config, "min")
+    after = json.loads((folder / "summary.json").read_text())["after"]
+    groups = [rows[n : n + 4] for n in range(0, 24, 4)]
+    best = [max(group, key=lambda row: row["scores"][key])["label"] for group in groups]
+    assert after["eval_best_of_n"] == pytest.approx(sum(best) / 6)
+    assert after["eval_oracle_of_n"] == pytest.approx(
+        sum(any(row["label"] for row in group) for group in groups) / 6
+    )
+
+
+@pytest.mark.parametrize("config", ["reward", "orm", "prm"])
+def test_evaluation_does_not_change_training(finished, small, config):
+    plain, out = small(config, "--eval_strategy", "no", "--eval_on_start", "false")
+    assert weights(plain) == weights(finished(config)[0])
+    steps = [path.stem for path in (plain / "evaluations").iterdir()]
+    assert steps == ["step-000004"]  # once, at the end
+    assert out.splitlines()[-1].startswith(HEADLINES[config])
+
+
+def test_the_stock_trainer_computes_the_chapters_bradley_terry(finished, small):
+    stock, out = small("reward", "--formulation", "trl")
+    assert out.splitlines()[0].startswith("reward (trl)")
+    assert weights(stock) == weights(finished("reward")[0])
+    assert '"formulation": "trl"' in (stock / "model" / "reward_model.json").read_text()
+
+
+def test_the_chapters_process_model_has_two_classes(run, tmp_path):
+    path = tmp_path / "chapter.yaml"
+    base = ROOT / "configs" / "tiny" / "prm.yaml"
+    path.write_text(f"extends: {base}\nformulation: chapter\nclass_weights: !unset\n")
+    folder, out = run("prm", path.with_suffix(""), *WORDS["prm"][1], *SHORT)
+    assert out.splitlines()[0].startswith("prm (chapter)")
+    assert '"num_labels": 1' in (folder / "model" / "reward_model.json").read_text()
+    head = load_file(folder / "model" / "model.safetensors")
+    assert head["score.weight"].shape[0] == 1
+    after = json.loads((folder / "summary.json").read_text())["after"]
+    assert 0 <= after["eval_step_accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("config", "formulation"),
+    [("kwise", "trl"), ("kwise", "code"), ("orm", "trl"), ("prm", "trl"), ("reward", "book")],
+)
+def test_a_formulation_that_there_is_not(no, config, formulation):
+    assert f"{config} has no formulation {formulation!r}" in no(
+        config, "--formulation", formulation
+    )
+
+
+@pytest.mark.parametrize(("config", "other"), [("orm", "prm"), ("prm", "orm"), ("reward", "orm")])
+def test_another_recipes_algorithm(no, config, other):
+    sentence = no(config, "--algorithm", other)
+    assert f'algorithm is "{other}", which this recipe does not run' in sentence
+
+
+# --- resume, LoRA, trackers, processes
+
+RESUME = ["--resume_from_checkpoint", "auto"]
+
+
+@pytest.mark.parametrize("config", ["reward", "kwise", "orm", "prm"])
+def test_stopped_and_resumed_is_bit_identical(finished, small, monkeypatch, tmp_path, config):
+    whole, _ = finished(config)
+    stopped = tmp_path / "stopped"
+    shutil.copytree(whole, stopped, ignore=shutil.ignore_patterns("checkpoint-4", "model"))
+    (stopped / "evaluations" / "step-000004.json").unlink()
+    (stopped / "scores.jsonl").unlink()
+
+    def never(*args, **kwargs):
+        raise AssertionError("sampled again")
+
+    monkeypatch.setattr("rlhf_trl.run.reward_data.sample_completions", never)
+    resumed, out = small(config, *RESUME, name="stopped")
+    assert "resuming from" in out and "changed since" not in out
+    assert weights(whole) == weights(resumed)
+    for name in ("scores.jsonl", "evaluations/step-000004.json", "model/reward_model.json"):
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
+
+
+def test_samples_of_other_questions_are_refused(finished, no, tmp_path):
+    stopped = tmp_path / "stopped"
+    shutil.copytree(finished("orm")[0], stopped)
+    shutil.rmtree(stopped / "checkpoint-4")
+    for change in (["--dataset.size", 23], ["--dataset.samples_per_prompt", 3]):
+        sentence = no("orm", *change, *RESUME, folder=stopped)
+        assert "samples-train.jsonl does not hold" in sentence and "--output_dir" in sentence
+    with (stopped / "samples-train.jsonl").open("a") as file:
+        file.write('{"prompt": "half a li')
+    assert "samples-train.jsonl" in no("orm", *RESUME, folder=stopped)
+
+
+LORA = ["--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj"]
+
+
+def test_the_wrong_task_type_is_refused(no):
+    for config, wrong, right in (("orm", "SEQ_CLS", "TOKEN_CLS"), ("reward", "CAUSAL_LM", "SEQ")):
+        sentence = no(config, *LORA, "--lora_task_type", wrong)
+        assert f"lora_task_type is {wrong}" in sentence and right in sentence
+
+
+POLICY = [
+    *["--dataset.size", 40, "--dataset.eval_size", 4, "--max_steps", 2, "--num_generations", 4],
+    *["--per_device_train_batch_size", 16, "--learning_rate", "1e-4", "--eval_strategy", "no"],
+    *["--reward_weights", 1.0],
+]
+
+
+@pytest.mark.parametrize("config", ["reward", "orm", "prm"])
+def test_lora_resumes_and_its_adapter_is_a_reward(run, small, tmp_path, config):
+    whole, _ = small(config, *LORA, "--eval_strategy", "no", name="whole")
+    told = json.loads((whole / "model" / "adapter_config.json").read_text())
+    assert told["task_type"] == ("SEQ_CLS" if config == "reward" else "TOKEN_CLS")
+    adapter = load_file(whole / "model" / "adapter_model.safetensors")
+    heads = [tensor for name, tensor in adapter.items() if "score" in name]
+    assert heads and any("lora_B" in n and bool(t.any()) for n, t in adapter.items())
+    stopped = tmp_path / "stopped"
+    shutil.copytree(whole, stopped, ignore=shutil.ignore_patterns("checkpoint-4", "model"))
+    resumed, _ = small(config, *LORA, "--eval_strategy", "no", *RESUME, name="stopped")
+    name = "adapter_model.safetensors"
+    assert weights(whole, name) == weights(resumed, name)
+    reward = ["--reward_funcs", "[]", "--reward_model", whole / "model"]
+    folder, _ = run("grpo", "grpo", *POLICY, *reward, folder=tmp_path / "policy")
+    assert rewards(folder)[0]["rewards/reward_model/std"] > 0
+
+
+def rewards(folder):
+    log = json.loads((folder / "log.json").read_text())
+    return [entry for entry in log if "rewards/reward_model/mean" in entry]
+
+
+def test_wandb_offline(small, monkeypatch, tmp_path):
+    import wandb
+
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    small("prm", *SHORT, "--report_to", "wandb")
+    assert wandb.run.offline
+    logged = set(wandb.run.summary.keys())
+    wandb.finish()
+    assert {"eval/first_error", "eval/auc", "train/loss", "train/accuracy"} <= logged
+
+
+@pytest.mark.multiprocess
+def test_two_processes_share_the_answers_that_one_has_sampled(launch, finished, tmp_path):
+    whole, _ = finished("orm")
+    recipe, words = WORDS["orm"]
+    words = [*words, "--per_device_train_batch_size", 4]
+    config = ["--config", "configs/tiny/orm.yaml", "--output_dir", tmp_path / "out"]
+    accelerate = ["--config_file", "configs/accelerate/cpu_2proc.yaml"]
+    done = launch(accelerate, recipe, *map(str, [*config, *words]))
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "orm (chapter) on cpu, 2 processes, strategy ddp" in done.stdout
+    two = tmp_path / "out"
+    summary = json.loads((two / "summary.json").read_text())
+    assert (summary["steps"], summary["processes"]) == (4, 2)
+    before = json.loads((whole / "summary.json").read_text())["before"]
+    for key in ("eval_auc", "eval_best_of_n", "eval_right_mean", "eval_wrong_mean"):
+        assert summary["before"][key] == pytest.approx(before[key], abs=1e-6)
+    scores = [lines(folder / "scores.jsonl") for folder in (two, whole)]
+    for ours, theirs in zip(*scores, strict=True):
+        assert ours["completion"] == theirs["completion"]
+        assert ours["scores"] == pytest.approx(theirs["scores"], abs=1e-5)  # "chapter" is invariant
