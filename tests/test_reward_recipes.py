@@ -145,7 +145,9 @@ def test_the_scores_of_the_last_evaluation_are_those_of_the_metrics(finished, co
     assert [row["completion"] for row in rows] == [row["completion"] for row in held_out]
     assert len(rows) == 6 * 4 and all(row["scores"].keys() == SCORES[config] for row in rows)
     text = [row["completion"][-1]["content"] for row in rows]
-    right = [f"<answer>{row['answer']}</answer>" in each for row, each in zip(rows, text, strict=True)]
+    right = [
+        f"<answer>{row['answer']}</answer>" in each for row, each in zip(rows, text, strict=True)
+    ]
     assert [row["label"] for row in rows] == right and any(right) and not all(right)
     key = {"orm": "mean", "kwise": "score", "reward": "score"}.get(config, "min")
     after = json.loads((folder / "summary.json").read_text())["after"]
@@ -220,7 +222,7 @@ def test_stopped_and_resumed_is_bit_identical(finished, small, monkeypatch, tmp_
 
     monkeypatch.setattr("rlhf_trl.run.reward_data.sample_completions", never)
     resumed, out = small(config, *RESUME, name="stopped")
-    assert "resuming from" in out and "changed since" not in out
+    assert "resuming from" in out and out.count("changed since") == 1  # output_dir
     assert weights(whole) == weights(resumed)
     for name in ("scores.jsonl", "evaluations/step-000004.json", "model/reward_model.json"):
         assert (whole / name).read_bytes() == (resumed / name).read_bytes()
@@ -309,3 +311,248 @@ def test_two_processes_share_the_answers_that_one_has_sampled(launch, finished, 
     for ours, theirs in zip(*scores, strict=True):
         assert ours["completion"] == theirs["completion"]
         assert ours["scores"] == pytest.approx(theirs["scores"], abs=1e-5)  # "chapter" is invariant
+
+
+# --- a trained model as the reward
+
+AGGREGATES = {
+    "reward": [None],
+    "kwise": [None],
+    "orm": ["mean", "last"],
+    "prm": ["min", "last", "product"],
+}
+
+
+@pytest.mark.parametrize("config", AGGREGATES)
+def test_every_kind_is_a_reward_in_grpo(finished, run, tmp_path, config):
+    reward = ["--reward_funcs", "[]", "--reward_model", finished(config)[0] / "model"]
+    found = set()
+    for name in AGGREGATES[config]:
+        more = ["--reward_aggregate", name] if name else []
+        folder, _ = run("grpo", "grpo", *POLICY, *reward, *more, folder=tmp_path / str(name))
+        logged = rewards(folder)
+        assert len(logged) == 2 and all(entry["reward_std"] > 0 for entry in logged)
+        found.add(logged[0]["rewards/reward_model/mean"])
+    assert len(found) == len(AGGREGATES[config])  # the first completions are the same
+
+
+def test_a_bradley_terry_model_is_a_reward_in_ppo(finished, run, tmp_path):
+    reward = ["--reward_funcs", "[]", "--reward_model", finished("reward")[0] / "model"]
+    folder, _ = run("ppo", "ppo", *POLICY, *reward, folder=tmp_path / "policy")
+    assert all(entry["rewards/reward_model/std"] > 0 for entry in rewards(folder))
+
+
+def test_a_reward_model_that_cannot_be_one(finished, refused, tmp_path):
+    def told(*words):
+        return refused("grpo", "grpo", *POLICY, "--reward_funcs", "[]", *words)
+
+    model = finished("orm")[0] / "model"
+    sentence = told("--reward_model", model, "--reward_aggregate", "min")
+    assert "reward_aggregate: 'min' is not a score of" in sentence and "mean or last" in sentence
+    sentence = told("--reward_model", ROOT / "rlhf_trl" / "tiny" / "checkpoint")
+    assert "lacks score.weight" in sentence or "num_labels" in sentence
+    sentence = told("--reward_model", "nobody/reward")
+    assert "'nobody/reward' is neither a reward model's folder here nor a hub model" in sentence
+    folder = tmp_path / "changed"
+    shutil.copytree(finished("reward")[0] / "model", folder)
+    (folder / "chat_template.jinja").unlink()
+    assert "no chat template" in told("--reward_model", folder)
+
+
+def test_an_aggregate_without_a_reward_model_is_refused(refused):
+    for recipe in ("grpo", "ppo"):
+        words = [*POLICY[:-2], "--reward_aggregate", "min"]
+        sentence = refused(recipe, recipe, *words)
+        assert "reward_aggregate" in sentence and "reward_model" in sentence
+
+
+# --- local files
+
+PLAIN = [f"word{n % 7} " * (n % 3 + 1) for n in range(16)]
+CHAT = [answered("w" * (n % 5 + 1), "r" * (n % 3 + 1)) for n in range(16)]
+
+
+def test_pairs_with_a_margin_and_centring(run, tmp_path):
+    rows = [
+        {"prompt": p, "chosen": a, "rejected": answered("", "b" * (n + 1))[1], "margin": n / 4}
+        for n, (p, a) in enumerate(CHAT)
+    ]
+    path = written(tmp_path, rows)
+    centred = ["--center_rewards_coefficient", 0.01]
+    words = from_file(path, "--dataset.eval_path", path, *SHORT, *centred)
+    losses = []
+    for name in ("with", "without"):
+        mapping = [] if name == "with" else ["--dataset.columns", "{margin: none}"]
+        if mapping:
+            for row in rows:
+                del row["margin"]
+            written(tmp_path, rows)
+        folder, out = run("reward", "reward", *words, folder=tmp_path / name)
+        losses.append(json.loads((folder / "log.json").read_text())[0]["eval_loss"])
+        assert out.splitlines()[-1].startswith("pair accuracy ")
+        assert not (folder / "scores.jsonl").exists()
+        assert (folder / "reward_report.png").exists()
+    assert losses[0] > losses[1] + 0.1  # margins of 1.9 on average
+
+
+def test_ranked_lists_of_plain_text(run, tmp_path):
+    rows = [{"prompt": p, "ranked": ["right", "rite", f"no{n}"]} for n, p in enumerate(PLAIN)]
+    path = written(tmp_path, rows)
+    words = from_file(path, "--dataset.eval_path", path, "--dataset.eval_size", 5, *SHORT)
+    folder, out = run("reward", "kwise", *words)
+    assert out.splitlines()[-1].startswith("pair accuracy ")
+
+
+def test_outcomes_flat_and_grouped_and_those_of_another_run(finished, run, tmp_path):
+    samples = finished("orm")[0] / "samples-train.jsonl"
+    held_out = finished("orm")[0] / "samples-held-out.jsonl"
+    words = ["--dataset.eval_path", held_out, "--dataset.eval_size", 24, *SHORT]
+    flat, out = run("orm", "orm", *from_file(samples, *words), folder=tmp_path / "flat")
+    assert out.splitlines()[-1].startswith("AUC ")
+    assert len(lines(flat / "scores.jsonl")) == 24
+    rows = lines(samples)
+    grouped = [
+        {
+            "prompt": rows[n]["prompt"],
+            "completions": [row["completion"] for row in rows[n : n + 4]],
+            "rewards": [float(row["label"]) for row in rows[n : n + 4]],
+        }
+        for n in range(0, len(rows), 4)
+    ]
+    path = written(tmp_path, grouped)
+    mapping = ["--dataset.columns", "{labels: rewards}"]
+    second, _ = run("orm", "orm", *from_file(path, *words, *mapping), folder=tmp_path / "grouped")
+    assert all(row["finished"] for row in rows)
+    assert weights(flat) == weights(second)
+
+
+def test_traces_and_those_of_prm800k(run, tmp_path):
+    rows = [
+        {"prompt": p, "completions": ["so", "then"], "labels": [1, (n % 3) - 1]}
+        for n, p in enumerate(PLAIN)
+    ]
+    path = written(tmp_path, rows)
+    words = from_file(path, "--dataset.eval_path", path, *SHORT, "--dataset.step_separator", "\n\n")
+    folder, out = run("prm", "prm", *words, folder=tmp_path / "traces")
+    assert out.splitlines()[-1].startswith("first error found ")
+    assert not (folder / "scores.jsonl").exists()
+    said = json.loads((folder / "model" / "reward_model.json").read_text())
+    assert said["step_separator"] == "\n\n"
+    steps = [
+        {"completions": [{"text": "so", "rating": 1}, {"text": "no", "rating": None}]},
+        {"completions": [{"text": "then", "rating": -1}]},
+    ]
+    rows = [{"question": {"problem": p}, "label": {"steps": steps}} for p in PLAIN]
+    path = written(tmp_path, rows)
+    _, out = run("prm", "prm", *from_file(path, *SILENT), folder=tmp_path / "prm800k")
+    assert "left out 16: completions of a step without a rating" in out
+
+
+# --- bad input
+
+OUTCOMES = [{"prompt": "a", "completion": "b", "label": n % 2 == 0} for n in range(8)]
+TRACES = [{"prompt": "a", "completions": ["b", "c"], "labels": [1, -1]} for _ in range(8)]
+LISTS = [{"prompt": "a", "ranked": ["b", "c", "d"]} for _ in range(8)]
+PAIRS = [{"prompt": "a", "chosen": "b", "rejected": "c"} for _ in range(8)]
+BAD_FILES = {
+    "a label outside the set": (
+        "prm",
+        [*TRACES, {**TRACES[0], "labels": [1, 2]}],
+        "row 8 of",
+        "the label of step 1 is 2; write -1 (bad), 0 (neutral), 1 (good)",
+    ),
+    "a label that is none": ("orm", [*OUTCOMES, {**OUTCOMES[0], "label": 2}], "label is 2", "true"),
+    "more labels than steps": (
+        "prm",
+        [*TRACES, {**TRACES[0], "labels": [1]}],
+        "has 2 completions and 1 labels",
+        "row 8",
+    ),
+    "lists of unequal length": (
+        "kwise",
+        [*LISTS, {"prompt": "a", "ranked": ["b", "c"]}],
+        "ranked has 2 completions and the rows before have 3",
+        "row 8",
+    ),
+    "one class of outcomes": ("orm", OUTCOMES[:1] * 8, "every label of", "is true"),
+    "one class of steps": ("prm", [{**TRACES[0], "labels": [1, 1]}] * 8, "every label of", "is 1"),
+    "pairs without contrast": (
+        "reward",
+        [{**PAIRS[0], "rejected": "b"}] * 8,
+        "the same in all",
+        "",
+    ),
+    "no margin": ("reward", [{**PAIRS[0], "margin": None}] * 8, "margin is None", "row 0"),
+    **{f"nothing ({name})": (name, [], "has no rows", "") for name in ("reward", "orm", "prm")},
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_files(no, tmp_path, name):
+    config, rows, *parts = BAD_FILES[name]
+    sentence = no(config, settings=from_file(written(tmp_path, rows)))
+    assert all(part in sentence for part in parts), sentence
+
+
+BAD = {
+    "all over-long pairs": ("reward", ["--max_length", 4], ["max_length: all", "raise max_length"]),
+    "all over-long lists": ("kwise", ["--max_length", 4], ["max_length: all", "raise max_length"]),
+    "all over-long answers": ("orm", ["--max_length", 4], ["max_length: all", "raise max_length"]),
+    "all over-long traces": ("prm", ["--max_length", 4], ["max_length: all", "raise max_length"]),
+    "no separator": ("prm", ["--dataset.step_separator", ""], ["step_separator: ''", "no token"]),
+    "a pattern that is none": ("prm", ["--dataset.step_split", "("], ["not a regular expression"]),
+    "a pattern that cuts nothing": ("prm", ["--dataset.step_split", "x"], ["does not cut"]),
+    "errors of sampled traces": (
+        "prm_sampled",
+        ["--dataset.errors", 0.5],
+        ["dataset.errors is not read with dataset.traces: sampled", "synthetic"],
+    ),
+    "lists of pairs": (
+        "reward",
+        ["--dataset.list_length", 3],
+        ["dataset.list_length is not read with algorithm: reward", "kwise"],
+    ),
+    "pairs of lists": ("kwise", ["--dataset.pairs", "offline"], ["dataset.pairs is not read with"]),
+    "samples of made traces": (
+        "prm",
+        [*SAMPLED, "--dataset.candidates", 0],
+        ["dataset.samples_per_prompt is not read with dataset.traces: synthetic"],
+    ),
+    "sampled from nobody": (
+        "prm",
+        ["--dataset.sampled_from", "tiny", "--dataset.candidates", 0],
+        ["dataset.sampled_from is not read with dataset.candidates: 0"],
+    ),
+    "one candidate": ("orm", ["--dataset.candidates", 1], ["dataset.candidates: 1", "0 for none"]),
+    "long lists": ("kwise", ["--dataset.list_length", 9], ["dataset.list_length", "kinds of"]),
+    "no language model": ("orm", ["--model_name_or_path", "tiny_untrained"], ["starts from a"]),
+    "no rows": ("orm", ["--max_samples", 0], ["max_samples: 0"]),
+    "weights of two classes": ("prm", ["--class_weights", 1, 2], ["class_weights"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(no, name):
+    config, words, parts = BAD[name]
+    sentence = no(config, *words)
+    assert all(part in sentence for part in parts), sentence
+
+
+@pytest.mark.parametrize("key", ["path", "split", "eval_path", "columns.prompt"])
+def test_keys_of_files_are_refused_where_data_are_made(no, key):
+    sentence = no("orm", f"--dataset.{key}", "x")
+    assert f"dataset.{key.split('.')[0]} is not read with dataset.source: reasoning_gym" in sentence
+
+
+@pytest.mark.parametrize("key", ["size", "seed", "samples_per_prompt", "candidates", "traces"])
+def test_keys_of_made_data_are_refused_with_files(no, tmp_path, key):
+    settings = from_file(written(tmp_path, TRACES), f"--dataset.{key}", "sampled")
+    if key != "traces":
+        settings[-1] = 4
+    sentence = no("prm", settings=settings)
+    assert f"dataset.{key} is not read with dataset.source: path" in sentence
+
+
+def test_a_head_of_another_kind_is_refused(finished, no):
+    sentence = no("orm", "--model_name_or_path", finished("prm")[0] / "model", *SILENT)
+    assert "num_labels" in sentence and "model_name_or_path" in sentence

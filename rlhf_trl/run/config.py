@@ -86,13 +86,13 @@ def load_config(
     own_fields = _fields(own)
     own_given = config.check_block(config.pick(own_fields), own_fields, ())
     own_run = config.build(own_given, own, ())
-    if config.lay_aside(own_run):
-        own_given = config.check_block(config.pick(own_fields), own_fields, ())
-        own_run = config.build(own_given, own, ())
     fixed = {}
     if "algorithm" in own_fields:
         runs = own_fields["algorithm"][1].metadata.get("runs")
         fixed = _check_algorithm(config, own_run, runs)
+    if config.lay_aside(own_run):
+        own_given = config.check_block(config.pick(own_fields), own_fields, ())
+        own_run = config.build(own_given, own, ())
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
     trl_fields, model_fields = _fields(trl_class), _fields(model_class)

@@ -64,13 +64,16 @@ def _kept_samples(
                 for one in each
             ]
             write_whole(path, lambda part: part.write_text("".join(lines), encoding="utf-8"))
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if [row["question"] for row in found] != [
-        row["question"] for row in rows for _ in range(count)
-    ]:
+    try:
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        questions = [row["question"] for row in found]
+    except (ValueError, KeyError, TypeError):  # not as it was written
+        questions = None
+    if questions != [row["question"] for row in rows for _ in range(count)]:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
-            "questions; the data set was changed since, so write elsewhere with --output_dir."
+            "questions; the data set or the file was changed since, so write elsewhere with "
+            "--output_dir."
         )
     return found
 
