@@ -399,15 +399,16 @@ def test_ranked_lists_of_plain_text(run, tmp_path):
     rows = [{"prompt": p, "ranked": ["right", "rite", f"no{n}"]} for n, p in enumerate(PLAIN)]
     path = written(tmp_path, rows)
     words = from_file(path, "--dataset.eval_path", path, "--dataset.eval_size", 5, *SHORT)
-    folder, out = run("reward", "kwise", *words)
+    _, out = run("reward", "kwise", *words)
     assert out.splitlines()[-1].startswith("pair accuracy ")
 
 
 def test_outcomes_flat_and_grouped_and_those_of_another_run(finished, run, tmp_path):
     samples = finished("orm")[0] / "samples-train.jsonl"
     held_out = finished("orm")[0] / "samples-held-out.jsonl"
-    words = ["--dataset.eval_path", held_out, "--dataset.eval_size", 24, *SHORT]
-    flat, out = run("orm", "orm", *from_file(samples, *words), folder=tmp_path / "flat")
+    more = ["--dataset.eval_path", held_out, "--dataset.eval_size", 24]
+    words = from_file(samples, *more, *SHORT)
+    flat, out = run("orm", "orm", *words, folder=tmp_path / "flat")
     assert out.splitlines()[-1].startswith("AUC ")
     assert len(lines(flat / "scores.jsonl")) == 24
     rows = lines(samples)
@@ -419,9 +420,9 @@ def test_outcomes_flat_and_grouped_and_those_of_another_run(finished, run, tmp_p
         }
         for n in range(0, len(rows), 4)
     ]
-    path = written(tmp_path, grouped)
+    words = from_file(written(tmp_path, grouped), *SILENT)
     mapping = ["--dataset.columns", "{labels: rewards}"]
-    second, _ = run("orm", "orm", *from_file(path, *words, *mapping), folder=tmp_path / "grouped")
+    second, _ = run("orm", "orm", *words, *mapping, folder=tmp_path / "grouped")
     assert all(row["finished"] for row in rows)
     assert weights(flat) == weights(second)
 

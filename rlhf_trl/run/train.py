@@ -127,6 +127,11 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
     from trl import get_peft_config, get_quantization_config
 
     own, args, model = loaded.own, loaded.trl, loaded.model
+    if own.reward_aggregate and not own.reward_model:
+        raise InputError(
+            f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
+            "scores it could choose from; name one, or remove it."
+        )
     tasks = GymTasks(own.dataset)
     rewards = []
     if own.reward_funcs or not own.reward_model:
