@@ -19,8 +19,8 @@ CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> None:
     """Do what every reward-model recipe does: load, train, evaluate, save, report.
 
-    Beside what `train.run` leaves, `<output_dir>` then holds `reward_report.png` and, where
-    completions of one prompt were ranked, `scores.jsonl`.
+    Beside what `train.run` leaves, `<output_dir>` then holds `reward_report.png` where anything was
+    scored and, where completions of one prompt were ranked, `scores.jsonl`.
 
     Args:
         loaded: what `load_config` returned.
@@ -66,7 +66,9 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:
-    """Write what the last evaluation judged: `scores.jsonl`, and its figure."""
+    """Write what the last evaluation judged, where it did: `scores.jsonl`, and its figure."""
+    if trainer.judged is None:
+        return
     rows, scores = trainer.judged["rows"], trainer.judged["scores"]
     panels: dict[str, Any] = {}
     if scores:
@@ -83,10 +85,11 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
             labels,
             prompt_ids([row["prompt"] for row in trainer.candidates]),
         )
-    if trainer.reader.algorithm == "prm":
+    if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
         right = [good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]
         panels["steps"] = (right, predicted, [trainer.meaning(labels) for _, labels in rows])
     elif not trainer.reader.per_token:
         panels["pairs"] = ([row[0] for row in rows], [row[-1] for row in rows])
-    draw_reward_report(folder / "reward_report.png", title, **panels)
+    if panels:
+        draw_reward_report(folder / "reward_report.png", title, **panels)

@@ -61,13 +61,14 @@ class _Judges(RewardTrainer):
         candidates (`list[dict]`): rows with `prompt`, `completion`, `finished` and `label`.
         on_answers (`Callable`): called on the main process with (step, metrics, []).
         judged (`dict`): the newest evaluation: `rows` (logits and labels of the held-out rows) and
-            `scores` (of the candidates).
+            `scores` (of the candidates); None before the first one.
         left_out (`dict[str, int]`): rows that were too long, by data set.
     """
 
     reader: Reader
     candidates: Sequence[Mapping[str, Any]] = ()
     on_answers: Any = None
+    judged: dict[str, list[Any]] | None = None
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
