@@ -32,6 +32,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     read_row(own.algorithm, own.formulation, args)
     train.begin(loaded, name)
     data, tokenizer = prepare_preferences(own, args, model, unpaired)
+    train.check_held_out(args, data.held_out)
     quantization = get_quantization_config(model)
     trainer = trainer_class(
         model=prepare_model(model, args),

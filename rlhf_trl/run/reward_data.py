@@ -29,7 +29,7 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
 
     Args:
         own: the recipe's fields: `dataset` (`RewardData`, `OutcomeData` or `ProcessData`),
-            `max_samples`, and `algorithm`, which is "kwise" where lists are wanted.
+            `max_samples`, `formulation`, and `algorithm`, which is "kwise" where lists are wanted.
         args (`TrainingArguments`): the config of the trainer, with `max_completion_length` of the
             answers that are sampled.
         model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
@@ -40,7 +40,8 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
     config = own.dataset
     sample = partial(_kept_samples, sampling_model(model, config), args, config.seed)
     if isinstance(config, ProcessData):
-        data = load_traces(config, own.max_samples, sample)
+        neutral = own.formulation == "code"  # the chapter's loss has two classes
+        data = load_traces(config, own.max_samples, sample, neutral)
     elif isinstance(config, OutcomeData):
         data = load_outcomes(config, own.max_samples, sample)
     else:

@@ -46,6 +46,7 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         )
     train.begin(loaded, name)
     data, tokenizer = prepare_rewards(own, args, model)
+    train.check_held_out(args, data.held_out)
     trainer = trainer_class(
         model=prepare_model(model, args),
         args=args,

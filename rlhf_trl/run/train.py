@@ -156,6 +156,16 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
     }
 
 
+def check_held_out(args: Any, rows: Any) -> None:
+    """Stop if evaluation was asked for and there are no rows to evaluate on."""
+    if not rows and args.eval_strategy != "no":
+        raise InputError(
+            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; name some with "
+            "dataset.eval_path (or more of them with dataset.eval_size), or write eval_strategy: "
+            "no."
+        )
+
+
 def check_generation_batch(args: Any, rows: list[Any]) -> None:
     """Stop unless the data set fills at least one generation batch; TRL would train 0 steps."""
     prompts = args.generation_batch_size // args.num_generations

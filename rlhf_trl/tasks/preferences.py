@@ -267,6 +267,11 @@ def from_path(
     train, dropped = check(read_rows(config.path, config.split, max_samples), config.path)
     held_out = None
     if config.eval_path or config.eval_split:
+        if config.eval_size < 1:
+            raise InputError(
+                f"dataset.eval_size: {config.eval_size} leaves nothing to evaluate on; write 1 or "
+                "more, or remove eval_path and eval_split."
+            )
         path = config.eval_path or config.path
         found = read_rows(path, config.eval_split or config.split, config.eval_size)
         held_out, _ = check(found, path)

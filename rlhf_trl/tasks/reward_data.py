@@ -234,7 +234,9 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     return RewardRows(train, held_out, _candidates(config, tasks, sample, held), tasks, {})
 
 
-def load_traces(config: ProcessData, max_samples: int | None, sample: Sample) -> RewardRows:
+def load_traces(
+    config: ProcessData, max_samples: int | None, sample: Sample, neutral: bool = True
+) -> RewardRows:
     """Make, sample or read answers with a label for each of their steps.
 
     Args:
@@ -242,6 +244,7 @@ def load_traces(config: ProcessData, max_samples: int | None, sample: Sample) ->
         max_samples: the first so many training rows (chunks of `max_steps`) or questions only;
             None: all.
         sample: see `load_pairs_or_ranked`.
+        neutral: whether the model learns from neutral steps.
 
     Raises:
         InputError: see `checked_traces`; a `step_split` that does not fit the task; or all labels
@@ -279,7 +282,8 @@ def load_traces(config: ProcessData, max_samples: int | None, sample: Sample) ->
     if held_out is not None:
         held_out = chunked(held_out, config.max_steps)
     where = config.path if tasks is None else f"the {config.traces} traces"
-    _check_labels((label for row in train for label in row["labels"]), where)
+    learnt = (label for row in train for label in row["labels"] if neutral or label)
+    _check_labels(learnt, where, "" if neutral else " that is not neutral")
     return RewardRows(train, held_out, _candidates(config, tasks, sample, held), tasks, dropped)
 
 
@@ -429,11 +433,12 @@ def _at_least(config: Any, key: str, least: int, none: int | None = None) -> Non
         raise InputError(f"dataset.{key}: {value} is too few; write {least} or more{also}.")
 
 
-def _check_labels(labels: Iterable[Any], where: str) -> None:
-    if len(found := set(labels)) == 1:
+def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
+    if len(found := set(labels)) < 2:
+        has = f"every label{which} of {where} is {str(found.pop()).lower()}" if found else None
         raise InputError(
-            f"dataset: every label of {where} is {str(found.pop()).lower()}, so there is nothing "
-            "to tell apart; a reward model needs rows of both kinds."
+            f"dataset: {has or f'{where} has no label{which}'}, so there is nothing to tell apart; "
+            "a reward model needs rows of both kinds."
         )
 
 
