@@ -554,6 +554,44 @@ def test_keys_of_made_data_are_refused_with_files(no, tmp_path, key):
     assert f"dataset.{key} is not read with dataset.source: path" in sentence
 
 
-def test_a_head_of_another_kind_is_refused(finished, no):
-    sentence = no("orm", "--model_name_or_path", finished("prm")[0] / "model", *SILENT)
+def test_a_reward_model_as_the_start(finished, no):
+    start = ["--model_name_or_path", finished("prm")[0] / "model"]
+    assert "is a classifier, which writes no answers" in no("prm", *start)
+    sentence = no("orm", *start, "--dataset.sampled_from", "tiny")
     assert "num_labels" in sentence and "model_name_or_path" in sentence
+
+
+def test_nothing_to_evaluate_on(no, run, tmp_path):
+    path, none = written(tmp_path, OUTCOMES), ["--dataset.eval_size", 0]
+    sentence = no("orm", settings=from_file(path))
+    assert "eval_strategy is steps, but no row is held out" in sentence
+    sentence = no("orm", settings=from_file(path, "--dataset.eval_path", path, *none))
+    assert "dataset.eval_size: 0 leaves nothing" in sentence
+    folder, out = run("orm", "orm", *from_file(path, *SILENT), folder=tmp_path / "without")
+    assert "nothing is held out, so nothing was evaluated" in out.splitlines()[-1]
+    assert json.loads((folder / "summary.json").read_text())["after"] == {}
+    assert not (folder / "reward_report.png").exists()
+
+
+@pytest.mark.parametrize("config", ["kwise", "orm", "prm"])
+def test_without_candidates_only_the_rows_are_judged(run, tmp_path, config):
+    recipe, words = WORDS[config]
+    words = [*words, *SHORT, "--dataset.candidates", 0, "--per_device_eval_batch_size", 5]
+    folder, out = run(recipe, config, *words, folder=tmp_path / "none")
+    assert out.splitlines()[-1].startswith("loss " if config == "orm" else HEADLINES[config])
+    assert not (folder / "scores.jsonl").exists()
+    assert (folder / "reward_report.png").exists() == (config != "orm")
+    after = json.loads((folder / "summary.json").read_text())["after"]
+    assert "eval_loss" in after and "eval_auc" not in after
+
+
+def test_neutral_steps_are_no_second_class_where_nothing_is_learnt_from_them(refused, tmp_path):
+    config = tmp_path / "chapter.yaml"
+    base = ROOT / "configs" / "tiny" / "prm.yaml"
+    config.write_text(f"extends: {base}\nformulation: chapter\nclass_weights: !unset\n")
+    path = written(tmp_path, [{**TRACES[0], "labels": [0, 1]}] * 8)
+    sentence = refused("prm", config.with_suffix(""), *from_file(path))
+    assert "every label that is not neutral of" in sentence and "is 1" in sentence
+    path = written(tmp_path, [{**TRACES[0], "labels": [0, 0]}] * 8)
+    sentence = refused("prm", config.with_suffix(""), *from_file(path), folder=tmp_path / "b")
+    assert "has no label that is not neutral" in sentence

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rlhf_trl.errors import InputError
 from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
 
 
@@ -42,14 +43,26 @@ def sample_completions(
 
     Returns:
         For each row, `count` completions.
+
+    Raises:
+        InputError: a classifier, such as a reward model; and see `load_tokenizer`, `check_prompts`.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
     fields = copy(args)
     policy = prepare_model(model, fields)
     if isinstance(policy, str):
+        trust = getattr(args, "trust_remote_code", False)
+        config = AutoConfig.from_pretrained(
+            policy, revision=model.model_revision, trust_remote_code=trust
+        )
+        if any("Classification" in name for name in config.architectures or ()):
+            raise InputError(
+                f"model_name_or_path: {model.model_name_or_path!r} is a classifier, which writes "
+                "no answers; name a language model with dataset.sampled_from."
+            )
         policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
     policy = policy.to(args.device).eval()
     size = max(1, args.per_device_eval_batch_size // count)
