@@ -74,7 +74,7 @@ class _Judges(RewardTrainer):
         """Evaluate as RewardTrainer does, with the added metrics, and tell `on_answers`."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if self.on_answers is not None and self.is_world_process_zero():
-            skipped = ("runtime", "per_second", "epoch", "num_tokens")
+            skipped = ("time", "per_second", "epoch", "num_tokens")
             told = {k: v for k, v in metrics.items() if not k.endswith(skipped)}
             self.on_answers(self.state.global_step, told, [])
         return metrics
