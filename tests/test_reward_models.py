@@ -270,8 +270,9 @@ def test_rows_that_were_not_announced_can_be_evaluated():
     assert 0 <= metrics["eval_pair_accuracy"] <= 1
 
 
-def test_training_has_no_dropout():
-    trainer = build("prm", "code")
+@pytest.mark.parametrize("disable_dropout", [True, False])
+def test_the_head_has_no_dropout(disable_dropout):
+    trainer = build("prm", "code", disable_dropout=disable_dropout)
     assert not any(m.p for m in trainer.model.modules() if isinstance(m, torch.nn.Dropout))
     batch = {k: v for k, v in next(batches(trainer)).items() if k != "labels"}
     first, second = (trainer.model.train()(**batch).logits for _ in range(2))
