@@ -16,6 +16,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import load_config, read_config
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
+from rlhf_trl.tasks.preferences import PreferenceData
 
 
 class Unit(Enum):
@@ -712,3 +713,44 @@ def test_the_world_size_is_what_the_launcher_says(load, monkeypatch):
     assert config.world_size() == 1
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert config.world_size() == 3
+
+
+# keys that depend on a choice
+
+MADE = "  pairs: on_policy\n  samples_per_prompt: 4\n"
+
+
+@dataclass
+class PairsRun:
+    dataset: PreferenceData
+    algorithm: str = "dpo"
+    formulation: str = "chapter"
+
+
+def test_a_later_choice_lays_aside_what_it_does_not_read(load):
+    files = {"base.yaml": BASE + MADE}
+    child = "extends: base.yaml\ndataset:\n  pairs: offline\n"
+    loaded = load(child, own=PairsRun, trl="DPOConfig", head="", files=files)
+    assert loaded.given["dataset"] == {"specs": [{"name": "spell_backward"}], "pairs": "offline"}
+    assert loaded.own.dataset.samples_per_prompt == PreferenceData().samples_per_prompt == 8
+    words = ["--dataset.source", "path", "--dataset.path", "x.json"]
+    loaded = load(MADE, *words, own=PairsRun, trl="DPOConfig")
+    assert loaded.given["dataset"] == {"source": "path", "path": "x.json"}
+
+
+@pytest.mark.parametrize(
+    ("child", "words"),
+    [
+        ("  samples_per_prompt: 4\n", []),  # the default is offline
+        ("  samples_per_prompt: 4\n  pairs: offline\n", []),
+        ("  pairs: offline\n", ["--dataset.samples_per_prompt", "4"]),
+    ],
+)
+def test_a_key_that_the_choice_before_it_does_not_read_is_refused(load, child, words):
+    child = f"extends: base.yaml\ndataset:\n{child}"
+    kwargs = {"own": PairsRun, "trl": "DPOConfig", "head": "", "files": {"base.yaml": BASE}}
+    sentence = refusal(load, child, *words, **kwargs)
+    assert sentence.endswith(
+        "dataset.samples_per_prompt is not read with dataset.pairs: offline; remove it, or write "
+        "dataset.pairs: on_policy or mixed."
+    )

@@ -588,7 +588,7 @@ def test_another_model_may_be_sampled(run, monkeypatch):
 
     monkeypatch.setattr(run_data, "sample_completions", sample)
     config = ProcessData(**GYM, step_split=LETTERS, sampled_from="elsewhere", candidates=2)
-    own = SimpleNamespace(dataset=config, max_samples=5, algorithm="prm")
+    own = SimpleNamespace(dataset=config, max_samples=5, algorithm="prm", formulation="code")
     data, _ = run_data.prepare_rewards(own, args, model)
     assert (asked, model.model_name_or_path) == (["elsewhere"], "tiny")
     assert len(data.train) == 5

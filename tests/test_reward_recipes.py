@@ -395,6 +395,28 @@ def test_pairs_with_a_margin_and_centring(run, tmp_path):
     assert losses[0] > losses[1] + 0.1  # margins of 1.9 on average
 
 
+def test_texts_after_messages_are_the_assistants(run, tmp_path):
+    folders = []
+    for name in ("texts", "messages"):
+        rows = [
+            {"prompt": p, "chosen": a, "rejected": answered("", "b" * (n + 1))[1]}
+            for n, (p, a) in enumerate(CHAT)
+        ]
+        if name == "texts":
+            rows = [
+                {
+                    "prompt": row["prompt"],
+                    **{k: row[k][0]["content"] for k in ("chosen", "rejected")},
+                }
+                for row in rows
+            ]
+        path = written(tmp_path, rows)
+        folders.append(
+            run("reward", "reward", *from_file(path, *SILENT), folder=tmp_path / name)[0]
+        )
+    assert weights(folders[0]) == weights(folders[1])
+
+
 def test_ranked_lists_of_plain_text(run, tmp_path):
     rows = [{"prompt": p, "ranked": ["right", "rite", f"no{n}"]} for n, p in enumerate(PLAIN)]
     path = written(tmp_path, rows)
@@ -462,6 +484,30 @@ BAD_FILES = {
         "row 8 of",
         "the label of step 1 is 2; write -1 (bad), 0 (neutral), 1 (good)",
     ),
+    "one class of what is short enough": (
+        "orm",
+        [{**OUTCOMES[0], "completion": "b" * 70}] * 4 + OUTCOMES[1:2] * 4,
+        "without the 4 rows of more than 64 tokens every label is the same",
+        "raise max_length",
+    ),
+    "messages and texts": (
+        "orm",
+        [*OUTCOMES, {**OUTCOMES[0], "prompt": answered()[0]}],
+        "prompt is messages in row 8",
+        "a text in the first training row",
+    ),
+    "some with a margin": (
+        "reward",
+        [*PAIRS, {**PAIRS[0], "margin": 1.0}],
+        "row 0",
+        "lacks margin",
+    ),
+    "some unfinished": (
+        "orm",
+        [*OUTCOMES, {**OUTCOMES[0], "finished": False}],
+        "lacks finished",
+        "",
+    ),
     "a label that is none": ("orm", [*OUTCOMES, {**OUTCOMES[0], "label": 2}], "label is 2", "true"),
     "more labels than steps": (
         "prm",
@@ -491,7 +537,7 @@ BAD_FILES = {
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_bad_files(no, tmp_path, name):
     config, rows, *parts = BAD_FILES[name]
-    sentence = no(config, settings=from_file(written(tmp_path, rows)))
+    sentence = no(config, settings=from_file(written(tmp_path, rows), *SILENT))
     assert all(part in sentence for part in parts), sentence
 
 
@@ -528,7 +574,11 @@ BAD = {
     "long lists": ("kwise", ["--dataset.list_length", 9], ["dataset.list_length", "kinds of"]),
     "no language model": ("orm", ["--model_name_or_path", "tiny_untrained"], ["starts from a"]),
     "no rows": ("orm", ["--max_samples", 0], ["max_samples: 0"]),
-    "weights of two classes": ("prm", ["--class_weights", 1, 2], ["class_weights"]),
+    "weights of two classes": (
+        "prm",
+        ["--class_weights", 1, 2],
+        ["class_weights", "not 3 numbers"],
+    ),
 }
 
 

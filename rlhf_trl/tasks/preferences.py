@@ -265,6 +265,7 @@ def from_path(
     if not config.path:
         raise InputError("dataset.path is missing; name a file or a data set on the hub.")
     train, dropped = check(read_rows(config.path, config.split, max_samples), config.path)
+    _check_alike(train, train[0], config.path)
     held_out = None
     if config.eval_path or config.eval_split:
         if config.eval_size < 1:
@@ -275,7 +276,26 @@ def from_path(
         path = config.eval_path or config.path
         found = read_rows(path, config.eval_split or config.split, config.eval_size)
         held_out, _ = check(found, path)
+        _check_alike(held_out, train[0], path)
     return train, held_out, dropped
+
+
+def _check_alike(rows: Sequence[Row], model: Row, where: str) -> None:
+    """Refuse texts among messages, and rows with other columns than `model` has."""
+    for n, row in enumerate(rows):
+        for name in dict.fromkeys([*model, *row]):
+            one, other = (_form(r.get(name)) if name in r else "missing" for r in (row, model))
+            if one != other:
+                raise InputError(
+                    f"dataset: {where}: {name} is {one} in row {n} of those that are left and "
+                    f"{other} in the first training row; write the same in all."
+                )
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, list):
+        return "messages" if isinstance(value[0], dict) else f"a list of {_form(value[0])}"
+    return "a text" if isinstance(value, str) else "a value"
 
 
 def read_rows(path: str, split: str = "train", count: int | None = None) -> list[Row]:
@@ -426,7 +446,7 @@ def renamed(
         columns: from this package's names to those of the rows.
         shapes: columns that go together; the first shape whose second column is there is meant,
             or else the last.
-        optional: columns kept where the first row has them.
+        optional: columns that all rows have or none.
 
     Raises:
         InputError: no rows, a column to map that is not there or not read, or one that is missing.
@@ -449,7 +469,7 @@ def renamed(
     names = {name: columns.get(name, name) for name in known}
     shape = next((s for s in shapes if names[s[1]] in there), shapes[-1])
     others = shapes[list(shapes).index(shape) + 1 :]
-    kept = [name for name in optional if names[name] in there and name not in shape]
+    kept = [n for n in optional if n not in shape and any(names[n] in row for row in rows)]
     found = []
     for n, row in enumerate(rows):
         row = {name: row[names[name]] for name in (*shape, *kept) if names[name] in row}
@@ -466,8 +486,11 @@ def renamed(
 
 
 def split_prompt(row: Row) -> Row:
-    """Take the prompt out of conversations that repeat it, and make a text prompt a message."""
+    """Take the prompt out of conversations that repeat it; a text beside messages becomes one."""
     sides = [name for name in ("chosen", "rejected", "completion") if name in row]
+    if isinstance(row.get("prompt"), list):
+        texts = {side: row[side] for side in sides if isinstance(row[side], str)}
+        row = row | {s: [{"role": "assistant", "content": text}] for s, text in texts.items()}
     if not sides or not all(isinstance(row[s], list) and row[s] for s in sides):
         return row
     row = dict(row)

@@ -49,6 +49,15 @@ class TokenRewardConfig(ComparisonConfig):
     head_bias: bool | None = None
     class_weights: list[float] | None = None
 
+    def __post_init__(self):
+        weights = self.class_weights
+        if weights is not None and (len(weights) != len(CLASSES) or min(weights) <= 0):
+            raise InputError(
+                f"class_weights: {weights} are not {len(CLASSES)} numbers above 0; write those of "
+                "bad, neutral and good steps."
+            )
+        super().__post_init__()
+
 
 class _Judges(RewardTrainer):
     """RewardTrainer that also measures what a reward model is used for.
@@ -342,7 +351,16 @@ class TokenRewardTrainer(_Judges):
             dataset = dataset.filter(
                 lambda row: len(row["input_ids"]) <= args.max_length, load_from_cache_file=False
             )
-        return self._fitting(dataset, dataset_name, count, args)
+        dataset = self._fitting(dataset, dataset_name, count, args)
+        if dataset_name == "train" and len(dataset) < count:
+            left = {label for row in dataset["labels"] for label in row} - {-100}
+            if len(left) < 2:
+                raise InputError(
+                    f"max_length: without the {count - len(dataset)} rows of more than "
+                    f"{args.max_length} tokens every label is the same, so there is nothing to "
+                    "tell apart; raise max_length."
+                )
+        return dataset
 
     def labelled(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Encoded, list[int]]:
         """Return a row's text and the labels at its places, in the numbers of the loss.
