@@ -717,7 +717,7 @@ def test_the_world_size_is_what_the_launcher_says(load, monkeypatch):
 
 # keys that depend on a choice
 
-MADE = "  pairs: on_policy\n  samples_per_prompt: 4\n"
+MADE = BASE.replace("dataset:\n", "dataset:\n  pairs: on_policy\n  samples_per_prompt: 4\n")
 
 
 @dataclass
@@ -728,13 +728,13 @@ class PairsRun:
 
 
 def test_a_later_choice_lays_aside_what_it_does_not_read(load):
-    files = {"base.yaml": BASE + MADE}
+    files = {"base.yaml": MADE}
     child = "extends: base.yaml\ndataset:\n  pairs: offline\n"
     loaded = load(child, own=PairsRun, trl="DPOConfig", head="", files=files)
     assert loaded.given["dataset"] == {"specs": [{"name": "spell_backward"}], "pairs": "offline"}
     assert loaded.own.dataset.samples_per_prompt == PreferenceData().samples_per_prompt == 8
     words = ["--dataset.source", "path", "--dataset.path", "x.json"]
-    loaded = load(MADE, *words, own=PairsRun, trl="DPOConfig")
+    loaded = load("", *words, own=PairsRun, trl="DPOConfig", head=MADE)
     assert loaded.given["dataset"] == {"source": "path", "path": "x.json"}
 
 
