@@ -1,17 +1,15 @@
 """A direct-alignment run; its data are read, made, or sampled from a model once and kept."""
 
 import json
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from rlhf_trl.run import train
 from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
 from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.samples import add_panels
+from rlhf_trl.run.sampling import sample_completions, sampling_model
 from rlhf_trl.tasks.preferences import Preferences, load_preferences, on_policy_pairs
 from rlhf_trl.trainers.direct_alignment import read_row
 
@@ -69,8 +67,7 @@ def prepare_preferences(
     Raises:
         InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
-    sampled = copy(model)
-    sampled.model_name_or_path = own.dataset.sampled_from or model.model_name_or_path
+    sampled = sampling_model(model, own.dataset)
     sample = partial(_kept_pairs, sampled, args, own.dataset.seed)
     data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
     for reason, count in data.dropped.items():
@@ -98,70 +95,8 @@ def _kept_pairs(
     with args.main_process_first(local=False, desc="sampling pairs"):
         if not path.exists():
             completions = sample_completions(model, args, rows, count, seed)
-            pairs = on_policy_pairs(rows, completions, seed)
+            texts = [[one.text for one in each] for each in completions]
+            pairs = on_policy_pairs(rows, texts, seed)
             text = "".join(json.dumps(pair) + "\n" for pair in pairs)
             write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def sample_completions(
-    model: Any, args: Any, rows: list[dict[str, Any]], count: int, seed: int
-) -> list[list[str]]:
-    """Sample completions at temperature 1.
-
-    Args:
-        model (`ModelConfig`): whose model answers.
-        args (`TrainingArguments`): its device, `per_device_eval_batch_size` (completions at a
-            time) and `max_completion_length`.
-        rows: with conversational prompts.
-        count: completions of each prompt.
-        seed: of the sampling; the caller's random state is left alone.
-
-    Returns:
-        For each row, `count` texts without special tokens.
-    """
-    from transformers import AutoModelForCausalLM
-
-    tokenizer = load_tokenizer(model, args)
-    check_prompts(rows, tokenizer, model, args)
-    fields = copy(args)
-    policy = prepare_model(model, fields)
-    if isinstance(policy, str):
-        policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
-    policy = policy.to(args.device).eval()
-    size = max(1, args.per_device_eval_batch_size // count)
-    found: list[list[str]] = []
-    devices = [] if args.device.type == "cpu" else [args.device]
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        for first in range(0, len(rows), size):
-            texts = tokenizer.apply_chat_template(
-                [row["prompt"] for row in rows[first : first + size]],
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            inputs = tokenizer(
-                texts,
-                return_tensors="pt",
-                padding=True,
-                padding_side="left",
-                add_special_tokens=False,
-            )
-            output = policy.generate(
-                input_ids=inputs["input_ids"].to(args.device),
-                attention_mask=inputs["attention_mask"].to(args.device),
-                max_new_tokens=args.max_completion_length,
-                do_sample=True,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=0,
-                num_return_sequences=count,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-                disable_compile=True,
-            )
-            answers = tokenizer.batch_decode(
-                output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-            )
-            found += [answers[i : i + count] for i in range(0, len(answers), count)]
-    return found

@@ -1,6 +1,7 @@
 """Preference data: pairs made from reasoning-gym tasks, and data sets of files and the hub."""
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,18 +20,16 @@ Row = dict[str, Any]
 
 
 @dataclass
-class PreferenceData(GymData):
-    """The `dataset:` block of preference data.
+class FileData(GymData):
+    """What every `dataset:` block with labels has beside the questions that `GymData` describes.
 
-    With `source: reasoning_gym`, pairs are made for the questions that `GymData` describes:
-    `offline` ones are the right answer and one of the demonstrator's errors, `on_policy` ones a
-    right and a wrong one among `samples_per_prompt` answers of the model (or of `sampled_from`).
     With `source: path`, `path` is a JSON, JSONL or Parquet file or a hub name, read at `split`;
-    `columns` maps this package's column names to the data set's, as in `{chosen: better}`.
+    `columns` maps this package's column names to the data set's, as in `{chosen: better}`. With
+    `source: reasoning_gym`, answers are sampled from the model or from `sampled_from`,
+    `samples_per_prompt` of each training question.
     """
 
     specs: list[Spec] = field(default_factory=list)
-    pairs: Literal["offline", "on_policy"] = "offline"
     samples_per_prompt: int = 8
     sampled_from: str | None = None
     path: str | None = None
@@ -38,6 +37,18 @@ class PreferenceData(GymData):
     eval_path: str | None = None
     eval_split: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class PreferenceData(FileData):
+    """The `dataset:` block of preference data.
+
+    With `source: reasoning_gym`, `pairs` are `offline` (the right answer and one of the
+    demonstrator's errors), `on_policy` (a right and a wrong one among `samples_per_prompt` sampled
+    answers) or `mixed`: the offline pairs of all questions and the on-policy ones, shuffled.
+    """
+
+    pairs: Literal["offline", "on_policy", "mixed"] = "offline"
 
 
 @dataclass
@@ -55,21 +66,11 @@ class Samples:
     file: str | None = None
 
 
-@dataclass
-class Preferences:
-    """The rows of a run.
-
-    Attributes:
-        train: rows with the columns `PAIRED` or `UNPAIRED`.
-        held_out: rows like them for evaluation, or None.
-        tasks: the gym tasks behind them, or None.
-        dropped: how many rows were left out, by the reason.
-    """
+class Sides:
+    """Training and held-out rows as data sets."""
 
     train: list[Row]
     held_out: list[Row] | None
-    tasks: GymTasks | None
-    dropped: dict[str, int]
 
     @property
     def conversational(self) -> bool:
@@ -91,11 +92,30 @@ class Preferences:
         return Dataset.from_list(self.held_out) if self.held_out else None
 
 
+@dataclass
+class Preferences(Sides):
+    """The rows of a run.
+
+    Attributes:
+        train: rows with the columns `PAIRED` or `UNPAIRED`; pairs have a `margin` where it is read
+            and there, and a `kind` ("offline" or "on_policy") where both are mixed.
+        held_out: rows like them for evaluation, or None.
+        tasks: the gym tasks behind them, or None.
+        dropped: how many rows were left out, by the reason.
+    """
+
+    train: list[Row]
+    held_out: list[Row] | None
+    tasks: GymTasks | None
+    dropped: dict[str, int]
+
+
 def load_preferences(
     config: PreferenceData,
     max_samples: int | None = None,
     unpaired: bool = False,
     sample: Callable[[list[Row], int, str], list[Row]] | None = None,
+    margin: bool = False,
 ) -> Preferences:
     """Make or read the rows that a `dataset:` block describes.
 
@@ -105,18 +125,19 @@ def load_preferences(
         unpaired: whether rows with `UNPAIRED` columns are accepted beside pairs.
         sample: makes on-policy pairs; takes rows of `GymTasks`, the number of samples of each, and
             their side, "train" or "held-out".
+        margin: whether a column `margin` is read.
 
     Raises:
         InputError: nothing to train on, or data that cannot be: see `checked_rows`.
     """
-    if max_samples is not None and max_samples < 1:
-        raise InputError(f"max_samples: {max_samples} leaves the data set empty; write 1 or more.")
-    if config.source not in ("reasoning_gym", "path"):
-        raise InputError(
-            f"dataset.source: {config.source!r} is not known here; write reasoning_gym or path."
-        )
+    check_source(config, max_samples)
     if config.source == "path":
-        return _from_path(config, max_samples, unpaired)
+
+        def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
+            return checked_rows(rows, where, config.columns, unpaired, margin)
+
+        train, held_out, dropped = from_path(config, max_samples, check)
+        return Preferences(train, held_out, None, dropped)
     tasks = GymTasks(config)
     asked = tasks.train[:max_samples]
     if config.pairs == "offline":
@@ -132,7 +153,22 @@ def load_preferences(
             "is no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
         )
     dropped = {f"right and wrong not both among {count} samples": len(asked) - len(rows)}
-    return Preferences(rows, sample(tasks.held_out, count, "held-out") or None, tasks, dropped)
+    held_out = sample(tasks.held_out, count, "held-out")
+    if config.pairs == "mixed":
+        rows = mixed_pairs(offline_pairs(asked, config.seed), rows, config.seed)
+        offline = offline_pairs(tasks.held_out, config.eval_seed)
+        held_out = mixed_pairs(offline, held_out, config.eval_seed)
+    return Preferences(rows, held_out or None, tasks, dropped)
+
+
+def check_source(config: FileData, max_samples: int | None) -> None:
+    """Refuse a source that is not known, and a `max_samples` that leaves nothing."""
+    if max_samples is not None and max_samples < 1:
+        raise InputError(f"max_samples: {max_samples} leaves the data set empty; write 1 or more.")
+    if config.source not in ("reasoning_gym", "path"):
+        raise InputError(
+            f"dataset.source: {config.source!r} is not known here; write reasoning_gym or path."
+        )
 
 
 def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
@@ -180,17 +216,42 @@ def on_policy_pairs(
     return pairs
 
 
-def _from_path(config: PreferenceData, max_samples: int | None, unpaired: bool) -> Preferences:
+def mixed_pairs(offline: list[Row], on_policy: list[Row], seed: int) -> list[Row]:
+    """Return both kinds of pairs, shuffled; the column `kind` says which one a pair is."""
+    rows = [{**row, "kind": "offline"} for row in offline]
+    rows += [{**row, "kind": "on_policy"} for row in on_policy]
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+def from_path(
+    config: FileData,
+    max_samples: int | None,
+    check: Callable[[list[Row], str], tuple[list[Row], dict[str, int]]],
+) -> tuple[list[Row], list[Row] | None, dict[str, int]]:
+    """Read what a block with `source: path` names.
+
+    Args:
+        config: the block.
+        max_samples: the first so many training rows only; None: all.
+        check: makes rows to train on of those read (the second argument names them in error
+            messages), and counts what it leaves out.
+
+    Returns:
+        Training rows, held-out rows or None, and the counts of the training side.
+
+    Raises:
+        InputError: no path, or what `read_rows` and `check` raise.
+    """
     if not config.path:
         raise InputError("dataset.path is missing; name a file or a data set on the hub.")
-    rows = read_rows(config.path, config.split, max_samples)
-    train, dropped = checked_rows(rows, config.path, config.columns, unpaired)
+    train, dropped = check(read_rows(config.path, config.split, max_samples), config.path)
     held_out = None
     if config.eval_path or config.eval_split:
         path = config.eval_path or config.path
         found = read_rows(path, config.eval_split or config.split, config.eval_size)
-        held_out, _ = checked_rows(found, path, config.columns, unpaired)
-    return Preferences(train, held_out, None, dropped)
+        held_out, _ = check(found, path)
+    return train, held_out, dropped
 
 
 def read_rows(path: str, split: str = "train", count: int | None = None) -> list[Row]:
@@ -277,7 +338,11 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def checked_rows(
-    rows: Sequence[Row], where: str, columns: Mapping[str, str], unpaired: bool
+    rows: Sequence[Row],
+    where: str,
+    columns: Mapping[str, str],
+    unpaired: bool,
+    margin: bool = False,
 ) -> tuple[list[Row], dict[str, int]]:
     """Rename columns, bring messages into one form, and refuse what cannot be trained on.
 
@@ -286,45 +351,25 @@ def checked_rows(
         where: their file or data set, for error messages.
         columns: from this package's names to those of the rows.
         unpaired: whether `UNPAIRED` rows are accepted, too.
+        margin: whether a column `margin` of pairs is kept.
 
     Returns:
         The rows with `PAIRED` or `UNPAIRED` columns only, and how many were left out.
 
     Raises:
         InputError: no rows; columns that are missing; an empty prompt or completion; chosen and
-            rejected the same everywhere; labels that are not boolean.
+            rejected the same everywhere; labels that are not boolean; a margin that is no number.
     """
-    if not rows:
-        raise InputError(f"dataset: {where} has no rows; there is nothing to train on.")
-    there = list(rows[0])
-    for ours, theirs in columns.items():
-        if ours not in {*PAIRED, *UNPAIRED}:
-            known = dict.fromkeys((*PAIRED, *UNPAIRED))
-            raise InputError(
-                f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
-                f"write one of {', '.join(known)}."
-            )
-        if theirs not in there:
-            raise InputError(
-                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
-                f"has {', '.join(there)}."
-            )
-    names = {name: columns.get(name, name) for name in (*PAIRED, *UNPAIRED)}
-    single = unpaired and names["chosen"] not in there
+    optional = ("margin",) if margin else ()
+    found = renamed(rows, where, columns, (PAIRED, UNPAIRED) if unpaired else (PAIRED,), optional)
+    single = "chosen" not in found[0]
     wanted = UNPAIRED if single else PAIRED
     converted, same = [], 0
-    for n, row in enumerate(rows):
-        row = {name: row[names[name]] for name in wanted if names[name] in row}
-        row = _split_prompt(row)
-        if lacking := [name for name in wanted if name not in row]:
-            also = f" (or {', '.join(UNPAIRED)})" if unpaired and not single else ""
-            raise InputError(
-                f"dataset: row {n} of {where} lacks {', '.join(lacking)}; needed are "
-                f"{', '.join(wanted)}{also}, and there are {', '.join(there)}; map them with "
-                f"dataset.columns, as in {{{lacking[0]}: {there[0]}}}."
-            )
+    for n, row in enumerate(found):
         for name in wanted:
-            _check_cell(name, row[name], f"row {n} of {where}")
+            check_cell(name, row[name], f"row {n} of {where}")
+        if "margin" in row:
+            row["margin"] = _margin(row["margin"], f"row {n} of {where}")
         if not single and row["chosen"] == row["rejected"]:
             same += 1
             continue
@@ -334,15 +379,69 @@ def checked_rows(
             f"dataset: chosen and rejected are the same in all {same} rows of {where}, so there is "
             "nothing to prefer."
         )
-    if single and len(found := {row["label"] for row in converted}) == 1:
+    if single and len(labels := {row["label"] for row in converted}) == 1:
         raise InputError(
-            f"dataset: label is {str(found.pop()).lower()} in all rows of {where}; KTO needs both "
+            f"dataset: label is {str(labels.pop()).lower()} in all rows of {where}; KTO needs both "
             "desirable and undesirable examples."
         )
     return converted, {"chosen identical to rejected": same} if not single else {}
 
 
-def _split_prompt(row: Row) -> Row:
+def renamed(
+    rows: Sequence[Row],
+    where: str,
+    columns: Mapping[str, str],
+    shapes: Sequence[Sequence[str]],
+    optional: Sequence[str] = (),
+) -> list[Row]:
+    """Return rows with the columns of one of `shapes`, and those of `optional` that are there.
+
+    Args:
+        rows: as they were read.
+        where: their file or data set, for error messages.
+        columns: from this package's names to those of the rows.
+        shapes: columns that go together; the first shape whose second column is there is meant,
+            or else the last.
+        optional: columns kept where the first row has them.
+
+    Raises:
+        InputError: no rows, a column to map that is not there or not read, or one that is missing.
+    """
+    if not rows:
+        raise InputError(f"dataset: {where} has no rows; there is nothing to train on.")
+    there = list(rows[0])
+    known = dict.fromkeys([*(name for shape in shapes for name in shape), *optional])
+    for ours, theirs in columns.items():
+        if ours not in known:
+            raise InputError(
+                f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
+                f"write one of {', '.join(known)}."
+            )
+        if theirs not in there:
+            raise InputError(
+                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
+                f"has {', '.join(there)}."
+            )
+    names = {name: columns.get(name, name) for name in known}
+    shape = next((s for s in shapes if names[s[1]] in there), shapes[-1])
+    others = shapes[list(shapes).index(shape) + 1 :]
+    kept = [name for name in optional if names[name] in there and name not in shape]
+    found = []
+    for n, row in enumerate(rows):
+        row = {name: row[names[name]] for name in (*shape, *kept) if names[name] in row}
+        row = split_prompt(row)
+        if lacking := [name for name in (*shape, *kept) if name not in row]:
+            also = "".join(f" (or {', '.join(other)})" for other in others)
+            raise InputError(
+                f"dataset: row {n} of {where} lacks {', '.join(lacking)}; needed are "
+                f"{', '.join(shape)}{also}, and there are {', '.join(there)}; map them with "
+                f"dataset.columns, as in {{{lacking[0]}: {there[0]}}}."
+            )
+        found.append(row)
+    return found
+
+
+def split_prompt(row: Row) -> Row:
     """Take the prompt out of conversations that repeat it, and make a text prompt a message."""
     sides = [name for name in ("chosen", "rejected", "completion") if name in row]
     if not sides or not all(isinstance(row[s], list) and row[s] for s in sides):
@@ -360,7 +459,17 @@ def _split_prompt(row: Row) -> Row:
     return row
 
 
-def _check_cell(name: str, value: Any, where: str) -> None:
+def _margin(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(
+            f"dataset: {where}: margin is {value!r}, which is not a number; write how much better "
+            "chosen is, or remove the column."
+        )
+    return float(value)
+
+
+def check_cell(name: str, value: Any, where: str) -> None:
+    """Refuse a label that is not boolean, and any other cell without a text."""
     if name == "label":
         if not isinstance(value, bool):
             raise InputError(

@@ -1,0 +1,86 @@
+"""The rows of a reward-model run; answers are sampled once, before training, and kept."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.run.model import load_tokenizer
+from rlhf_trl.run.output import write_whole
+from rlhf_trl.run.sampling import sample_completions, sampling_model
+from rlhf_trl.tasks.reward_data import (
+    GYM_COLUMNS,
+    OutcomeData,
+    ProcessData,
+    RewardRows,
+    load_outcomes,
+    load_pairs_or_ranked,
+    load_traces,
+)
+from rlhf_trl.tasks.rewards import exact_match
+
+
+def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
+    """Return the rows of a run and the tokenizer.
+
+    Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
+    such a file can be the `dataset.path` of an outcome reward model.
+
+    Args:
+        own: the recipe's fields: `dataset` (`RewardData`, `OutcomeData` or `ProcessData`),
+            `max_samples`, and `algorithm`, which is "kwise" where lists are wanted.
+        args (`TrainingArguments`): the config of the trainer, with `max_completion_length` of the
+            answers that are sampled.
+        model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
+
+    Raises:
+        InputError: see the loaders in `tasks/reward_data.py`, and `load_tokenizer`.
+    """
+    config = own.dataset
+    sample = partial(_kept_samples, sampling_model(model, config), args, config.seed)
+    if isinstance(config, ProcessData):
+        data = load_traces(config, own.max_samples, sample)
+    elif isinstance(config, OutcomeData):
+        data = load_outcomes(config, own.max_samples, sample)
+    else:
+        data = load_pairs_or_ranked(config, own.max_samples, own.algorithm == "kwise", sample)
+    for reason, count in data.dropped.items():
+        if count and args.process_index == 0:
+            print(f"left out {count}: {reason}", flush=True)
+    return data, load_tokenizer(model, args, data.conversational)
+
+
+def _kept_samples(
+    model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
+) -> list[dict[str, Any]]:
+    path = Path(args.output_dir) / f"samples-{side}.jsonl"
+    with args.main_process_first(local=False, desc="sampling answers"):
+        if not path.exists():
+            answers = sample_completions(model, args, rows, count, seed)
+            lines = [
+                json.dumps(_outcome(row, one)) + "\n"
+                for row, each in zip(rows, answers, strict=True)
+                for one in each
+            ]
+            write_whole(path, lambda part: part.write_text("".join(lines), encoding="utf-8"))
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if [row["question"] for row in found] != [
+        row["question"] for row in rows for _ in range(count)
+    ]:
+        raise InputError(
+            f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
+            "questions; the data set was changed since, so write elsewhere with --output_dir."
+        )
+    return found
+
+
+def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
+    (right,) = exact_match([one.text], answer=[row["answer"]], task=[row["task"]])
+    return {
+        "prompt": row["prompt"],
+        "completion": [{"role": "assistant", "content": one.text}],
+        "label": bool(right),
+        "finished": one.finished,
+        **{name: row[name] for name in GYM_COLUMNS},
+    }

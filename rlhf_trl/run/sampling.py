@@ -1,0 +1,92 @@
+"""Completions sampled from a model, of which training data are made."""
+
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+
+from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
+
+
+class Completion(NamedTuple):
+    """A sampled completion: its text without special tokens, and whether the model ended it."""
+
+    text: str
+    finished: bool
+
+
+def sampling_model(model: Any, data: Any) -> Any:
+    """Return the `ModelConfig` of whose answers a `dataset:` block is made.
+
+    Args:
+        model (`ModelConfig`): the model to train.
+        data (`FileData`): `sampled_from` may name another one.
+    """
+    other = copy(model)
+    other.model_name_or_path = data.sampled_from or model.model_name_or_path
+    return other
+
+
+def sample_completions(
+    model: Any, args: Any, rows: list[dict[str, Any]], count: int, seed: int
+) -> list[list[Completion]]:
+    """Sample completions at temperature 1.
+
+    Args:
+        model (`ModelConfig`): whose model answers.
+        args (`TrainingArguments`): its device, `per_device_eval_batch_size` (completions at a
+            time) and `max_completion_length`.
+        rows: with conversational prompts.
+        count: completions of each prompt.
+        seed: of the sampling; the caller's random state is left alone.
+
+    Returns:
+        For each row, `count` completions.
+    """
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer(model, args)
+    check_prompts(rows, tokenizer, model, args)
+    fields = copy(args)
+    policy = prepare_model(model, fields)
+    if isinstance(policy, str):
+        policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
+    policy = policy.to(args.device).eval()
+    size = max(1, args.per_device_eval_batch_size // count)
+    found: list[list[Completion]] = []
+    devices = [] if args.device.type == "cpu" else [args.device]
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        for first in range(0, len(rows), size):
+            texts = tokenizer.apply_chat_template(
+                [row["prompt"] for row in rows[first : first + size]],
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            inputs = tokenizer(
+                texts,
+                return_tensors="pt",
+                padding=True,
+                padding_side="left",
+                add_special_tokens=False,
+            )
+            output = policy.generate(
+                input_ids=inputs["input_ids"].to(args.device),
+                attention_mask=inputs["attention_mask"].to(args.device),
+                max_new_tokens=args.max_completion_length,
+                do_sample=True,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=0,
+                num_return_sequences=count,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+                disable_compile=True,
+            )
+            ids = output[:, inputs["input_ids"].shape[1] :]
+            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+            # behind it there is only padding, which may be the same token
+            ended = (ids == tokenizer.eos_token_id).any(dim=1).tolist()
+            answers = [Completion(*each) for each in zip(texts, ended, strict=True)]
+            found += [answers[i : i + count] for i in range(0, len(answers), count)]
+    return found

@@ -1,0 +1,95 @@
+"""Steps of a completion, and the labels of those of a word that is spelt letter by letter."""
+
+import re
+from collections.abc import Sequence
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.tiny.demonstrator import COMPLETION
+
+BAD, NEUTRAL, GOOD = -1, 0, 1
+LABELS = (BAD, NEUTRAL, GOOD)
+SPELT = ("spell_backward",)  # tasks whose answer is right or wrong letter by letter
+LETTERS = r"(?<=\w)(?=\w*</answer>)"  # a `step_split` that cuts an answer into its letters
+OPENING, CLOSING = COMPLETION.split("{}")
+
+
+def check_step_split(step_split: str) -> None:
+    """Refuse what does not cut a text.
+
+    Raises:
+        InputError: no regular expression, or one with groups, which would become steps.
+    """
+    try:
+        groups = re.compile(step_split).groups
+    except re.error as error:
+        raise InputError(
+            f"dataset.step_split: {step_split!r} is not a regular expression ({error}); write one "
+            r"that matches what stands between two steps, such as '\n+'."
+        ) from error
+    if groups:
+        raise InputError(
+            f"dataset.step_split: {step_split!r} has a group, which would be a step of its own; "
+            "write (?:...) in place of (...)."
+        )
+
+
+def split_steps(text: str, step_split: str) -> list[str]:
+    """Cut a completion into steps.
+
+    Args:
+        text: the completion.
+        step_split: the regular expression of what stands between two steps; it may match nothing,
+            as `LETTERS` does.
+
+    Returns:
+        The pieces that are not blank, or the whole text where all are.
+    """
+    return [step for step in re.split(step_split, text) if step.strip()] or [text]
+
+
+def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
+    r"""Label the steps of `<think></think><answer>n`, `u`, `s`, `</answer>`.
+
+    A step is good (1) if its letters are the next ones of the answer, neutral (0) if it repeats the
+    letter before it (which adds nothing: the same letters are still to come), and bad (-1)
+    otherwise. What follows a bad step is bad, as no answer that begins like this is right. The
+    closing `</answer>` is good if the answer before it is the right one exactly, without a repeated
+    letter, and else bad. Everything that has not this form is bad, from its first step on.
+
+    Args:
+        steps: of one completion, as `split_steps` with `LETTERS` returns them.
+        answer: the right one.
+        task: one of `SPELT`.
+
+    Returns:
+        A label for each step.
+
+    Raises:
+        InputError: a task whose answer is not spelt.
+    """
+    if task not in SPELT:
+        raise InputError(
+            f"dataset.specs: the steps of task {task!r} have no rule that labels them; use "
+            f"{', '.join(SPELT)}, or a data set with labels by source: path."
+        )
+    if len(steps) == 1:
+        return [BAD]
+    labels: list[int] = []
+    given = right = ""  # the letters so far, with and without those that only repeat
+    for n, step in enumerate(steps):
+        letters = step
+        if n == 0:
+            letters = step.removeprefix(OPENING) if step.startswith(OPENING) else ""
+        if n > 0 and labels[-1] == BAD:
+            labels.append(BAD)
+        elif n > 0 and n == len(steps) - 1 and step == CLOSING:
+            labels.append(GOOD if given == answer else BAD)
+        elif letters and answer[len(right) :].startswith(letters):
+            labels.append(GOOD)
+            right += letters
+        elif len(letters) == 1 and given.endswith(letters):
+            labels.append(NEUTRAL)
+        else:
+            labels.append(BAD)
+        given += letters
+    return labels

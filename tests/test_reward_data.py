@@ -1,0 +1,584 @@
+"""Reward-model data: what is made, sampled and read, and every broken input's sentence."""
+
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
+from rlhf_trl.tasks.preferences import PreferenceData, load_preferences, offline_pairs
+from rlhf_trl.tasks.reward_data import (
+    ORDER,
+    OutcomeData,
+    ProcessData,
+    RewardData,
+    checked_outcomes,
+    checked_ranked,
+    checked_traces,
+    chunked,
+    load_outcomes,
+    load_pairs_or_ranked,
+    load_traces,
+    ranked_demonstrations,
+    synthetic_traces,
+)
+from rlhf_trl.tasks.rewards import exact_match
+from rlhf_trl.tasks.steps import LETTERS
+from rlhf_trl.tiny.demonstrator import MIXTURES
+
+SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
+SUM = Spec("chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+GYM = {"specs": [SPELL], "size": 40, "eval_size": 20}
+
+
+def said(text):
+    return [{"role": "assistant", "content": f"<think></think><answer>{text}</answer>"}]
+
+
+class Sampler:
+    """Answers with the right word and its mirror image in turn, and notes what was asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, rows, count, side):
+        self.calls.append((len(rows), count, side))
+        return [
+            {
+                "prompt": row["prompt"],
+                "completion": said(row["answer"] if n % 2 == 0 else row["answer"][::-1] + "x"),
+                "label": n % 2 == 0,
+                "finished": True,
+                **{name: row[name] for name in ("question", "answer", "task")},
+            }
+            for row in rows
+            for n in range(count)
+        ]
+
+
+def never(*_):
+    raise AssertionError("nothing is to be sampled")
+
+
+def right(rows, column):
+    given = {"answer": [row["answer"] for row in rows], "task": [row["task"] for row in rows]}
+    return exact_match([row[column] for row in rows], **given)
+
+
+# --- pairs ---------------------------------------------------------------------------------------
+
+
+def test_mixed_pairs_are_the_offline_and_the_on_policy_ones_shuffled():
+    def sample(rows, count, side):
+        return offline_pairs(rows[:7], 99)
+
+    config = PreferenceData(**GYM, pairs="mixed")
+    found = load_preferences(config, sample=sample)
+    tasks = GymTasks(GymData(**GYM))
+    offline = offline_pairs(tasks.train, config.seed)
+    expected = [{**row, "kind": "offline"} for row in offline]
+    expected += [{**row, "kind": "on_policy"} for row in offline_pairs(tasks.train[:7], 99)]
+    assert found.train != expected
+    assert sorted(map(json.dumps, found.train)) == sorted(map(json.dumps, expected))
+    assert Counter(row["kind"] for row in found.held_out) == {"offline": 20, "on_policy": 7}
+    assert found.dropped == {"right and wrong not both among 8 samples": 33}
+    assert load_preferences(config, sample=sample).train == found.train
+    other = load_preferences(PreferenceData(**GYM, pairs="mixed", seed=1), sample=sample)
+    kinds = [[row["kind"] for row in rows] for rows in (found.train, other.train)]
+    assert kinds[0] != kinds[1]
+
+
+def test_offline_pairs_sample_the_candidates_only():
+    sample = Sampler()
+    found = load_pairs_or_ranked(RewardData(**GYM, candidates=4), None, False, sample)
+    assert sample.calls == [(20, 4, "held-out")]
+    assert (len(found.train), len(found.held_out), len(found.candidates)) == (40, 20, 80)
+    assert found.conversational
+    none = load_pairs_or_ranked(RewardData(**GYM, candidates=0), None, False, never)
+    assert (none.candidates, none.train) == ([], found.train)
+
+
+@pytest.mark.parametrize(("candidates", "asked"), [(2, 6), (8, 8)])
+def test_pairs_and_candidates_share_the_held_out_samples(candidates, asked):
+    sample = Sampler()
+    config = RewardData(**GYM, pairs="on_policy", samples_per_prompt=6, candidates=candidates)
+    found = load_pairs_or_ranked(config, 30, False, sample)
+    assert sample.calls == [(30, 6, "train"), (20, asked, "held-out")]
+    assert (len(found.train), len(found.held_out)) == (30, 20)
+    assert len(found.candidates) == 20 * candidates
+    for row, task in zip(found.train, found.tasks.train[:30], strict=True):
+        assert row["chosen"] == said(task["answer"])
+        assert row["rejected"] == said(task["answer"][::-1] + "x")
+    questions = [row["question"] for row in found.candidates]
+    assert questions == [r["question"] for r in found.tasks.held_out for _ in range(candidates)]
+    assert [row["label"] for row in found.candidates[:2]] == [True, False]
+
+
+PAIR = {"prompt": "one", "chosen": "yes", "rejected": "no"}
+
+
+def written(tmp_path, rows, name="rows.jsonl"):
+    (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / name)
+
+
+def test_margins_are_kept_where_the_recipe_reads_them(tmp_path):
+    path = written(tmp_path, [{**PAIR, "better_by": 3}, {**PAIR, "better_by": 0.5}])
+    config = RewardData(source="path", path=path, columns={"margin": "better_by"})
+    found = load_pairs_or_ranked(config, None, False, never)
+    assert found.train == [{**PAIR, "margin": 3.0}, {**PAIR, "margin": 0.5}]
+    assert (found.held_out, found.candidates, found.tasks) == (None, [], None)
+    plain = written(tmp_path, [{**PAIR, "margin": 1.0}])
+    kept = load_pairs_or_ranked(RewardData(source="path", path=plain), None, False, never)
+    assert kept.train == [{**PAIR, "margin": 1.0}]
+    assert load_preferences(PreferenceData(source="path", path=plain)).train == [PAIR]
+
+
+@pytest.mark.parametrize("margin", [float("nan"), float("inf"), "2", None, True])
+def test_margins_that_are_no_numbers(tmp_path, margin):
+    config = RewardData(source="path", path=written(tmp_path, [{**PAIR, "margin": margin}]))
+    with pytest.raises(InputError, match=r"row 0 of .*: margin is .* not a number") as found:
+        load_pairs_or_ranked(config, None, False, never)
+    assert "\n" not in str(found.value)
+
+
+# --- ranked lists --------------------------------------------------------------------------------
+
+
+def test_the_order_knows_every_kind_of_demonstration():
+    assert {kind for kinds in MIXTURES.values() for kind in kinds} == set(ORDER)
+
+
+def kind_of(text, answer):
+    """The kind of a demonstration, told from its text alone."""
+    if "<answer>" not in text:
+        return "malformed"
+    said = text.removeprefix("<think></think><answer>").removesuffix("</answer>")
+    if said == answer:
+        return "right"
+    if said == answer[::-1]:
+        return "copied"
+    return "last_letter_dropped" if said == answer[:-1] else "letters_swapped"
+
+
+def test_ranked_lists_are_different_demonstrations_best_first():
+    tasks = GymTasks(GymData(**{**GYM, "size": 300}))
+    answers = {row["prompt"][0]["content"]: row["answer"] for row in tasks.train}
+    best_first = ["right", "letters_swapped", "last_letter_dropped", "copied", "malformed"]
+    lists = ranked_demonstrations(tasks.train, 3, seed=0)
+    seen = set()
+    for row in lists:
+        texts = [answer[0]["content"] for answer in row["ranked"]]
+        assert len(set(texts)) == 3
+        kinds = [kind_of(text, answers[row["prompt"][0]["content"]]) for text in texts]
+        assert kinds[0] == "right"
+        ranks = [best_first.index(kind) for kind in kinds]
+        # swapped letters may give the copied word, and are then better than other errors
+        assert ranks == sorted(ranks) or "copied" in kinds
+        seen.add(tuple(kinds))
+    assert {(best_first[0], best_first[i], best_first[j]) for i in (1, 2, 3) for j in (4,)} <= seen
+    assert ranked_demonstrations(tasks.train, 3, seed=0) == lists
+    assert ranked_demonstrations(tasks.train, 3, seed=1) != lists
+
+
+def test_questions_without_enough_different_demonstrations_are_left_out():
+    # copying a palindrome would be right, so that kind gives the answer without its last letter
+    rows = [
+        {"prompt": word, "question": f"... {word}", "answer": word[::-1], "task": "spell_backward"}
+        for word in ("level", "lemon")
+    ]
+    (kept,) = ranked_demonstrations(rows, 5, seed=0)
+    assert (kept["prompt"], len(kept["ranked"])) == ("lemon", 5)
+    assert len(ranked_demonstrations(rows, 4, seed=0)) == 2
+
+
+def test_ranked_lists_of_a_block_count_what_is_left_out():
+    # of the three swaps in a word of three letters, one gives the copied word: four texts only
+    short = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 3})
+    config = RewardData([short], size=400, eval_size=20, list_length=5, candidates=0)
+    found = load_pairs_or_ranked(config, None, True, never)
+    left_out = found.dropped["not 5 different demonstrations"]
+    assert left_out == 400 - len(found.train)
+    assert abs(left_out / 400 - 1 / 3) < 0.1  # four standard errors
+    assert all(len(row["ranked"]) == 5 for row in found.train + found.held_out)
+
+
+def test_ranked_lists_of_files(tmp_path):
+    rows = [{"q": "a", "ranked": ["x", "y", "z"]}, {"q": "b", "ranked": ["u", "v", "w"]}]
+    path = written(tmp_path, rows)
+    config = RewardData(source="path", path=path, eval_path=path, columns={"prompt": "q"})
+    found = load_pairs_or_ranked(config, 1, True, never)
+    assert found.train == [{"prompt": "a", "ranked": ["x", "y", "z"]}]
+    assert [row["prompt"] for row in found.held_out] == ["a", "b"]
+    assert found.candidates == []
+
+
+def test_ranked_conversations_lose_the_prompt_that_they_repeat():
+    ask = [{"role": "user", "content": "hi"}]
+    answers = [[{"role": "assistant", "content": text}] for text in ("hello", "go")]
+    row = {"prompt": "hi", "ranked": [ask + answer for answer in answers]}
+    assert checked_ranked([row], "f", {}, 2) == ([{"prompt": ask, "ranked": answers}], {})
+
+
+def scored(*pairs):
+    return [{"response": text, "overall_score": score} for text, score in pairs]
+
+
+def test_scored_completions_are_ranked_by_score():
+    rows = [
+        {"instruction": "a", "completions": scored(("bad", 1), ("good", 9.0), ("so", 5), ("z", 0))},
+        {"instruction": "b", "completions": scored(("x", 3), ("y", 3), ("z", 1))},
+    ]
+    found, dropped = checked_ranked(rows, "f", {"prompt": "instruction"}, 3)
+    assert found == [{"prompt": "a", "ranked": ["good", "so", "bad"]}]
+    assert dropped == {"not 3 different scores": 1}
+    assert checked_ranked(rows, "f", {"prompt": "instruction"}, 2)[0][1]["ranked"] == ["x", "z"]
+
+
+# --- outcomes ------------------------------------------------------------------------------------
+
+
+def test_outcomes_are_the_samples_of_both_sides():
+    sample = Sampler()
+    config = OutcomeData(**GYM, samples_per_prompt=4, candidates=2)
+    found = load_outcomes(config, 10, sample)
+    assert sample.calls == [(10, 4, "train"), (20, 4, "held-out")]
+    assert (len(found.train), len(found.held_out), len(found.candidates)) == (40, 80, 40)
+    assert [float(row["label"]) for row in found.train] == right(found.train, "completion")
+    assert found.train_dataset.column_names[:4] == ["prompt", "completion", "label", "finished"]
+
+
+FLAT = [
+    {"prompt": "a", "completion": "x", "label": True, "finished": True},
+    {"prompt": "b", "completion": "y", "label": False, "finished": True},
+    {"prompt": "a", "completion": "z", "label": False, "finished": False},
+]
+
+
+def test_outcomes_of_files(tmp_path):
+    rows = [
+        {"prompt": "a", "completion": "x", "label": 1, "finished": True, "answer": "x"},
+        {"prompt": "b", "completion": "y", "label": 0, "finished": True, "answer": "v"},
+        {"prompt": "a", "completion": "z", "label": 0.0, "finished": False, "answer": "x"},
+    ]
+    path = written(tmp_path, rows)
+    config = OutcomeData(source="path", path=path, eval_path=path)
+    found = load_outcomes(config, 2, never)
+    answers = [{"answer": row["answer"]} for row in rows]
+    whole = [{**a, **b} for a, b in zip(FLAT, answers, strict=True)]
+    assert found.train == whole[:2]
+    assert found.held_out == whole
+    assert found.candidates == [whole[0], whole[2]]  # the only prompt with two completions
+    bare = [{k: row[k] for k in ("prompt", "completion", "label")} for row in FLAT]
+    assert [row["finished"] for row in checked_outcomes(bare, "f", {})] == [True] * 3
+
+
+def test_outcomes_in_lists():
+    rows = [
+        {"question": "a", "completions": ["x", "z"], "correct": [True, False]},
+        {"question": "b", "completions": [said("y")], "correct": [0]},
+    ]
+    found = checked_outcomes(rows, "f", {"prompt": "question", "labels": "correct"})
+    assert [(row["prompt"], row["completion"], row["label"]) for row in found] == [
+        ("a", "x", True),
+        ("a", "z", False),
+        ([{"role": "user", "content": "b"}], said("y"), False),
+    ]
+
+
+# --- traces --------------------------------------------------------------------------------------
+
+
+def test_synthetic_traces_have_the_share_of_errors_asked_for():
+    tasks = GymTasks(GymData(**{**GYM, "size": 1000}))
+    rows = synthetic_traces(tasks.train, 0.6, seed=0)
+    share = 1 - sum(right(rows, "completion")) / 1000
+    assert abs(share - 0.6) < 0.062  # four standard errors
+    repeated = 0
+    for row in rows:
+        text = row["completion"][0]["content"]
+        word = text.removeprefix("<think></think><answer>").removesuffix("</answer>")
+        repeated += len(word) == len(row["answer"]) + 1
+    assert abs(repeated / 1000 - 0.6 / 5) < 0.042  # one of five errors
+    assert sum(right(synthetic_traces(tasks.train, 0, seed=0), "completion")) == 1000
+    assert sum(right(synthetic_traces(tasks.train, 1, seed=0), "completion")) == 0
+
+
+def test_traces_of_a_block():
+    config = ProcessData(**GYM, step_split=LETTERS, candidates=0)
+    found = load_traces(config, 30, never)
+    assert (len(found.train), len(found.held_out), found.candidates) == (30, 20, [])
+    for row, task in zip(found.train, found.tasks.train[:30], strict=True):
+        whole = "".join(row["completions"])
+        answer = f"<think></think><answer>{task['answer']}</answer>"
+        assert (row["prompt"], len(row["labels"])) == (task["prompt"], len(row["completions"]))
+        assert (set(row["labels"]) == {1}) == (whole == answer)
+    assert {label for row in found.train for label in row["labels"]} == {-1, 0, 1}
+
+
+def test_sampled_traces_are_the_samples_cut_into_letters():
+    sample = Sampler()
+    config = ProcessData(**GYM, step_split=LETTERS, traces="sampled", samples_per_prompt=2)
+    found = load_traces(config, 3, sample)
+    assert sample.calls == [(3, 2, "train"), (20, 8, "held-out")]
+    assert (len(found.train), len(found.held_out), len(found.candidates)) == (6, 40, 160)
+    answer = found.tasks.train[0]["answer"]
+    assert found.train[0]["completions"][1:] == [*answer[1:], "</answer>"]
+    assert found.train[0]["labels"] == [1] * (len(answer) + 1)
+    assert found.train[1]["labels"][-2:] == [-1, -1]
+
+
+def test_long_traces_become_several_rows_with_the_same_prompt(tmp_path):
+    row = {"prompt": "p", "completions": list("abcde"), "labels": [1, 1, 0, -1, -1]}
+    parts = [
+        {"prompt": "p", "completions": ["a", "b"], "labels": [1, 1]},
+        {"prompt": "p", "completions": ["c", "d"], "labels": [0, -1]},
+        {"prompt": "p", "completions": ["e"], "labels": [-1]},
+    ]
+    assert chunked([row], 2) == parts
+    assert chunked([row], None) == chunked([row], 5) == [row]
+    path = written(tmp_path, [row] * 3)
+    config = ProcessData(source="path", path=path, eval_path=path, max_steps=2)
+    found = load_traces(config, 2, never)
+    assert (found.train, found.held_out) == (parts[:2], parts * 3)
+
+
+def test_labels_of_files_may_be_boolean():
+    row = {"prompt": "p", "completions": ["a", "b", "c"], "labels": [True, False, 0]}
+    (found,), dropped = checked_traces([row], "f", {})
+    assert found["labels"] == [1, -1, 0]
+    assert [type(label) for label in found["labels"]] == [int] * 3
+    assert dropped == {}
+
+
+def test_prm800k_as_the_books_code_reads_it():
+    def step(*rated):
+        return {"completions": [{"text": text, "rating": rating} for text, rating in rated]}
+
+    rows = [
+        {
+            "question": {"problem": " 1 + 1? "},
+            "label": {
+                "steps": [
+                    step((" two \n", 1)),
+                    step(("maybe", 0), ("three", -1), ("unrated", None)),
+                    {"completions": None, "human_completion": None},
+                    step(("", 1)),
+                ]
+            },
+        },
+        {"question": {"problem": "2?"}, "label": {"steps": [step(("unrated", None))]}},
+        {"question": {}, "label": {"steps": [step(("a", 1))]}},
+    ]
+    found, dropped = checked_traces(rows, "f", {})
+    assert found == [
+        {
+            "prompt": "Problem: 1 + 1?\nReasoning trace:\n",
+            "completions": ["two", "maybe", "three"],
+            "labels": [1, 0, -1],
+        }
+    ]
+    assert list(dropped.values()) == [3, 2]
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+TRACE = {"prompt": "p", "completions": ["a", "b"], "labels": [1, 0]}
+RANKED = {"prompt": "p", "ranked": ["a", "b"]}
+BAD_ROWS = {
+    "a label outside the set": (
+        ProcessData,
+        [{**TRACE, "labels": [1, 2]}],
+        "row 0 of .* label of step 1 is 2; write -1",
+    ),
+    "a label that is a word": (ProcessData, [{**TRACE, "labels": [1, "good"]}], "is 'good'"),
+    "a label that is NaN": (ProcessData, [{**TRACE, "labels": [float("nan"), 1]}], "is nan"),
+    "more steps than labels": (
+        ProcessData,
+        [TRACE, {**TRACE, "labels": [1]}],
+        "row 1 of .* has 2 completions and 1 labels",
+    ),
+    "an empty step": (ProcessData, [{**TRACE, "completions": ["a", " "]}], "step 1 is ' '"),
+    "no steps": (ProcessData, [{**TRACE, "completions": [], "labels": []}], "not two lists"),
+    "steps in one text": (ProcessData, [{**TRACE, "completions": "ab"}], "not two lists"),
+    "only good steps": (
+        ProcessData,
+        [{**TRACE, "labels": [1, 1]}],
+        "every label of .* is 1, so there is nothing to tell apart",
+    ),
+    "no prompt": (ProcessData, [{**TRACE, "prompt": ""}], "row 0 .* prompt is empty"),
+    "columns of something else": (ProcessData, [PAIR], "lacks completions, labels; needed are"),
+    "nothing rated": (
+        ProcessData,
+        [{"question": {"problem": "p"}, "label": {"steps": []}}],
+        "nothing to train on",
+    ),
+    "no rows": (ProcessData, [], "has no rows"),
+    "an outcome that is a share": (
+        OutcomeData,
+        [{**FLAT[0], "label": 0.5}],
+        "row 0 of .* label is 0.5, which is neither boolean nor 0 or 1",
+    ),
+    "only right answers": (OutcomeData, FLAT[:1] * 2, "every label of .* is true"),
+    "only wrong answers": (OutcomeData, FLAT[1:], "every label of .* is false"),
+    "finished in words": (OutcomeData, [{**FLAT[0], "finished": "yes"}], "finished is 'yes'"),
+    "an empty completion": (OutcomeData, [{**FLAT[0], "completion": ""}], "completion is empty"),
+    "no column of labels": (
+        OutcomeData,
+        [{"prompt": "p", "completion": "a", "correct": True}],
+        "lacks label; .* map them with dataset.columns",
+    ),
+    "more completions than labels": (OutcomeData, [{**TRACE, "labels": [1]}], "2 completions and"),
+    "a list of one": (RewardData, [{**RANKED, "ranked": ["a"]}], "list of two or more"),
+    "no list": (RewardData, [{**RANKED, "ranked": "ab"}], "list of two or more"),
+    "lists of unequal length": (
+        RewardData,
+        [RANKED, {**RANKED, "ranked": ["a", "b", "c"]}],
+        "row 1 of .* ranked has 3 completions and the rows before have 2",
+    ),
+    "an empty answer in a list": (
+        RewardData,
+        [{**RANKED, "ranked": ["a", ""]}],
+        r"row 0 of .* ranked\[1\] is empty",
+    ),
+    "pairs for lists": (RewardData, [PAIR], "lacks ranked; needed are prompt, ranked"),
+    "scores that are missing": (
+        RewardData,
+        [{"prompt": "p", "completions": [{"response": "a"}]}],
+        "response and a number overall_score",
+    ),
+    "no different scores": (
+        RewardData,
+        [{"prompt": "p", "completions": scored(("a", 1), ("b", 1))}],
+        "no row of .* has 4 completions of different scores",
+    ),
+}
+
+
+def load(config, sample):
+    if isinstance(config, RewardData):
+        return load_pairs_or_ranked(config, None, True, sample)
+    return (load_outcomes if isinstance(config, OutcomeData) else load_traces)(config, None, sample)
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_rows(tmp_path, name):
+    block, rows, part = BAD_ROWS[name]
+    with pytest.raises(InputError, match=part) as found:
+        load(block(source="path", path=written(tmp_path, rows)), never)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (RewardData(**GYM, list_length=1), "list_length: 1 is too few; write 2 or more"),
+        (RewardData(**GYM, list_length=6), "has 5 kinds of demonstrations"),
+        (RewardData(**{**GYM, "specs": [SUM]}, list_length=5), "chain_sum has 4 kinds"),
+        (RewardData(**GYM, pairs="mixed"), "dataset.pairs: mixed makes no ranked lists"),
+        (RewardData(**GYM, candidates=1), "candidates: 1 is too few; write 2 or more, or 0"),
+        (OutcomeData(**GYM, samples_per_prompt=0), "samples_per_prompt: 0 is too few"),
+        (OutcomeData(**GYM, samples_per_prompt=1), "every label of the answers that were sampled"),
+        (ProcessData(**GYM, step_split="("), "not a regular expression"),
+        (ProcessData(**GYM), "does not cut '<think></think><answer>.* into letters"),
+        (ProcessData(**GYM, step_split=LETTERS, errors=1.5), "errors: 1.5 is no share"),
+        (ProcessData(**GYM, step_split=LETTERS, errors=0), "every label of the synthetic traces"),
+        (ProcessData(**GYM, step_split=LETTERS, max_steps=0), "max_steps: 0 is too few"),
+        (ProcessData(**{**GYM, "specs": [SUM]}, step_split=LETTERS), "'chain_sum' have no rule"),
+        (ProcessData(source="path"), "dataset.path is missing"),
+        (OutcomeData(source="hub"), "write reasoning_gym or path"),
+    ],
+)
+def test_blocks_that_cannot_be(config, part):
+    with pytest.raises(InputError, match=part) as found:
+        load(config, Sampler())
+    assert "\n" not in str(found.value)
+
+
+# --- sampling ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    from trl import ModelConfig, RewardConfig
+
+    args = RewardConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, per_device_eval_batch_size=64
+    )
+    args.max_completion_length = 20
+    return args, ModelConfig(model_name_or_path="tiny", dtype="float32")
+
+
+def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
+    from rlhf_trl.run import reward_data as run_data
+
+    args, model = run
+    config = OutcomeData(**GYM, samples_per_prompt=3, candidates=2)
+    own = SimpleNamespace(dataset=config, max_samples=None, algorithm="orm")
+    data, tokenizer = run_data.prepare_rewards(own, args, model)
+    kept = [json.loads(line) for line in (tmp_path / "samples-train.jsonl").open()]
+    assert kept == data.train
+    assert (len(kept), len(data.held_out), len(data.candidates)) == (120, 60, 40)
+    assert [float(row["label"]) for row in kept] == right(kept, "completion")
+    assert tokenizer.eos_token == "<|end|>"
+    # such a file is a data set of its own
+    from_file = OutcomeData(source="path", path=str(tmp_path / "samples-train.jsonl"))
+    assert load_outcomes(from_file, None, never).train == kept
+    # a resumed run samples nothing
+    monkeypatch.setattr(run_data, "sample_completions", never)
+    assert run_data.prepare_rewards(own, args, model)[0].candidates == data.candidates
+    config.samples_per_prompt = 4
+    with pytest.raises(InputError, match="does not hold 4 answers to each of the 40 train"):
+        run_data.prepare_rewards(own, args, model)
+
+
+@pytest.mark.parametrize("pad", ["<|pad|>", "<|end|>"])
+def test_completions_tell_whether_they_ended(run, monkeypatch, pad):
+    from rlhf_trl.run import sampling
+
+    args, model = run
+    load = sampling.load_tokenizer
+
+    def padded(*given):
+        tokenizer = load(*given)
+        tokenizer.pad_token = pad
+        return tokenizer
+
+    monkeypatch.setattr(sampling, "load_tokenizer", padded)
+    rows = GymTasks(GymData(**GYM)).train[:16]
+    found = {}
+    for limit in (20, 11):
+        args.max_completion_length = limit
+        found[limit] = sampling.sample_completions(model, args, rows, 2, seed=0)
+    assert [len(each) for each in found[20]] == [2] * 16
+    flat = {limit: [one for each in found[limit] for one in each] for limit in found}
+    assert all(one.finished for one in flat[20])
+    # <think></think><answer>, letters, </answer> and the end: 11 tokens hold 6 letters
+    assert {one.finished for one in flat[11]} == {True, False}
+    for one in flat[11]:
+        letters = one.text.removeprefix("<think></think><answer>").removesuffix("</answer>")
+        if one.text.startswith("<think></think><answer>"):
+            assert one.finished == (one.text.endswith("</answer>") and len(letters) <= 6)
+
+
+def test_another_model_may_be_sampled(run, monkeypatch):
+    from rlhf_trl.run import reward_data as run_data
+
+    args, model = run
+    asked = []
+
+    def sample(model, args, rows, count, seed):
+        from rlhf_trl.run.sampling import Completion
+
+        asked.append(model.model_name_or_path)
+        return [[Completion("no", False)] * count for _ in rows]
+
+    monkeypatch.setattr(run_data, "sample_completions", sample)
+    config = ProcessData(**GYM, step_split=LETTERS, sampled_from="elsewhere", candidates=2)
+    own = SimpleNamespace(dataset=config, max_samples=5, algorithm="prm")
+    data, _ = run_data.prepare_rewards(own, args, model)
+    assert (asked, model.model_name_or_path) == (["elsewhere"], "tiny")
+    assert len(data.train) == 5
+    assert [(row["label"], row["finished"]) for row in data.candidates] == [(False, False)] * 40
