@@ -44,6 +44,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         "ratio leaves 1 and most losses coincide",
     )
     race.set_defaults(run=_race)
+    best = commands.add_parser(
+        "best-of-n",
+        help="reward models side by side: how often the candidate that each would choose is right",
+        epilog="Reads the scores.jsonl of each run; all must have scored the same candidates.",
+    )
+    best.add_argument("runs", nargs="+", metavar="RUN", help="folder of a reward model run")
+    best.add_argument(
+        "--seeds",
+        action="store_true",
+        help="each RUN holds seed-* folders: mean and standard deviation over the seeds",
+    )
+    best.set_defaults(run=_best_of_n)
     translate = commands.add_parser(
         "translate", help="a config of the book's published code, for a recipe here or stock TRL"
     )
@@ -123,6 +135,12 @@ def _race(args: argparse.Namespace) -> None:
     options = {"config": args.config, "jobs": args.jobs, "extra": args.rest}
     print(race(names, args.seeds, folder, **options, iterations=1 if args.on_policy else 2))
     print(f"\nrace.md, race.json and race.png are in {folder}")
+
+
+def _best_of_n(args: argparse.Namespace) -> None:
+    from rlhf_trl.run.best_of_n import best_of_n
+
+    print(best_of_n(args.runs, args.seeds))
 
 
 def _translate(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.reward_metrics import (
+    budgets,
     calibration,
     majority_by_budget,
     pair_metrics,
@@ -74,6 +75,8 @@ def test_tensors_of_any_dtype_are_read():
     assert pair_metrics(chosen, torch.tensor([0.0, 3.0]))["pair_accuracy"] == 0.5
     found = ranking_metrics(torch.tensor(SCORES), torch.tensor(LABELS), torch.tensor(GROUPS))
     assert found == ranking_metrics(SCORES, LABELS, GROUPS)
+    assert budgets(torch.tensor([3, 5, 3, 3, 5, 3, 5, 5])) == [1, 2, 4]
+    assert budgets([3, 5, 3, 3, 5, 3, 5]) == [1, 2] and budgets([]) == []
 
 
 def test_calibration_by_hand():

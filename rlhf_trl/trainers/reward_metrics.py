@@ -23,9 +23,7 @@ def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
     """Return how well rewards separate the two sides of preference pairs.
 
     pair_accuracy = mean of 1[r_c > r_r] + 1/2 1[r_c = r_r];  margin = mean(r_c - r_r);
-    calibration_error: that of `calibration` for p = sigmoid(r_c - r_r), where each pair counts in
-    both orders, (p, won) and (1 - p, lost). In one order every outcome would be "won", and the
-    error would be nothing but the mean of 1 - p.
+    calibration_error: that of `pair_calibration`.
 
     Args:
         chosen: (N,) rewards of the preferred completions.
@@ -37,29 +35,38 @@ def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
     Raises:
         InputError: numbers of different length, or not finite.
     """
-    chosen, rejected = _finite(chosen, "chosen"), _finite(rejected, "rejected")
-    p = win_probabilities(chosen, rejected)
-    if not len(p):
+    chosen, rejected = finite(chosen, "chosen"), finite(rejected, "rejected")
+    _same_length(chosen=chosen, rejected=rejected)
+    if not len(chosen):
         return {}
-    both_orders = np.concatenate([p, 1 - p]), np.repeat([True, False], len(p))
     return {
         "pair_accuracy": float(np.mean((chosen > rejected) + (chosen == rejected) / 2)),
         "margin": float(np.mean(chosen - rejected)),
         "chosen_mean": float(np.mean(chosen)),
         "rejected_mean": float(np.mean(rejected)),
-        "calibration_error": calibration(*both_orders)[3],
+        "calibration_error": pair_calibration(chosen, rejected)[3],
     }
 
 
-def win_probabilities(chosen: Any, rejected: Any) -> np.ndarray:
-    """Return sigmoid(r_c - r_r), (N,), the probability that the chosen completion wins.
+def pair_calibration(
+    chosen: Any, rejected: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Return `calibration` of p = sigmoid(r_c - r_r), the probability that the first of two wins.
+
+    Each pair counts in both orders, (p, won) and (1 - p, lost). In one order every outcome would be
+    "won", and the error would be nothing but the mean of 1 - p.
+
+    Args:
+        chosen: (N,) rewards of the preferred completions.
+        rejected: (N,) rewards of the others.
 
     Raises:
-        InputError: numbers of different length, or not finite.
+        InputError: N = 0, numbers of different length, or not finite.
     """
-    chosen, rejected = _finite(chosen, "chosen"), _finite(rejected, "rejected")
+    chosen, rejected = finite(chosen, "chosen"), finite(rejected, "rejected")
     _same_length(chosen=chosen, rejected=rejected)
-    return (1 + np.tanh((chosen - rejected) / 2)) / 2  # does not overflow
+    p = (1 + np.tanh((chosen - rejected) / 2)) / 2  # the sigmoid, without overflow
+    return calibration(np.concatenate([p, 1 - p]), np.repeat([True, False], len(p)))
 
 
 def calibration(
@@ -83,7 +90,7 @@ def calibration(
         InputError: N = 0, lengths that differ, a probability outside [0, 1], an outcome that is no
             truth value.
     """
-    probabilities, outcomes = _finite(probabilities, "probabilities"), _truth(outcomes, "outcomes")
+    probabilities, outcomes = finite(probabilities, "probabilities"), truth(outcomes, "outcomes")
     _same_length(probabilities=probabilities, outcomes=outcomes)
     if not len(probabilities):
         raise InputError("calibration: there are no probabilities; pass at least one.")
@@ -110,6 +117,12 @@ def prompt_ids(prompts: Sequence[Any]) -> list[int]:
     """
     known: dict[str, int] = {}
     return [known.setdefault(repr(prompt), len(known)) for prompt in prompts]
+
+
+def budgets(groups: Sequence[Hashable]) -> list[int]:
+    """Return 1, 2, 4, ... up to the number of candidates that every prompt has; (N,) ids."""
+    fewest = min(Counter(_ids(groups)).values(), default=0)
+    return [2**k for k in range(fewest.bit_length())]
 
 
 def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[str, float]:
@@ -287,14 +300,14 @@ def step_metrics(
     pairs = [(p, t) for p, t in pairs if len(t)]
     if not pairs:
         return {}
-    guess, truth = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    guess, true = (np.concatenate(side) for side in zip(*pairs, strict=True))
     metrics = {
-        "step_accuracy": float(np.mean(guess == truth)),
-        "step_majority": max(Counter(truth.tolist()).values()) / len(truth),
+        "step_accuracy": float(np.mean(guess == true)),
+        "step_majority": max(Counter(true.tolist()).values()) / len(true),
     }
     for value, name in STEP_CLASSES.items():
-        if (truth == value).any():
-            metrics[f"recall_{name}"] = float(np.mean(guess[truth == value] == value))
+        if (true == value).any():
+            metrics[f"recall_{name}"] = float(np.mean(guess[true == value] == value))
     found, right = ([first_bad(side) for side in sides] for sides in zip(*pairs, strict=True))
     metrics["first_error"] = sum(map(lambda a, b: a == b, found, right)) / len(pairs)
     metrics["first_error_trivial"] = max(Counter(right).values()) / len(pairs)
@@ -306,7 +319,12 @@ def first_bad(trace: Sequence[int]) -> int | None:
     return next((k for k, value in enumerate(trace) if value == -1), None)
 
 
-def _finite(values: Any, name: str) -> np.ndarray:
+def finite(values: Any, name: str) -> np.ndarray:
+    """Return a list, array or tensor of N numbers as float64, (N,).
+
+    Raises:
+        InputError: another shape, or a number that is not finite.
+    """
     if hasattr(values, "detach"):  # a tensor, maybe in bfloat16 or on a GPU
         values = values.detach().double().cpu().numpy()
     values = np.asarray(values, dtype=float)
@@ -321,8 +339,13 @@ def _finite(values: Any, name: str) -> np.ndarray:
     return values
 
 
-def _truth(values: Any, name: str) -> np.ndarray:
-    numbers = _finite(values, name)
+def truth(values: Any, name: str) -> np.ndarray:
+    """Return a list, array or tensor of N truth values (true, false, 1, 0) as booleans, (N,).
+
+    Raises:
+        InputError: another shape or value.
+    """
+    numbers = finite(values, name)
     if not np.isin(numbers, (0, 1)).all():
         wrong = numbers[~np.isin(numbers, (0, 1))][0]
         raise InputError(f"{name} hold {wrong:g}; write true or false (1 or 0).")
@@ -346,12 +369,16 @@ def _candidates(
     scores: Any, labels: Any, groups: Sequence[Hashable]
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Return scores, labels and, for each prompt, the places of its candidates."""
-    scores, labels = _finite(scores, "scores"), _truth(labels, "labels")
+    scores, labels = finite(scores, "scores"), truth(labels, "labels")
     _same_length(scores=scores, labels=labels, groups=groups)
     places: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
-        places.setdefault(group.item() if hasattr(group, "item") else group, []).append(i)
+    for i, group in enumerate(_ids(groups)):
+        places.setdefault(group, []).append(i)
     return scores, labels, [np.array(p) for p in places.values()]
+
+
+def _ids(groups: Any) -> Sequence[Hashable]:
+    return groups.tolist() if hasattr(groups, "tolist") else groups
 
 
 def _possible(sizes: Sequence[int], prompts: list[np.ndarray]) -> list[int]:

@@ -1,0 +1,179 @@
+"""Reward models side by side: how often the candidate that each would choose is right."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.tasks.rewards import completion_text, extract_answer, normalise
+from rlhf_trl.trainers.reward_metrics import (
+    budgets,
+    majority_by_budget,
+    prompt_ids,
+    ranking_by_budget,
+    ranking_metrics,
+)
+
+FILE = "scores.jsonl"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a run scored: (N,) prompts, completions, answers, labels, and scores by name."""
+
+    prompts: list[Any]
+    completions: list[str]
+    answers: list[str | None]
+    labels: list[bool]
+    scores: dict[str, list[float]]
+
+    @property
+    def identities(self) -> list[tuple[Any, str, bool]]:
+        """What makes two candidates the same, whoever scores them."""
+        return list(zip(self.prompts, self.completions, self.labels, strict=True))
+
+
+def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> str:
+    """Return a Markdown table of the candidates that each run's scores choose.
+
+    Rows: a random candidate, the majority of n, each run's scores, the oracle (right if any is).
+    Columns: best of n = 1, 2, 4, ... up to the candidates that every prompt has, the AUC over all
+    candidates, and the pairwise accuracy within prompts. Each is exact over the subsets of n, but
+    for the majority where there are very many.
+
+    Args:
+        runs: folders of runs, each with a scores.jsonl.
+        seeds: the folders hold a run per seed instead, in seed-*; the table is mean and standard
+            deviation over the seeds, each on its own candidates.
+
+    Raises:
+        InputError: no run, a file that is missing or broken, runs that scored other candidates, or
+            other seeds.
+    """
+    named = _named(runs)
+    if not seeds:
+        return _table([_compare(named)])
+    by_run = {name: _seeds(folder) for name, folder in named.items()}
+    first, *others = by_run
+    for name in others:
+        if set(by_run[name]) != set(by_run[first]):
+            raise InputError(
+                f"{named[first]} holds {', '.join(by_run[first])} and {named[name]} "
+                f"{', '.join(by_run[name])}; name runs with the same seeds."
+            )
+    return _table(
+        [_compare({n: folders[seed] for n, folders in by_run.items()}) for seed in by_run[first]]
+    )
+
+
+def read_candidates(folder: str | Path) -> Candidates:
+    """Return what stands in the scores.jsonl of a run.
+
+    Raises:
+        InputError: there is none, it is empty, or a line is not a scored candidate.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        hint = "; add --seeds, since it holds seeds" if any(Path(folder).glob("seed-*")) else ""
+        raise InputError(
+            f"{folder} holds no {FILE}{hint or '; name the folder of a finished reward model run'}."
+        )
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            text, task = completion_text(row["completion"]), row.get("task") or ""
+            found, scores = extract_answer(text), {k: float(v) for k, v in row["scores"].items()}
+            answer = None if found is None else normalise(task, found)
+            if not isinstance(row["label"], bool) or not scores:
+                raise ValueError("its label is not true or false, or it has no scores")
+            rows.append((row["prompt"], text, answer, row["label"], scores))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path}: line {number} is not a scored candidate ({type(error).__name__}: "
+                f"{error}); evaluate the run again."
+            ) from error
+        if scores.keys() != rows[0][4].keys():
+            raise InputError(
+                f"{path}: line {number} has the scores {', '.join(scores)} and line 1 "
+                f"{', '.join(rows[0][4])}; evaluate the run again."
+            )
+    if not rows:
+        raise InputError(f"{path} is empty; evaluate the run again.")
+    prompts, completions, answers, labels, scores = map(list, zip(*rows, strict=True))
+    by_name = {name: [s[name] for s in scores] for name in scores[0]}
+    return Candidates(prompts, completions, answers, labels, by_name)
+
+
+def _named(runs: Sequence[str | Path]) -> dict[str, Path]:
+    """Return the folders by name, or by path where two have the same name."""
+    if not runs:
+        raise InputError("no run is named; name the folder of at least one.")
+    folders = [Path(run) for run in runs]
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    if len(set(names)) < len(names):
+        raise InputError(f"a run is named twice ({', '.join(names)}); name each once.")
+    return dict(zip(names, folders, strict=True))
+
+
+def _seeds(folder: Path) -> dict[str, Path]:
+    found = {path.name: path for path in sorted(folder.glob("seed-*"))}
+    if not found:
+        raise InputError(f"{folder} holds no seed-* folders; leave --seeds out for a single run.")
+    return found
+
+
+def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
+    """Return the table's numbers by row and column, of runs that scored the same candidates."""
+    runs = {name: read_candidates(folder) for name, folder in folders.items()}
+    (first, one), *others = runs.items()
+    for name, other in others:
+        if other.identities != one.identities:
+            raise InputError(
+                f"{folders[first] / FILE} and {folders[name] / FILE} hold other candidates; let "
+                "both runs score the same samples-held-out.jsonl."
+            )
+    groups, labels = prompt_ids(one.prompts), one.labels
+    sizes = budgets(groups)
+
+    def row(scores: Sequence[float]) -> dict[str, float]:
+        budget = ranking_by_budget(scores, labels, groups, sizes)
+        metrics = ranking_metrics(scores, labels, groups)
+        columns = {"AUC": "auc", "pairwise": "pairwise_accuracy"}
+        return {f"n = {n}": share for n, share in budget.items()} | {
+            column: metrics[key] for column, key in columns.items() if key in metrics
+        }
+
+    table = {"random": row([0.0] * len(labels))}
+    if any(answer is not None for answer in one.answers):  # else there is nothing to vote on
+        votes = majority_by_budget(one.answers, labels, groups, sizes)
+        table["majority of n"] = {f"n = {n}": share for n, share in votes.items()}
+    for name, run in runs.items():
+        for score, scores in run.scores.items():
+            try:
+                table[f"{name} ({score})"] = row(scores)
+            except InputError as error:
+                raise InputError(f"{folders[name] / FILE}, {score}: {error}") from error
+    return table | {"oracle": row([float(label) for label in labels])}
+
+
+def _table(seeds: list[dict[str, dict[str, float]]]) -> str:
+    """Return mean and spread over seeds; a dash where a seed lacks the number."""
+    columns = [c for c in seeds[0]["oracle"] if all(c in seed["oracle"] for seed in seeds)]
+    lines = ["| chosen by | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name in seeds[0]:
+        cells = []
+        for column in columns:
+            values = [seed.get(name, {}).get(column) for seed in seeds]
+            if None in values:
+                cells.append("-")
+                continue
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.3f}{spread}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

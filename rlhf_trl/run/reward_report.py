@@ -1,0 +1,183 @@
+"""What a reward model's run shows: a table of its metrics and one figure of its scores."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.run.output import write_whole
+from rlhf_trl.trainers.reward_metrics import (
+    STEP_CLASSES,
+    budgets,
+    calibration,
+    finite,
+    first_bad,
+    pair_calibration,
+    ranking_by_budget,
+    step_metrics,
+    truth,
+)
+
+COLOURS = {
+    **dict.fromkeys(("chosen", "right", "good"), "tab:green"),
+    **dict.fromkeys(("rejected", "wrong", "bad"), "tab:red"),
+    "neutral": "tab:gray",
+}
+
+
+def metrics_table(evaluations: Mapping[str, Mapping[str, float]]) -> str:
+    """Return metrics in lines, one column per evaluation; a dash where one lacks the metric.
+
+    Args:
+        evaluations: metrics by name (`eval_` in front is dropped), by the head of their column.
+    """
+    width = 26
+    lines = [" " * width + "".join(f"{head:>12}" for head in evaluations)]
+    for key in dict.fromkeys(key for metrics in evaluations.values() for key in metrics):
+        cells = (metrics.get(key) for metrics in evaluations.values())
+        numbers = "".join(f"{'-':>12}" if x is None else f"{x:12.3f}" for x in cells)
+        lines.append(f"{key.removeprefix('eval_').replace('_', ' '):{width}}{numbers}")
+    return "\n".join(lines)
+
+
+def draw_reward_report(
+    path: str | Path,
+    title: str,
+    *,
+    pairs: tuple[Any, Any] | None = None,
+    candidates: tuple[Any, Any, Sequence[int]] | None = None,
+    steps: tuple[Sequence[Sequence[float]], Sequence[Any], Sequence[Any]] | None = None,
+) -> None:
+    """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
+
+    Args:
+        path: where the figure goes.
+        title: above it.
+        pairs: rewards (N,) of chosen and of rejected completions.
+        candidates: scores (N,), labels (N,) and prompt ids (N,). Scores that all lie between 0 and
+            1 are read as probabilities of being right and get a calibration diagram, unless `steps`
+            has one.
+        steps: per trace the probability of "good", the predicted class and the true class (-1, 0,
+            1) of each step.
+
+    Raises:
+        InputError: nothing to draw, or bad numbers (see `trainers.reward_metrics`).
+    """
+    panels: list[Callable[[Any], None]] = []
+    if pairs is not None and len(pairs[0]):
+        fit = pair_calibration(*pairs)
+        sides = {"chosen": finite(pairs[0], "chosen"), "rejected": finite(pairs[1], "rejected")}
+        panels.append(partial(_distribution, label="reward", sides=sides))
+        panels.append(partial(_calibration, event="the first of two wins", fit=fit))
+    if candidates is not None and len(candidates[0]):
+        scores, labels = finite(candidates[0], "scores"), truth(candidates[1], "labels")
+        curves = _budget_curves(scores, labels, candidates[2])
+        sides = {"right": scores[labels], "wrong": scores[~labels]}
+        panels.append(partial(_distribution, label="score", sides=sides))
+        if steps is None and scores.min() >= 0 and scores.max() <= 1:
+            panels.append(partial(_calibration, event="right", fit=calibration(scores, labels)))
+        panels.append(partial(_best_of_n, curves=curves))
+    if steps is not None and any(map(len, steps[2])):
+        metrics = step_metrics(steps[1], steps[2])
+        good, guess, true = (np.concatenate([np.asarray(t) for t in s]) for s in steps)
+        fit = calibration(good, true == 1)
+        sides = {name: good[true == value] for value, name in STEP_CLASSES.items()}
+        panels.append(partial(_distribution, label="probability of good", sides=sides))
+        panels.append(partial(_calibration, event="good", fit=fit))
+        panels.append(partial(_confusion, guess=guess, true=true))
+        panels.append(partial(_first_error, steps=steps[1:], share=metrics["first_error"]))
+    if not panels:
+        raise InputError(f"{path}: there are no scores to draw; evaluate on at least one row.")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = 2 if len(panels) in (2, 4) else 3
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.6 * rows), layout="constrained", squeeze=False
+    )
+    try:
+        figure.suptitle(title)
+        for axis, panel in zip(axes.flat, panels, strict=False):
+            panel(axis)
+        for axis in axes.flat[len(panels) :]:
+            axis.set_axis_off()
+        write_whole(path, lambda p: figure.savefig(p, dpi=130))
+    finally:
+        plt.close(figure)
+
+
+def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> None:
+    """Draw how scores are distributed in each class, as shares of the class."""
+    sides = {name: values for name, values in sides.items() if len(values)}
+    edges = np.histogram_bin_edges(np.concatenate(list(sides.values())), 30)
+    for name, values in sides.items():
+        weights = np.full(len(values), 1 / len(values))
+        style = {"color": COLOURS[name], "alpha": 0.5, "label": f"{name} ({len(values)})"}
+        axis.hist(values, edges, weights=weights, **style)
+    axis.set(xlabel=label, ylabel="share of its class", title=f"{label} by class")
+    axis.legend(fontsize="small")
+
+
+def _calibration(axis: Any, event: str, fit: tuple[Any, Any, Any, float]) -> None:
+    """Draw how often what is given probability p happens; the dots grow with their number."""
+    confidence, outcome, counts, error = fit
+    axis.plot([0, 1], [0, 1], ":", color="tab:gray")
+    axis.plot(confidence, outcome, "-", color="tab:blue", alpha=0.5)
+    axis.scatter(confidence, outcome, 10 + 190 * counts / counts.max(), color="tab:blue")
+    axis.set(xlabel=f"predicted: {event}", ylabel="happened", xlim=(-0.05, 1.05))
+    axis.set(ylim=(-0.05, 1.05), title=f"calibration (error {error:.3f})")
+
+
+def _budget_curves(scores: Any, labels: Any, groups: Sequence[int]) -> dict[str, dict[int, float]]:
+    choices = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
+    sizes = budgets(groups)
+    return {name: ranking_by_budget(s, labels, groups, sizes) for name, s in choices.items()}
+
+
+def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
+    """Draw how often the chosen one of n is right, between a random choice and the oracle."""
+    for (name, curve), style in zip(curves.items(), ("--", "o-", ":"), strict=True):
+        colour = "tab:blue" if name == "this model" else "tab:gray"
+        axis.plot(list(curve), list(curve.values()), style, color=colour, label=name)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(list(curve), map(str, curve))
+    axis.set(xlabel="n", ylabel="chosen one is right", ylim=(0, 1.02), title="best of n")
+    axis.legend(fontsize="small")
+
+
+def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
+    """Draw what the steps of each class are predicted as: share of the row, and number."""
+    classes = {v: name for v, name in STEP_CLASSES.items() if v in true or v in guess}
+    counts = np.array([[np.sum((true == t) & (guess == g)) for g in classes] for t in classes])
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), value in np.ndenumerate(share):
+        colour = "white" if value > 0.6 else "black"
+        text = f"{value:.2f}\n({counts[row, column]})"
+        axis.text(column, row, text, ha="center", va="center", color=colour)
+    axis.set_xticks(range(len(classes)), classes.values())
+    axis.set_yticks(range(len(classes)), classes.values())
+    axis.set(xlabel="predicted", ylabel="true", title="classes of steps")
+
+
+def _first_error(axis: Any, steps: tuple[Sequence[Any], Sequence[Any]], share: float) -> None:
+    """Draw where the first bad step is: how many traces, and in how many of them it is found."""
+    found = [(first_bad(p), first_bad(t)) for p, t in zip(*steps, strict=True) if len(t)]
+    last = max((t for _, t in found if t is not None), default=-1)
+    places = [*range(last + 1), None]
+    traces = [sum(t == k for _, t in found) for k in places]
+    hits = [sum(p == t == k for p, t in found) for k in places]
+    names = ["none" if k is None else str(k + 1) for k in places]
+    axis.bar(names, traces, color="lightgray", label="traces")
+    axis.bar(names, hits, color="tab:blue", label="found")
+    shown = [*range(0, len(places) - 1, 1 + len(places) // 12), len(places) - 1]
+    axis.set_xticks(shown, [names[i] for i in shown])
+    axis.set(xlabel="true first bad step", ylabel="traces")
+    axis.set(title=f"first error ({share:.3f} found)")
+    axis.legend(fontsize="small")
