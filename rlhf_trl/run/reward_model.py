@@ -40,6 +40,8 @@ def load_reward_model(
             f"reward_aggregate: {name!r} is not a score of {path!r}, which is a model of kind "
             f"{reader.algorithm}; write {' or '.join(reader.names)}, or leave it out."
         )
+    if reader.algorithm == "prm":
+        reader.steps("")  # refuses a model that was trained without step_split
     model, own = _load(path, reader, args)
     model.eval().requires_grad_(False).to(args.device)
     checked_texts = False

@@ -177,15 +177,17 @@ class ComparisonTrainer(_Judges):
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        self.reader = Reader(algorithm, formulation)
+        self.reader = _reader(("reward", "kwise"), algorithm, formulation)
         self._ranked, self.left_out = algorithm == "kwise", {}
-        if self._ranked:
-            kwargs.setdefault("data_collator", _RankedCollator(kwargs["processing_class"], args))
         super().__init__(model, args=args, **kwargs)
+        if self._ranked and "data_collator" not in kwargs:
+            self.data_collator = RankedCollator(self.processing_class.pad_token_id)
 
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         count = len(dataset)
+        if self.reader.formulation == "code" and "margin" in dataset.column_names:
+            dataset = dataset.remove_columns("margin")
         if not self._ranked:
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
@@ -251,15 +253,17 @@ class ComparisonTrainer(_Judges):
         return list(dataset["kind"])
 
 
-class _RankedCollator:
-    def __init__(self, tokenizer: Any, args: RewardConfig):
-        self._pad = tokenizer.pad_token_id
-        self._args = args
+@dataclass
+class RankedCollator:
+    """Puts the completions of all lists of `ranked_ids` below each other, list by list."""
+
+    pad_token_id: int
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Put the completions of all lists below each other, list by list."""
+        """Return one batch."""
         texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-        return {**pad_texts(texts, self._pad), "list_length": len(rows[0]["ranked_ids"])}
+        length = len(rows[0]["ranked_ids"])
+        return {**pad_texts(texts, self.pad_token_id), "list_length": length}
 
 
 class TokenRewardTrainer(_Judges):
@@ -291,7 +295,8 @@ class TokenRewardTrainer(_Judges):
         step_split: str | None = None,
         **kwargs: Any,
     ):
-        self.reader = Reader(algorithm, formulation, step_separator, step_split)
+        steps = (step_separator, step_split) if algorithm == "prm" else ()
+        self.reader = _reader(("orm", "prm"), algorithm, formulation, *steps)
         self._weights, self.left_out = args.class_weights, {}
         labels = self.reader.num_labels
         if isinstance(model, str):
@@ -306,11 +311,11 @@ class TokenRewardTrainer(_Judges):
                 f"num_labels is {model.config.num_labels}, but {algorithm} ({formulation}) has "
                 f"{labels} per token; choose another model or formulation."
             )
-        tokenizer = kwargs["processing_class"]
-        kwargs.setdefault("data_collator", TokenCollator(tokenizer.pad_token_id))
         model.config.num_labels = 1  # RewardTrainer insists on it
         super().__init__(model, args=args, **kwargs)
         self.model.config.num_labels = labels
+        if "data_collator" not in kwargs:
+            self.data_collator = TokenCollator(self.processing_class.pad_token_id)
 
     # Replaces RewardTrainer._prepare_dataset, which knows pairs only.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
@@ -390,6 +395,15 @@ class TokenRewardTrainer(_Judges):
     def meaning(self, labels: Sequence[int]) -> list[int]:
         """Return the labels -1, 0, 1 that the numbers of the loss stand for."""
         return [CLASSES[i] if self.reader.num_labels > 1 else 2 * i - 1 for i in labels]
+
+
+def _reader(known: Sequence[str], algorithm: str, *fields: Any) -> Reader:
+    """Return how the algorithm reads texts; refuse one that the trainer does not know."""
+    if algorithm not in known:
+        raise InputError(
+            f"algorithm: {algorithm!r} is none of this trainer's; write {' or '.join(known)}."
+        )
+    return Reader(algorithm, *fields)
 
 
 @dataclass

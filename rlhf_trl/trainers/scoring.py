@@ -44,13 +44,38 @@ class Reader:
         algorithm: "reward", "kwise", "orm" or "prm".
         formulation: "chapter", "code" or "trl"; decides the number of classes of "prm".
         step_separator: what ends each step in a process model's text.
-        step_split: regular expression that cuts a completion into steps.
+        step_split: regular expression that cuts a completion into steps; None: the model cannot
+            score completions that are not cut into steps yet.
+
+    Raises:
+        InputError: no such reward model, or steps that nothing ends or that cannot be cut.
     """
 
     algorithm: str
     formulation: str = "chapter"
     step_separator: str | None = None
     step_split: str | None = None
+
+    def __post_init__(self):
+        algorithms.formulation(self.algorithm, self.formulation, "reward_model")
+        if self.algorithm != "prm":
+            return
+        if not isinstance(self.step_separator, str):
+            raise InputError(
+                f"step_separator is {self.step_separator!r}, but a process model's steps end with "
+                "one; write it, such as '\\n'."
+            )
+        try:
+            groups = re.compile(self.step_split or "").groups
+        except (re.error, TypeError) as error:
+            raise InputError(
+                f"step_split: {self.step_split!r} is no regular expression ({error}); write one."
+            ) from error
+        if groups:
+            raise InputError(
+                f"step_split: {self.step_split!r} has a group, and re.split would take what it "
+                "matches for a step; write (?:...) in place of (...)."
+            )
 
     @property
     def num_labels(self) -> int:
@@ -124,7 +149,16 @@ class Reader:
         return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
 
     def steps(self, text: str) -> list[str]:
-        """Cut a completion into the steps that a process model judges."""
+        """Cut a completion into the steps that a process model judges.
+
+        Raises:
+            InputError: if it is not said how.
+        """
+        if self.step_split is None:
+            raise InputError(
+                "step_split is missing, so completions cannot be cut into the steps that a process "
+                f"model judges; write a regular expression (in {FILE} of a trained model)."
+            )
         return [step for step in re.split(self.step_split, text) if step.strip()]
 
     def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
