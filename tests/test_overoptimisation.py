@@ -124,3 +124,38 @@ def test_a_wrong_option_is_the_recipes_own_sentence(done, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main(["overoptimise", "--seeds", "1", "--output_dir", str(done), "--betta", "1"])
     assert "betta" in str(stop.value.code) and "\n" not in str(stop.value.code)
+
+
+# --- what the project promises
+
+
+@pytest.mark.promise
+def test_gold_rises_and_falls_while_the_proxy_rises_and_a_penalty_holds_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    overoptimisation.overoptimise(tmp_path, 3)
+    results = json.loads((tmp_path / "overoptimisation.json").read_text())
+    for weak, held, better in zip(*results.values(), strict=True):
+        gold, proxy = dict(weak["gold"]), dict(weak["proxy"])
+        assert max(gold.values()) >= gold[0] + 0.10
+        assert gold[80] <= 0.10 and proxy[80] - proxy[0] >= 4
+        assert held["gold"][-1][1] >= 0.40
+        assert min(value for step, value in better["gold"] if step >= 20) >= gold[80] + 0.30
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    ("recipe", "config", "kind"),
+    [
+        ("grpo", "grpo_reward", "reward"),
+        ("grpo", "grpo_orm", "orm"),
+        ("grpo", "grpo_prm", "prm"),
+        ("ppo", "ppo_reward", "reward"),
+    ],
+)
+def test_every_kind_of_reward_model_teaches(run, tmp_path, recipe, config, kind):
+    trained, _ = run(kind, kind, folder=tmp_path / "reward")
+    words = ["--reward_model", trained / "model"]
+    folder, _ = run(recipe, config, *words, folder=tmp_path / "policy")
+    summary = json.loads((folder / "summary.json").read_text())
+    for metric in ("eval_exact_match", "eval_sampled_exact_match"):
+        assert summary["after"][metric] >= summary["before"][metric] + 0.15
