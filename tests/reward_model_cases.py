@@ -138,12 +138,13 @@ def build(
 
 
 def move(model):
-    """Move the weights, and enlarge the head, so that scores differ by about 1."""
-    drift(model, 0.05, 99)
+    """Move the weights (not under an adapter) and the head, so that scores differ by about 1."""
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        drift(model, 0.05, 99)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if "score" in key:
+            if "score" in key and parameter.requires_grad:
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(0.1 * noise if parameter.dim() > 1 else 0.5 * noise)
 

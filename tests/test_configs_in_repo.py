@@ -19,6 +19,9 @@ TRL_CONFIGS = {
     "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
     "kto": "rlhf_trl.trainers.direct_alignment.UnpairedConfig",
     "orpo": "rlhf_trl.trainers.orpo.OddsRatioConfig",
+    "reward": "rlhf_trl.trainers.reward_models.ComparisonConfig",
+    "orm": "rlhf_trl.trainers.reward_models.TokenRewardConfig",
+    "prm": "rlhf_trl.trainers.reward_models.TokenRewardConfig",
 }
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 CONFIGS = sorted(

@@ -129,3 +129,21 @@ def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch):
     )
     assert lines[2].split(" | ")[:4] == ["| dpo", "0.900", "-", "0.750"]
     assert lines[3].split(" | ")[:4] == ["| sft_chosen", "0.900", "-", "-"]
+
+
+def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, metric in (("orm", "eval_auc"), ("prm", "eval_first_error")):
+        folder = tmp_path / name / "seed-0"
+        finished(folder, 0.9, reward=0.1)
+        for file in ("summary.json", "log.json"):
+            text = (folder / file).read_text().replace("eval_exact_match", "eval_best_of_n")
+            (folder / file).write_text(text)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["after"][metric] = 0.75
+        (folder / "summary.json").write_text(json.dumps(summary))
+    lines = race.race(["orm", "prm"], 1, tmp_path).splitlines()
+    assert lines[0] == "| algorithm | first error | AUC | best of n | CPU s |"
+    assert lines[2:] == ["| orm | - | 0.750 | 0.900 | 20.0 |", "| prm | 0.750 | - | 0.900 | 20.0 |"]
+    results = json.loads((tmp_path / "race.json").read_text())
+    assert results["prm"][0]["curve"] == [[0, 0.4], [12, 0.9]]

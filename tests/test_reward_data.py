@@ -415,6 +415,17 @@ BAD_ROWS = {
         [{"question": {"problem": "p"}, "label": {"steps": []}}],
         "nothing to train on",
     ),
+    "a rating outside the set": (
+        ProcessData,
+        [
+            {"question": {"problem": "p"}, "label": {"steps": []}},
+            {
+                "question": {"problem": "q"},
+                "label": {"steps": [{"completions": [{"text": "a", "rating": 2}]}]},
+            },
+        ],
+        "row 0 of the rated rows of .* label of step 0 is 2",
+    ),
     "no rows": (ProcessData, [], "has no rows"),
     "an outcome that is a share": (
         OutcomeData,

@@ -20,6 +20,7 @@ from reward_model_cases import (
     settings,
 )
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedTokenizerFast,
@@ -236,9 +237,11 @@ def test_a_separator_that_the_tokenizer_drops():
         steps(tokenizer, "ab", "c")
 
 
-def head(folder, auto, labels, **config):
+def head(folder, auto, labels, bias=True):
     """A folder with a model that has a head of so many labels."""
-    model = auto.from_pretrained(checkpoint(), num_labels=labels, **config)
+    config = AutoConfig.from_pretrained(checkpoint(), num_labels=labels)
+    config.token_classification_bias = bias
+    model = auto.from_pretrained(checkpoint(), config=config)
     model.save_pretrained(folder)
     return str(folder)
 
@@ -284,7 +287,7 @@ def test_a_choice_that_does_not_exist(name, which, given):
 
 @pytest.mark.parametrize("had", [True, False])
 def test_a_head_whose_bias_would_be_lost_or_new(tmp_path, had):
-    folder = head(tmp_path, TOKEN, 3, token_classification_bias=had)
+    folder = head(tmp_path, TOKEN, 3, bias=had)
     with pytest.raises(InputError, match="head_bias"):
         build("prm", "code", model=folder, head_bias=not had)
     assert (build("prm", "code", model=folder, head_bias=had).model.score.bias is not None) == had

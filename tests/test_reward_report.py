@@ -7,15 +7,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.reward_report import draw_reward_report, metrics_table
+from rlhf_trl.run.reward_report import draw_reward_report
 
 PAIRS = ([3.0, 0.0, 1.0], [1.0, 1.0, 1.0])
-CANDIDATES = ([5.0, 1.0, -2.0, 0.0], [True, False, False, True], [0, 0, 1, 1])
-# the second trace's first error is found one step late
+RIGHT, GROUPS = [True, False, False, True, True, False], [0, 0, 1, 1, 2, 2]
+CANDIDATES = ([5.0, 1.0, 2.0, -1.0, 3.0, 1.0], RIGHT, GROUPS)
+PROBABILITIES = ([0.75, 0.25, 0.35, 1.0, 0.65, 0.15], RIGHT, GROUPS)
+# the second trace's first error is found one step late, the last trace has none
 STEPS = (
-    [[0.9, 0.2], [0.8, 0.6, 0.1], [0.95]],
-    [[1, -1], [1, 1, -1], [1]],
-    [[1, -1], [1, -1, -1], [1]],
+    [[0.9, 0.2], [0.8, 0.6, 0.1], [0.95], [0.7, 0.4]],
+    [[1, -1], [1, 1, -1], [1], [1, -1]],
+    [[1, -1], [1, -1, -1], [1], [1, 1]],
 )
 
 
@@ -54,36 +56,39 @@ def test_pairs_have_two_panels(panels):
 def test_candidates_stand_between_random_and_oracle(panels):
     found = panels(candidates=CANDIDATES)
     assert list(found) == ["score by class", "best of n"]
-    assert legend(found["score by class"]) == ["right (2)", "wrong (2)"]
+    assert legend(found["score by class"]) == ["right (3)", "wrong (3)"]
     shares = heights(found["score by class"])
     assert [sum(side) for side in shares] == pytest.approx([1, 1])
-    assert shares[0][-1] == 0.5 and shares[1][0] == 0.5  # the best is right, the worst is wrong
+    ends = [side[k] for side in shares for k in (0, -1)]
+    assert ends == pytest.approx([1 / 3, 1 / 3, 0, 0])  # both -1 and 5 are right
     curves = {line.get_label(): list(line.get_ydata()) for line in found["best of n"].lines}
-    assert curves == {"oracle": [0.5, 1], "this model": [0.5, 1], "random": [0.5, 0.5]}
+    assert curves == {"oracle": [0.5, 1], "this model": [0.5, 2 / 3], "random": [0.5, 0.5]}
 
 
 def test_scores_between_0_and_1_are_probabilities(panels):
-    found = panels(candidates=([0.75, 0.25, 0.35, 1.0], *CANDIDATES[1:]))
-    assert list(found)[1] == f"calibration (error {(0.25 + 0.25 + 0.35 + 0) / 4:.3f})"
+    off = [0.25, 0.25, 0.35, 0, 0.35, 0.15]
+    found = panels(candidates=PROBABILITIES)
+    assert list(found)[1] == f"calibration (error {sum(off) / 6:.3f})"
 
 
 def test_steps_have_their_classes_and_their_first_errors(panels):
     found = panels(steps=STEPS)
-    confusion, first = found["classes of steps"], found["first error (0.667 found)"]
-    assert len(found) == 4 and legend(found["probability of good by class"]) == [
-        *["bad (3)", "good (3)"]
-    ]
+    confusion, first = found["classes of steps"], found["first error (0.500 found)"]
+    assert len(found) == 4
+    assert legend(found["probability of good by class"]) == ["bad (3)", "good (5)"]
+    off = [2 * 0.075, 0.2, 0.2, 0.6, 0.1, 0.3, 0.6]  # .9 and .95 share a bin
+    assert list(found)[1] == f"calibration (error {sum(off) / 8:.3f})"
     assert [t.get_text() for t in confusion.get_xticklabels()] == ["bad", "good"]
     numbers = [text.get_text() for text in confusion.texts]
-    assert numbers == ["0.67\n(2)", "0.33\n(1)", "0.00\n(0)", "1.00\n(3)"]
-    assert heights(first) == [[0, 2, 1], [0, 1, 1]]  # traces, found
+    assert numbers == ["0.67\n(2)", "0.33\n(1)", "0.20\n(1)", "0.80\n(4)"]
+    assert heights(first) == [[0, 2, 2], [0, 1, 1]]  # traces, found
     assert [t.get_text() for t in first.get_xticklabels()] == ["1", "2", "none"]
 
 
 def test_all_at_once_stays_readable(panels):
-    probabilities = ([0.75, 0.25, 0.35, 1.0], *CANDIDATES[1:])
-    assert len(panels(candidates=probabilities, steps=STEPS)) == 6
-    assert legend(panels(candidates=probabilities, steps=STEPS)["score by class"])[0] == "right (2)"
+    assert len(panels(pairs=PAIRS, candidates=PROBABILITIES)) == 5  # the sixth place is blank
+    found = panels(candidates=PROBABILITIES, steps=STEPS)
+    assert len(found) == 6 and legend(found["score by class"]) == ["right (3)", "wrong (3)"]
     long = [[0.9] * 40], [[1] * 40], [[1] * 39 + [-1]]
     first = panels(steps=long)["first error (0.000 found)"]
     names = [t.get_text() for t in first.get_xticklabels()]
@@ -110,13 +115,3 @@ def test_what_cannot_be_drawn_leaves_no_file(tmp_path, data, sentence):
     with pytest.raises(InputError, match=sentence.replace("[", r"\[")):
         draw_reward_report(tmp_path / "report.png", "orm", **data)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_table_has_a_dash_where_a_metric_is_not_defined():
-    text = metrics_table({"step 0": {"eval_auc": 0.5}, "step 9": {"eval_auc": 1.0, "margin": 2.0}})
-    assert [line.split() for line in text.splitlines()] == [
-        ["step", "0", "step", "9"],
-        ["auc", "0.500", "1.000"],
-        ["margin", "-", "2.000"],
-    ]
-    assert len({len(line) for line in text.splitlines()}) == 1

@@ -490,12 +490,14 @@ def test_a_reward_model_without_evaluation_and_decay(book):
 REWARD_REFUSED = {
     "a process reward model": (
         {"max_tokens": 2048},
-        "this is the config of a process reward model (max_tokens), and TRL removed its PRMTrainer",
+        "this is the config of a process reward model (max_tokens), and TRL removed its PRMTrainer "
+        "in 1.14; configs/book/prm.yaml is the book's, for recipes/prm.py.",
     ),
     "an outcome reward model": (
         {"max_length": None},
         "a config without max_length is an outcome reward model's in the book's code, and TRL has "
-        "no outcome reward model; for a preference reward model, write max_length.",
+        "no outcome reward model; configs/book/orm.yaml is the book's, for recipes/orm.py; for a "
+        "preference reward model, write max_length.",
     ),
     "a frozen backbone": (
         {"freeze_backbone": True},

@@ -562,12 +562,15 @@ def _reward_model(sheet: _Sheet, closest: bool) -> None:
     for kind, sign in (("prm", "max_steps"), ("prm", "max_tokens")):
         if sign in sheet.given:
             row = algorithms.algorithm(kind)
-            sheet.refuse(f"this is the config of a {row.title.lower()} ({sign}), and {row.trl}")
+            sheet.refuse(
+                f"this is the config of a {row.title.lower()} ({sign}), and {row.trl}; "
+                f"configs/book/{kind}.yaml is the book's, for recipes/{kind}.py"
+            )
     if "max_length" not in sheet.given:
         sheet.refuse(
             "a config without max_length is an outcome reward model's in the book's code, and "
-            f"{algorithms.algorithm('orm').trl}; for a preference reward model, write "
-            "max_length"
+            f"{algorithms.algorithm('orm').trl}; configs/book/orm.yaml is the book's, for "
+            "recipes/orm.py; for a preference reward model, write max_length"
         )
     if sheet.get("lr_scheduler") not in _SCHEDULES:
         known = " or ".join(_SCHEDULES)

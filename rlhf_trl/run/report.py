@@ -92,7 +92,8 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
     lines = [f"{'':24}{f'step {first}':>12}{f'step {last}':>12}"]
     for key, value in before["metrics"].items():
         name = key.removeprefix("eval_").replace("_", " ")
-        lines.append(f"{name:24}{value:12.3f}{after['metrics'][key]:12.3f}")
+        now = after["metrics"].get(key)  # not defined, where only one class is left
+        lines.append(f"{name:24}{value:12.3f}" + (f"{'-':>12}" if now is None else f"{now:12.3f}"))
     if not before["answers"]:
         return "\n".join(lines)
     lines += ["", "greedy answers to held-out questions"]

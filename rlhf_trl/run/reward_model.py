@@ -78,7 +78,7 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
     try:
         with _whole_under_zero3(args):
             if (adapter := Path(path) / "adapter_config.json").is_file():
-                model, missing = _with_adapter(path, adapter, auto), set()
+                model, missing = _with_adapter(path, adapter, auto)
             else:
                 model, loading = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
                 missing = loading["missing_keys"]
@@ -112,9 +112,9 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
     return model, own
 
 
-def _with_adapter(path: str, file: Path, auto: Any) -> Any:
-    """Return the base model that an adapter names, with the adapter merged into it."""
-    from peft import PeftModel
+def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
+    """Return the base model that an adapter names, with the adapter merged, and what both lack."""
+    from peft import PeftModel, load_peft_weights
     from transformers import AutoConfig
 
     base = json.loads(file.read_text())["base_model_name_or_path"]
@@ -122,8 +122,14 @@ def _with_adapter(path: str, file: Path, auto: Any) -> Any:
     config = (
         AutoConfig.from_pretrained(path) if own else AutoConfig.from_pretrained(base, num_labels=1)
     )
-    model = auto.from_pretrained(base, config=config, dtype="auto")
-    return PeftModel.from_pretrained(model, path).merge_and_unload()
+    model, loading = auto.from_pretrained(
+        base, config=config, dtype="auto", output_loading_info=True
+    )
+    saved = load_peft_weights(path, device="cpu")
+    missing = {k for k in loading["missing_keys"] if not any(s.endswith(k) for s in saved)}
+    if missing:
+        return model, missing  # PEFT would stop at them
+    return PeftModel.from_pretrained(model, path).merge_and_unload(), missing
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a reward model's run shows: a table of its metrics and one figure of its scores."""
+"""The figure of a reward model's scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,21 +26,6 @@ COLOURS = {
     **dict.fromkeys(("rejected", "wrong", "bad"), "tab:red"),
     "neutral": "tab:gray",
 }
-
-
-def metrics_table(evaluations: Mapping[str, Mapping[str, float]]) -> str:
-    """Return metrics in lines, one column per evaluation; a dash where one lacks the metric.
-
-    Args:
-        evaluations: metrics by name (`eval_` in front is dropped), by the head of their column.
-    """
-    width = 26
-    lines = [" " * width + "".join(f"{head:>12}" for head in evaluations)]
-    for key in dict.fromkeys(key for metrics in evaluations.values() for key in metrics):
-        cells = (metrics.get(key) for metrics in evaluations.values())
-        numbers = "".join(f"{'-':>12}" if x is None else f"{x:12.3f}" for x in cells)
-        lines.append(f"{key.removeprefix('eval_').replace('_', ' '):{width}}{numbers}")
-    return "\n".join(lines)
 
 
 def draw_reward_report(

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import train
 from rlhf_trl.run.model import UNTRAINED, prepare_model
@@ -35,14 +34,12 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
 
     own, args, model = loaded.own, loaded.trl, loaded.model
     name = f"{own.algorithm} ({own.formulation})"
-    algorithms.formulation(own.algorithm, own.formulation, "reward_model")
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
     if model.use_peft and "lora_task_type" in loaded.given and model.lora_task_type != task_type:
         raise InputError(
             f"lora_task_type is {model.lora_task_type}, but {own.algorithm} trains a head of type "
             f"{task_type}; remove it."
         )
-    model.lora_task_type = task_type
     if model.model_name_or_path == UNTRAINED:
         raise InputError(
             f"model_name_or_path: a reward model starts from a language model; {UNTRAINED} is none."

@@ -549,6 +549,7 @@ def checked_traces(
     dropped: dict[str, int] = {}
     if rows and not _has(rows, columns) and isinstance(rows[0].get("label"), dict):
         rows, dropped = _from_prm800k(rows, where)
+        where = f"the rated rows of {where}"
     found = renamed(rows, where, columns, (("prompt", "completions", "labels"),))
     for n, row in enumerate(found):
         at = f"row {n} of {where}"

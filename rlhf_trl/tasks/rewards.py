@@ -143,6 +143,8 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         async def wrapper(**kwargs: Any) -> list[float | None]:
             try:
                 rewards = await function(**kwargs)
+            except InputError:
+                raise
             except Exception as error:
                 raise failed(error, kwargs) from error
             return _validated(rewards, name, kwargs)
@@ -152,6 +154,8 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         def wrapper(**kwargs: Any) -> list[float | None]:
             try:
                 rewards = function(**kwargs)
+            except InputError:  # says itself what to do
+                raise
             except Exception as error:
                 raise failed(error, find_culprit(kwargs)) from error
             return _validated(rewards, name, kwargs)

@@ -1,6 +1,7 @@
 """Reward models (chapter 5) on TRL's RewardTrainer: of whole texts, and of tokens and steps."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -165,7 +166,7 @@ class ComparisonTrainer(_Judges):
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
     Raises:
-        InputError: no such algorithm, or only rows that are too long.
+        InputError: no such algorithm, a model with several labels, or only rows that are too long.
     """
 
     def __init__(
@@ -179,7 +180,8 @@ class ComparisonTrainer(_Judges):
     ):
         self.reader = _reader(("reward", "kwise"), algorithm, formulation)
         self._ranked, self.left_out = algorithm == "kwise", {}
-        super().__init__(model, args=args, **kwargs)
+        _check_classifier(model, args)
+        super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = RankedCollator(self.processing_class.pad_token_id)
 
@@ -235,22 +237,19 @@ class ComparisonTrainer(_Judges):
         return loss, outputs, rewards
 
     def _row_metrics(self, rows: list[list[float]]) -> dict[str, float]:
-        kinds = self._kinds(len(rows))
-        found = {}
-        for kind in dict.fromkeys(["", *kinds]):
-            mine = [row for row, k in zip(rows, kinds, strict=True) if kind in ("", k)]
-            # of a ranked list, every pair of neighbours
-            pairs = [pair for row in mine for pair in pairwise(row)]
-            metrics = pair_metrics(*map(list, zip(*pairs, strict=True)))
-            found |= {f"{k}_{kind}" if kind else k: v for k, v in metrics.items()}
+        found = pair_metrics(*_sides(rows))
+        dataset = self.eval_dataset
+        if "kind" in dataset.column_names and len(dataset) == len(rows):
+            for kind in dict.fromkeys(dataset["kind"]):
+                mine = [row for row, k in zip(rows, dataset["kind"], strict=True) if k == kind]
+                found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
         return found
 
-    def _kinds(self, count: int) -> list[str]:
-        """Return what kind of pairs the held-out rows are, where there are several kinds."""
-        dataset = self.eval_dataset
-        if "kind" not in dataset.column_names or len(dataset) != count:
-            return [""] * count
-        return list(dataset["kind"])
+
+def _sides(rows: list[list[float]]) -> tuple[list[float], list[float]]:
+    """Return the better and the worse rewards of all neighbours in ranked lists (or pairs)."""
+    pairs = [pair for row in rows for pair in pairwise(row)]
+    return [better for better, _ in pairs], [worse for _, worse in pairs]
 
 
 @dataclass
@@ -301,10 +300,11 @@ class TokenRewardTrainer(_Judges):
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
-            quantization = kwargs.pop("quantization_config", None)
-            more = {} if quantization is None else {"quantization_config": quantization}
+            more = _loading(args)
+            if (quantization := kwargs.pop("quantization_config", None)) is not None:
+                more["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random
-            model = token_classifier(model, labels, bias, **(args.model_init_kwargs or {}), **more)
+            model = token_classifier(model, labels, bias, **more)
             args.model_init_kwargs = None
         if model.config.num_labels != labels:
             raise InputError(
@@ -312,7 +312,7 @@ class TokenRewardTrainer(_Judges):
                 f"{labels} per token; choose another model or formulation."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
             self.data_collator = TokenCollator(self.processing_class.pad_token_id)
@@ -397,6 +397,43 @@ class TokenRewardTrainer(_Judges):
         return [CLASSES[i] if self.reader.num_labels > 1 else 2 * i - 1 for i in labels]
 
 
+def _check_classifier(model: Any, args: RewardConfig) -> None:
+    """Refuse a classifier with several labels, which RewardTrainer cannot load or use."""
+    if isinstance(model, str):
+        config = _config(model, _loading(args))
+        if not any("Classification" in name for name in config.architectures or []):
+            return  # a language model, which gets a new head
+        name = f"model_name_or_path: {model!r}"
+    else:
+        config, name = model.config, "the model"
+    if config.num_labels != 1:
+        raise InputError(
+            f"{name} has num_labels {config.num_labels}, but a reward is one number; name a "
+            "language model, or a reward model with num_labels 1."
+        )
+
+
+def _adapting(task_type: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with an adapter's task type, by which PEFT trains and saves the head."""
+    if (adapter := kwargs.get("peft_config")) is None:
+        return dict(kwargs)
+    adapter = deepcopy(adapter)
+    adapter.task_type = task_type
+    return {**kwargs, "peft_config": adapter}
+
+
+def _loading(args: RewardConfig) -> dict[str, Any]:
+    """Return what `from_pretrained` gets; the trainer places the model, on each process' device."""
+    found = {"trust_remote_code": args.trust_remote_code, "device_map": None}
+    return found | (args.model_init_kwargs or {})
+
+
+def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
+    """Return the configuration of a model that `from_pretrained` would load."""
+    known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
+    return AutoConfig.from_pretrained(source, **known)
+
+
 def _reader(known: Sequence[str], algorithm: str, *fields: Any) -> Reader:
     """Return how the algorithm reads texts; refuse one that the trainer does not know."""
     if algorithm not in known:
@@ -430,17 +467,25 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
     Raises:
         InputError: a head is there and does not fit, or its architecture has no token classifier.
     """
-    known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # that the head is new is no news
     try:
-        config = AutoConfig.from_pretrained(source, **known)
+        config = _config(source, kwargs)
+        tokens = any("TokenClassification" in name for name in config.architectures or [])
+        had_bias = getattr(config, "token_classification_bias", True)
+        if tokens and config.num_labels == num_labels and had_bias != head_bias:
+            raise InputError(
+                f"head_bias: the head in {source!r} has {'a' if had_bias else 'no'} bias; write "
+                f"head_bias: {str(had_bias).lower()}."
+            )
         config.num_labels = num_labels
         config.classifier_dropout = 0.0
         config.token_classification_bias = head_bias
         return create_model_from_path(
             source, AutoModelForTokenClassification, config=config, **kwargs
         )
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"model_name_or_path: {source!r} cannot be loaded as a token classifier with "

@@ -5,7 +5,6 @@ outcome model every token of the completion; a process model the last token of e
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError
 from rlhf_trl.tasks.rewards import completion_text
+from rlhf_trl.tasks.steps import check_step_split, split_steps
 
 FILE = "reward_model.json"  # beside the weights of every model that is trained here
 CLASSES = (-1, 0, 1)  # bad, neutral, good, in the order of a process model's logits
@@ -44,8 +44,7 @@ class Reader:
         algorithm: "reward", "kwise", "orm" or "prm".
         formulation: "chapter", "code" or "trl"; decides the number of classes of "prm".
         step_separator: what ends each step in a process model's text.
-        step_split: regular expression that cuts a completion into steps; None: the model cannot
-            score completions that are not cut into steps yet.
+        step_split: regular expression that cuts a completion into steps.
 
     Raises:
         InputError: no such reward model, or steps that nothing ends or that cannot be cut.
@@ -60,22 +59,13 @@ class Reader:
         algorithms.formulation(self.algorithm, self.formulation, "reward_model")
         if self.algorithm != "prm":
             return
-        if not isinstance(self.step_separator, str):
+        if not (isinstance(self.step_separator, str) and isinstance(self.step_split, str)):
             raise InputError(
-                f"step_separator is {self.step_separator!r}, but a process model's steps end with "
-                "one; write it, such as '\\n'."
+                f"step_separator is {self.step_separator!r} and step_split {self.step_split!r}, "
+                "but a process model needs both: what ends a step, and the regular expression that "
+                "cuts a completion into steps."
             )
-        try:
-            groups = re.compile(self.step_split or "").groups
-        except (re.error, TypeError) as error:
-            raise InputError(
-                f"step_split: {self.step_split!r} is no regular expression ({error}); write one."
-            ) from error
-        if groups:
-            raise InputError(
-                f"step_split: {self.step_split!r} has a group, and re.split would take what it "
-                "matches for a step; write (?:...) in place of (...)."
-            )
+        check_step_split(self.step_split)
 
     @property
     def num_labels(self) -> int:
@@ -109,13 +99,16 @@ class Reader:
         if not path.is_file():
             return cls("reward")
         try:
-            content = json.loads(path.read_text())
+            content = dict(json.loads(path.read_text()))
             labels = content.pop("num_labels")
             reader = cls(**content)
             if reader.num_labels != labels:
                 raise ValueError(f"num_labels is {labels}, not {reader.num_labels}")
         except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"reward_model: {path} describes no reward model: {error}.") from error
+            raise InputError(
+                f"reward_model: {path} describes no reward model ({str(error).rstrip('.')}); take "
+                "the file that training wrote beside the weights."
+            ) from error
         return reader
 
     def encode(
@@ -132,7 +125,7 @@ class Reader:
         """
         text = completion_text(completion)
         if self.algorithm == "prm":
-            return self.encode_steps(tokenizer, prompt, self.steps(text))
+            return self.encode_steps(tokenizer, prompt, split_steps(text, self.step_split))
         if self.algorithm == "orm":
             start = prompt_ids(tokenizer, prompt)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -144,22 +137,10 @@ class Reader:
             return Encoded(tokenizer(prompt + text)["input_ids"], [])
         answer = {"role": "assistant", "content": text}
         whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
-        if not finished and end in whole:
-            whole = whole[: whole.rindex(end)]
+        asked = tokenizer.apply_chat_template(prompt, tokenize=False)
+        if not finished and (last := whole.rfind(end)) >= len(asked):
+            whole = whole[:last]
         return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
-
-    def steps(self, text: str) -> list[str]:
-        """Cut a completion into the steps that a process model judges.
-
-        Raises:
-            InputError: if it is not said how.
-        """
-        if self.step_split is None:
-            raise InputError(
-                "step_split is missing, so completions cannot be cut into the steps that a process "
-                f"model judges; write a regular expression (in {FILE} of a trained model)."
-            )
-        return [step for step in re.split(self.step_split, text) if step.strip()]
 
     def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
         """Return a prompt with steps; each is tokenised together with the separator behind it."""
