@@ -208,6 +208,6 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
             draw_band(axis, [run[key] for run in runs], SETTINGS[name].title)
     axes[0].set(ylabel="gold: held-out exact match, sampled", ylim=(0, 1.02))
     axes[1].set(ylabel="proxy: mean reward in training", xlabel="optimizer step")
-    axes[0].legend(loc="upper right", fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     write_whole(path, lambda part: figure.savefig(part, dpi=130))
     plt.close(figure)
