@@ -69,8 +69,8 @@ def processes(count):
     for n in range(count):
         rng = drawn("steps", n)
         labels = [rng.choice([-1, 0, 1]) for _ in range(rng.randint(2, 5))]
-        # a solution of neutral steps only has no binary loss
-        labels[0] = labels[0] or 1
+        if n == 1:
+            labels = [0] * len(labels)  # nothing that a binary loss could learn
         rows.append(
             {
                 "prompt": message("user", text(3, 9, "prompt", n)),

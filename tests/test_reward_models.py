@@ -17,7 +17,9 @@ from reward_model_cases import (
     margins,
     measured,
     move,
+    outputs,
     settings,
+    texts,
 )
 from transformers import (
     AutoConfig,
@@ -184,6 +186,97 @@ def test_comparisons_by_hand(conversational):
     row = {"prompt": prompt, "ranked": [say("cd"), say("d"), say("")]}
     found = build("kwise", rows=[row]).train_dataset[0]
     assert found["ranked_ids"] == [[*start, 75, 76, 5], [*start, 76, 5], [*start, 5]]
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+def alone(trainer, name, rows):
+    """Return the outputs on each text of each row, without padding."""
+    with torch.no_grad():
+        return [
+            [outputs(trainer.model, found, places) for found, places, _ in texts(name, row)]
+            for row in rows
+        ]
+
+
+def evaluated(name, which, rows, **config):
+    trainer = build(name, which, held_out=rows, per_device_eval_batch_size=4, **config)
+    expected = alone(trainer, name, rows)
+    metrics = trainer.evaluate()
+    with torch.no_grad():
+        loss = Reference(name, which).call(trainer.model, rows)
+    return trainer, expected, metrics, float(loss)
+
+
+@pytest.mark.parametrize("name", ["reward", "kwise"])
+def test_evaluation_of_comparisons(name):
+    rows = [{**row, "kind": "ab"[n % 3 == 0]} for n, row in enumerate(DATA[name](13))]
+    trainer, expected, metrics, loss = evaluated(name, "chapter", rows)
+    expected = [[float(score) for score in row] for row in expected]
+    for row, scores in zip(trainer.judged["rows"], expected, strict=True):
+        assert row == pytest.approx(scores, abs=1e-5)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-5)
+    for end, wanted in (("", "ab"), ("_a", "a"), ("_b", "b")):
+        mine = [s for s, row in zip(expected, rows, strict=True) if row["kind"] in wanted]
+        apart = [s[k] - s[k + 1] for s in mine for k in range(len(s) - 1)]
+        right = sum(x > 0 for x in apart) / len(apart)
+        assert metrics[f"eval_pair_accuracy{end}"] == pytest.approx(right)
+        assert 0 < right < 1
+        if not end:
+            assert metrics["eval_margin"] == pytest.approx(sum(apart) / len(apart), abs=1e-5)
+
+
+@pytest.mark.parametrize("which", ["chapter", "code"])
+def test_evaluation_of_steps(which):
+    rows = DATA["prm"](12)
+    _, expected, metrics, loss = evaluated("prm", which, rows)
+    right, count, first = 0, 0, 0
+    for row, [logits] in zip(rows, expected, strict=True):
+        told = [x.argmax().item() - 1 if len(x) == 3 else 1 if x > 0 else -1 for x in logits]
+        labels = [y for y in row["labels"] if y or which == "code"]
+        told = [t for t, y in zip(told, row["labels"], strict=True) if y or which == "code"]
+        right += sum(t == y for t, y in zip(told, labels, strict=True))
+        count += len(labels)
+        if labels:
+            first += [*told, -1].index(-1) == [*labels, -1].index(-1)
+    assert metrics["eval_step_accuracy"] == pytest.approx(right / count)
+    assert metrics["eval_first_error"] == pytest.approx(first / (12 if which == "code" else 11))
+    assert 0 < right < count and first > 0
+    if which == "chapter":  # of which the mean over batches is the mean over rows
+        assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_evaluation_of_candidates():
+    rows = DATA["orm"](12)
+    candidates = [{**row, "prompt": rows[n // 4]["prompt"]} for n, row in enumerate(rows)]
+    trainer, _, metrics, loss = evaluated("orm", "chapter", rows, candidates=candidates)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-5)
+    logits = [each for [each] in alone(trainer, "orm", candidates)]
+    scores = [float(x.sigmoid().mean()) for x in logits]
+    for found, score, x in zip(trainer.judged["scores"], scores, logits, strict=True):
+        last = float(x[-1].sigmoid())
+        assert found == pytest.approx({"mean": score, "last": last}, abs=1e-5)
+    labels = [row["label"] for row in candidates]
+    sides = [[s for s, y in zip(scores, labels, strict=True) if y == which] for which in (1, 0)]
+    pairs = [good > bad for good in sides[0] for bad in sides[1]]
+    assert metrics["eval_auc"] == pytest.approx(sum(pairs) / len(pairs)) and sum(pairs) > 0
+    best = [max(range(4 * g, 4 * g + 4), key=lambda n: scores[n]) for g in range(3)]
+    assert metrics["eval_best_of_n"] == pytest.approx(sum(labels[n] for n in best) / 3)
+
+
+def test_rows_that_were_not_announced_can_be_evaluated():
+    metrics = build("reward").evaluate(Dataset.from_list(DATA["reward"](5)))
+    assert 0 <= metrics["eval_pair_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("disable_dropout", [True, False])
+def test_the_head_has_no_dropout(disable_dropout):
+    trainer = build("prm", "code", disable_dropout=disable_dropout)
+    assert not any(m.p for m in trainer.model.modules() if isinstance(m, torch.nn.Dropout))
+    batch = {k: v for k, v in next(batches(trainer)).items() if k != "labels"}
+    first, second = (trainer.model.train()(**batch).logits for _ in range(2))
+    assert torch.equal(first, second)
 
 
 # --- input that cannot work ----------------------------------------------------------------------

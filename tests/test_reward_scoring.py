@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -260,6 +261,23 @@ def test_what_grpo_really_hands_over(models, kind, aggregate):
         assert score == pytest.approx(by_hand(kind, logits, aggregate), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "kind", "aggregate"), [("grpo", "prm", "product"), ("ppo", "orm", "last")]
+)
+def test_a_recipe_on_a_trained_model(run, refused, models, tmp_path, recipe, kind, aggregate):
+    small = ["--dataset.size", 40, "--dataset.eval_size", 8, "--max_steps", 1]
+    small += ["--per_device_train_batch_size", 8, "--eval_strategy", "no"]
+    small += ["--reward_funcs", "[]", "--reward_weights", 1.0, "--reward_model"]
+    folder, _ = run(recipe, recipe, *small, models(kind)[0], "--reward_aggregate", aggregate)
+    logged = json.loads((folder / "log.json").read_text())
+    means = [row["rewards/reward_model/mean"] for row in logged if "reward" in row]
+    assert means and all(0 < mean < 1 for mean in means)
+    folder = copied(models, kind, tmp_path)
+    edited(folder, lambda content: content.update(normalizer={"type": "Lowercase"}))
+    sentence = refused(recipe, recipe, *small, folder, folder=tmp_path / "refused")
+    assert sentence.startswith("error: reward_model: the tokenizer of")
+
+
 # --- a template that does not end the assistant's turn
 
 
@@ -419,7 +437,7 @@ def copied(models, kind, tmp_path, **told):
 
 def test_a_process_model_that_cannot_cut_completions(models, tmp_path):
     folder = copied(models, "prm", tmp_path, step_split=None)
-    with pytest.raises(InputError, match=r"step_split is missing.*reward_model\.json"):
+    with pytest.raises(InputError, match=r"reward_model\.json describes no reward model .*step_split None"):
         in_grpo(str(folder))
 
 
@@ -457,7 +475,7 @@ def test_a_reward_model_without_a_chat_template(models, tmp_path, kind):
 def test_a_tokenizer_that_changes_the_text(models, tmp_path):
     folder = copied(models, "orm", tmp_path)
     edited(folder, lambda content: content.update(normalizer={"type": "Lowercase"}))
-    refused("cannot write the policy's text", in_grpo, str(folder))
+    refused("cannot write 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', which the", in_grpo, str(folder))
 
 
 @pytest.mark.parametrize("unknown", ["token", "none"])
@@ -468,7 +486,13 @@ def test_a_tokenizer_that_does_not_know_a_character(models, tmp_path, unknown):
             content["model"]["unk_token"] = None
 
     folder = edited(copied(models, "orm", tmp_path), forget)
-    refused("cannot write the policy's text '<think></think><answer>dA_9", in_grpo, folder)
+    refused("cannot write '_', which the policy's can", in_grpo, folder)
+
+
+def test_a_question_that_the_tokenizer_cannot_write(models):
+    prompts = [message("user", "sn"), message("user", "sñ")]
+    says = "cannot write the policy's text 'sñ' (it reads 's\ufffd')"
+    refused(re.escape(says), in_grpo, models("orm")[0], None, COMPLETIONS[:2], prompts)
 
 
 def test_a_tokenizer_of_a_larger_model(models, tmp_path):

@@ -1,6 +1,7 @@
 """A trained reward model as a reward function."""
 
 import json
+import string
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,9 +41,8 @@ def load_reward_model(
             f"reward_aggregate: {name!r} is not a score of {path!r}, which is a model of kind "
             f"{reader.algorithm}; write {' or '.join(reader.names)}, or leave it out."
         )
-    if reader.algorithm == "prm":
-        reader.steps("")  # refuses a model that was trained without step_split
     model, own = _load(path, reader, args)
+    _check_characters(path, own, tokenizer)
     model.eval().requires_grad_(False).to(args.device)
     checked_texts = False
 
@@ -149,6 +149,21 @@ def _whole_under_zero3(args: Any):
     finally:
         if sharded:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
+
+
+def _check_characters(path: str, own: Any, tokenizer: Any) -> None:
+    """Refuse a reward model that reads what the policy can write as something else."""
+
+    def lost(kind: Any) -> set[str]:
+        characters = string.ascii_letters + string.digits + string.punctuation
+        read = {c: kind.decode(kind(c, add_special_tokens=False)["input_ids"]) for c in characters}
+        return {c for c, found in read.items() if found.strip() != c}
+
+    if only := sorted(lost(own) - lost(tokenizer)):
+        raise InputError(
+            f"reward_model: the tokenizer of {path!r} cannot write {''.join(only)!r}, which the "
+            "policy's can; name a reward model whose tokenizer fits."
+        )
 
 
 def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) -> None:

@@ -327,7 +327,7 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
 
 
 def labelled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
-    """Return `prompt`, `completions` and `labels` of answers.
+    """Return `prompt`, `completions` and `labels` of answers; a blank one has no steps.
 
     Args:
         rows: with `prompt`, `completion`, `answer` and `task`.
@@ -337,7 +337,8 @@ def labelled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
     for row in rows:
         steps = split_steps(completion_text(row["completion"]), step_split)
         labels = label_steps(steps, row["answer"], row["task"])
-        found.append({"prompt": row["prompt"], "completions": steps, "labels": labels})
+        if steps:
+            found.append({"prompt": row["prompt"], "completions": steps, "labels": labels})
     return found
 
 

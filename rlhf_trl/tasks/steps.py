@@ -42,9 +42,9 @@ def split_steps(text: str, step_split: str) -> list[str]:
             as `LETTERS` does.
 
     Returns:
-        The pieces that are not blank, or the whole text where all are.
+        The pieces that are not blank.
     """
-    return [step for step in re.split(step_split, text) if step.strip()] or [text]
+    return [step for step in re.split(step_split, text) if step.strip()]
 
 
 def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:

@@ -74,7 +74,7 @@ class _Judges(RewardTrainer):
         """Evaluate as RewardTrainer does, with the added metrics, and tell `on_answers`."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if self.on_answers is not None and self.is_world_process_zero():
-            skipped = ("runtime", "per_second", "epoch", "num_tokens")
+            skipped = ("time", "per_second", "epoch", "num_tokens")
             told = {k: v for k, v in metrics.items() if not k.endswith(skipped)}
             self.on_answers(self.state.global_step, told, [])
         return metrics
@@ -96,14 +96,16 @@ class _Judges(RewardTrainer):
         # the last rows repeat where they do not fill the processes
         rows = self._seen[: len(dataloader.dataset)]
         self.judged = {"rows": rows, "scores": self._score_candidates()}
-        found = self._row_metrics(rows)
+        found = self._row_metrics(rows, dataloader.dataset)
         if self.candidates:
             first = [s[self.reader.names[0]] for s in self.judged["scores"]]
             labels = [bool(row["label"]) for row in self.candidates]
             found |= ranking_metrics(
                 first, labels, prompt_ids([row["prompt"] for row in self.candidates])
             )
-        output.metrics.update({f"{metric_key_prefix}_{k}": v for k, v in found.items()})
+        for name, value in found.items():
+            self._metrics["eval"].pop(name, None)  # RewardTrainer's is a mean of batches' means
+            output.metrics[f"{metric_key_prefix}_{name}"] = value
         return output
 
     def _score_candidates(self) -> list[dict[str, float]]:
@@ -130,7 +132,7 @@ class _Judges(RewardTrainer):
         finished = row.get("finished", True)
         return self.reader.encode(tokenizer, row["prompt"], row["completion"], finished)
 
-    def _row_metrics(self, rows: list[Any]) -> dict[str, float]:
+    def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
         raise NotImplementedError
 
     def _keep(self, rows: list[Any]) -> None:
@@ -210,11 +212,11 @@ class ComparisonTrainer(_Judges):
             )
         return self._fitting(dataset, dataset_name, count, args)
 
-    # Extends RewardTrainer._set_signature_columns_if_needed: the column of ranked lists.
+    # Extends RewardTrainer._set_signature_columns_if_needed: ranked lists, and the kind of a row.
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        if self._ranked and "ranked_ids" not in self._signature_columns:
-            self._signature_columns.append("ranked_ids")
+        if "kind" not in self._signature_columns:
+            self._signature_columns += ["ranked_ids", "kind"]
 
     # Extends RewardTrainer.compute_loss: its own for pairs, and the row's for ranked lists.
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -236,13 +238,12 @@ class ComparisonTrainer(_Judges):
         _count_tokens(self, inputs)
         return loss, outputs, rewards
 
-    def _row_metrics(self, rows: list[list[float]]) -> dict[str, float]:
+    def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
         found = pair_metrics(*_sides(rows))
-        dataset = self.eval_dataset
-        if "kind" in dataset.column_names and len(dataset) == len(rows):
-            for kind in dict.fromkeys(dataset["kind"]):
-                mine = [row for row, k in zip(rows, dataset["kind"], strict=True) if k == kind]
-                found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
+        kinds = dataset["kind"] if "kind" in dataset.column_names else ()
+        for kind in dict.fromkeys(kinds):
+            mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
+            found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
         return found
 
 
@@ -386,7 +387,7 @@ class TokenRewardTrainer(_Judges):
                 self._keep([(x[c], y[c].tolist()) for x, y, c in rows])
         return (loss, outputs) if return_outputs else loss
 
-    def _row_metrics(self, rows: list[tuple[Tensor, list[int]]]) -> dict[str, float]:
+    def _row_metrics(self, rows: list[tuple[Tensor, list[int]]], dataset: Any) -> dict[str, float]:
         if self.reader.algorithm == "orm":
             return {}
         predicted = [judged_class(logits) for logits, _ in rows]
