@@ -56,6 +56,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="each RUN holds seed-* folders: mean and standard deviation over the seeds",
     )
     best.set_defaults(run=_best_of_n)
+    over = commands.add_parser(
+        "overoptimise",
+        help="train policies on reward models and past what those are good for: table and figure",
+        epilog="Every other option goes to the policies' recipe, as in --learning_rate 2e-4.",
+        allow_abbrev=False,
+    )
+    over.add_argument("--output_dir", default="outputs/overoptimisation", help="(%(default)s)")
+    over.add_argument("--seeds", type=int, default=3, help="repetitions (3)")
+    over.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each (1)")
+    over.set_defaults(run=_overoptimise)
     translate = commands.add_parser(
         "translate", help="a config of the book's published code, for a recipe here or stock TRL"
     )
@@ -85,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
     compare.set_defaults(run=_compare)
     args, args.rest = parser.parse_known_args(argv)
-    if args.rest and args.run is not _race:
+    if args.rest and args.run not in (_race, _overoptimise):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
         args.run(args)
@@ -141,6 +151,14 @@ def _best_of_n(args: argparse.Namespace) -> None:
     from rlhf_trl.run.best_of_n import best_of_n
 
     print(best_of_n(args.runs, args.seeds))
+
+
+def _overoptimise(args: argparse.Namespace) -> None:
+    from rlhf_trl.run.overoptimisation import overoptimise
+
+    folder = Path(args.output_dir)
+    print(overoptimise(folder, args.seeds, jobs=args.jobs, extra=args.rest))
+    print(f"\noveroptimisation.md, overoptimisation.json and overoptimisation.png are in {folder}")
 
 
 def _translate(args: argparse.Namespace) -> None:

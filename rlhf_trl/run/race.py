@@ -97,15 +97,8 @@ def race(
             words += extra or []
             runs.append((folder / name / f"seed-{seed}", recipe_of(row), words))
     options = {"config": config, "extra": extra or [], "iterations": iterations}
-    kept = folder / "options.json"
-    if kept.exists() and (old := json.loads(kept.read_text())) != options:
-        raise InputError(
-            f"{folder} holds runs with other options ({old}); repeat those to go on with them, or "
-            "name another --output_dir."
-        )
-    write_json(kept, options)
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda run: _train(*run), runs))
+    keep_options(folder, options)
+    train_all(runs, jobs)
     results = {
         name: [_read(folder / name / f"seed-{seed}") for seed in range(seeds)]
         for name in algorithms
@@ -125,6 +118,35 @@ def recipe_of(algorithm: str | None) -> str:
         return f"recipes/{algorithm}.py"
     shared = {"policy_gradient": "grpo", "direct_alignment": "dpo", "reward_model": "reward"}
     return f"recipes/{shared[ALGORITHMS[algorithm].family]}.py"
+
+
+def keep_options(folder: Path, options: dict[str, Any]) -> None:
+    """Write the options of all runs in `folder` there, or refuse others than it already holds."""
+    kept = folder / "options.json"
+    if kept.exists() and (old := json.loads(kept.read_text())) != options:
+        raise InputError(
+            f"{folder} holds runs with other options ({old}); repeat those to go on with them, or "
+            "name another --output_dir."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output_dir: {folder} is a file; name a folder.")
+    write_json(kept, options)
+
+
+def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
+    """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
+
+    Args:
+        runs: of each the folder, the recipe and its options.
+        jobs: at least 1.
+
+    Raises:
+        InputError: a run failed, or there are no jobs.
+    """
+    if jobs < 1:
+        raise InputError(f"--jobs is {jobs}; write 1 or more.")
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda run: _train(*run), runs))
 
 
 def _train(folder: Path, recipe: str, words: list[str]) -> None:
@@ -209,18 +231,23 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for place, (name, runs) in enumerate(results.items()):
-        steps = [step for step, _ in runs[0]["curve"]]
-        by_step = list(zip(*([y for _, y in run["curve"]] for run in runs), strict=True))
-        mean = [statistics.fmean(ys) for ys in by_step]
-        spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
         # the ten colours come round again, dashed
-        (line,) = axis.plot(steps, mean, "-" if place < 10 else "--", label=name)
-        low = [m - s for m, s in zip(mean, spread, strict=True)]
-        high = [m + s for m, s in zip(mean, spread, strict=True)]
-        axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        draw_band(axis, [run["curve"] for run in runs], name, "-" if place < 10 else "--")
     answers = any("eval_exact_match" in run for runs in results.values() for run in runs)
     ylabel = f"held-out exact match, {'greedy' if answers else 'best of n'}"
     axis.set(xlabel="optimizer step", ylabel=ylabel, ylim=(0, 1.02))
     axis.legend(loc="lower right", ncols=3, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
     plt.close(figure)
+
+
+def draw_band(axis: Any, curves: list[list[list[float]]], label: str, style: str = "-") -> None:
+    """Draw the mean of one [step, value] curve per seed, and their standard deviation about it."""
+    steps = [step for step, _ in curves[0]]
+    by_step = list(zip(*([y for _, y in curve] for curve in curves), strict=True))
+    mean = [statistics.fmean(ys) for ys in by_step]
+    spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
+    (line,) = axis.plot(steps, mean, style, label=label)
+    low = [m - s for m, s in zip(mean, spread, strict=True)]
+    high = [m + s for m, s in zip(mean, spread, strict=True)]
+    axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import cached_file
 
 from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError
@@ -89,17 +90,24 @@ class Reader:
         (Path(folder) / FILE).write_text(json.dumps(content, indent=2) + "\n")
 
     @classmethod
-    def read(cls, folder: str | Path) -> "Reader":
+    def read(cls, name: str | Path) -> "Reader":
         """Return the reader of a trained model; that of a plain classifier where none is saved.
+
+        Args:
+            name: folder, or name on the hub.
 
         Raises:
             InputError: a file that does not describe a reward model.
         """
-        path = Path(folder) / FILE
-        if not path.is_file():
+        path = Path(name) / FILE
+        try:
+            if not Path(name).is_dir():
+                path = Path(cached_file(str(name), FILE))
+            text = path.read_text()
+        except OSError:
             return cls("reward")
         try:
-            content = dict(json.loads(path.read_text()))
+            content = dict(json.loads(text))
             labels = content.pop("num_labels")
             reader = cls(**content)
             if reader.num_labels != labels:

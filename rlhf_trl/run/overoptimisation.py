@@ -1,0 +1,213 @@
+"""Over-optimisation (chapter 14): what a policy learns from a reward model, step by step.
+
+The reward model's mean reward is the proxy; exact match on held-out words is what is really wanted.
+"""
+
+import json
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.run.output import write_json, write_whole
+from rlhf_trl.run.race import draw_band, keep_options, train_all
+from rlhf_trl.run.report import read_evaluations
+
+CONFIGS = Path("configs/tiny")
+WORDS = 8  # held-out words whose answers are shown
+USUAL = re.compile(r"<think></think><answer>(.*)</answer>")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a policy is trained on.
+
+    Attributes:
+        title: for people.
+        policy: the config of the policy's run.
+        reward_model: "weak" or "better", see `REWARD_MODELS`.
+    """
+
+    title: str
+    policy: str
+    reward_model: str
+
+
+REWARD_MODELS = {"weak": "weak_reward", "better": "reward"}  # and their configs
+SETTINGS = {
+    "weak": Setting("weak reward model", "overoptimisation", "weak"),
+    "weak_beta": Setting("weak reward model, beta 1", "overoptimisation_beta", "weak"),
+    "better": Setting("better reward model", "overoptimisation_better", "better"),
+}
+
+
+def overoptimise(
+    folder: Path,
+    seeds: int,
+    *,
+    jobs: int = 1,
+    extra: list[str] | None = None,
+    reward_extra: list[str] | None = None,
+) -> str:
+    """Train reward models and policies on them; write `overoptimisation.json`, `.md` and `.png`.
+
+    A finished run is not repeated, so an interrupted one goes on where it stopped.
+
+    Args:
+        folder: where the runs and the results go.
+        seeds: repetitions; each trains its own reward models.
+        jobs: runs side by side, each on one thread.
+        extra: further options of the policies' recipe.
+        reward_extra: further options of the reward models' recipe.
+
+    Returns:
+        The table, in Markdown.
+
+    Raises:
+        InputError: a config is missing, a run failed, or `folder` holds runs with other options.
+    """
+    if seeds < 1:
+        raise InputError(f"--seeds is {seeds}; write 1 or more.")
+    names = [*REWARD_MODELS.values(), *(setting.policy for setting in SETTINGS.values())]
+    for path in (CONFIGS / f"{name}.yaml" for name in names):
+        if not path.is_file():
+            raise InputError(f"{path} is not a file here; run from the project's folder.")
+    keep_options(folder, {"extra": extra or [], "reward_extra": reward_extra or []})
+
+    def words(config: str, seed: int, more: list[str] | None) -> list[str]:
+        return ["--config", str(CONFIGS / f"{config}.yaml"), "--seed", str(seed), *(more or [])]
+
+    rewards = [
+        (_reward(folder, name, seed), "recipes/reward.py", words(config, seed, reward_extra))
+        for name, config in REWARD_MODELS.items()
+        for seed in range(seeds)
+    ]
+    train_all(rewards, jobs)
+    policies = []
+    for name, setting in SETTINGS.items():
+        for seed in range(seeds):
+            model = str(_reward(folder, setting.reward_model, seed) / "model")
+            options = [*words(setting.policy, seed, extra), "--reward_model", model]
+            policies.append((folder / name / f"seed-{seed}", "recipes/grpo.py", options))
+    train_all(policies, jobs)
+
+    results = {
+        name: [
+            _read(folder / name / f"seed-{seed}", _reward(folder, setting.reward_model, seed))
+            for seed in range(seeds)
+        ]
+        for name, setting in SETTINGS.items()
+    }
+    write_json(folder / "overoptimisation.json", results)
+    answers = {
+        name: read_evaluations(folder / name / "seed-0" / "evaluations") for name in SETTINGS
+    }
+    text = f"{table(results)}\n\n{samples(answers)}"
+    write_whole(folder / "overoptimisation.md", lambda part: part.write_text(text + "\n"))
+    draw(folder / "overoptimisation.png", results)
+    return text
+
+
+def _reward(folder: Path, name: str, seed: int) -> Path:
+    return folder / "reward_models" / name / f"seed-{seed}"
+
+
+def _read(policy: Path, reward: Path) -> dict[str, Any]:
+    """Return exact match and reward of a policy by step, and how good its reward model is.
+
+    The reward is that of the training batches since the evaluation before; at step 0 that of the
+    first batch, which the untrained policy writes.
+    """
+    log = json.loads((policy / "log.json").read_text())
+    rewards = {e["step"]: e["reward"] for e in log if "reward" in e}
+    gold = [[e["step"], e["eval_sampled_exact_match"]] for e in log if _evaluated(e)]
+    proxy, last = [], None
+    for step, _ in gold:
+        since = [y for x, y in rewards.items() if last is not None and last < x <= step]
+        proxy.append([step, statistics.fmean(since) if since else rewards[min(rewards)]])
+        last = step
+    after = json.loads((reward / "summary.json").read_text())["after"]
+    return {"gold": gold, "proxy": proxy, "reward_model": after}
+
+
+def _evaluated(entry: dict[str, Any]) -> bool:
+    return "eval_sampled_exact_match" in entry
+
+
+def peak(curve: list[list[float]]) -> list[float]:
+    """Return the first [step, value] at which a curve is highest."""
+    return max(curve, key=lambda point: point[1])
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Return gold and proxy at the start, at gold's peak and at the end, in Markdown, per seed."""
+    lines = [
+        "| GRPO on | seed | best-of-8 by the reward model | step of the peak "
+        "| exact match: start -> peak -> end | reward: start -> peak -> end |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, runs in results.items():
+        for seed, run in enumerate(runs):
+            (start, top), end = (run["gold"][0], peak(run["gold"])), run["gold"][-1]
+            proxy = dict(run["proxy"])
+            gold = [f"{point[1]:.3f}" for point in (start, top, end)]
+            reward = [f"{proxy[point[0]]:.2f}" for point in (start, top, end)]
+            cells = [
+                SETTINGS[name].title,
+                str(seed),
+                f"{run['reward_model']['eval_best_of_n']:.3f}",
+                f"{top[0]} of {end[0]}",
+                " -> ".join(gold),
+                " -> ".join(reward),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def samples(evaluations: dict[str, dict[int, dict[str, Any]]]) -> str:
+    """Return sampled answers to the same held-out words, in Markdown.
+
+    Args:
+        evaluations: of each setting, evaluations by step. "weak" is shown at the start, at the peak
+            and at the end, the others at the end.
+    """
+
+    def sampled(name: str, step: int) -> list[dict[str, Any]]:
+        return evaluations[name][step]["answers"][:WORDS]
+
+    weak = [[n, e["metrics"]["eval_sampled_exact_match"]] for n, e in evaluations["weak"].items()]
+    top = peak(weak)[0]
+    columns = [("weak", weak[0][0]), ("weak", top)]
+    columns += [(name, max(found)) for name, found in evaluations.items()]
+    heads = [f"{SETTINGS[name].title}, step {step}" for name, step in columns]
+    lines = [f"| right | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    for row in zip(*(sampled(*column) for column in columns), strict=True):
+        cells = [f"`{_shown(answer['sampled'])}`" for answer in row]
+        lines.append(f"| `{row[0]['answer']}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    """Return what a well-formed completion answers, or the whole of another, on one line."""
+    usual = USUAL.fullmatch(text)
+    return (usual[1] if usual else text).replace("\n", "\\n").replace("|", "\\|")
+
+
+def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
+    """Draw exact match and reward over steps, a line for the mean and a band for the spread."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 1, figsize=(8, 7), sharex=True, layout="constrained")
+    for name, runs in results.items():
+        for axis, key in zip(axes, ("gold", "proxy"), strict=True):
+            draw_band(axis, [run[key] for run in runs], SETTINGS[name].title)
+    axes[0].set(ylabel="gold: held-out exact match, sampled", ylim=(0, 1.02))
+    axes[1].set(ylabel="proxy: mean reward in training", xlabel="optimizer step")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    write_whole(path, lambda part: figure.savefig(part, dpi=130))
+    plt.close(figure)

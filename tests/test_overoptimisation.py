@@ -1,0 +1,161 @@
+"""Over-optimisation: what the command writes, and what a reward model does to a policy."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_trl.cli import main
+from rlhf_trl.run import overoptimisation
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--dataset.eval_size", "8", "--per_device_train_batch_size", "8", "--max_steps", "2"]
+
+
+def finished(folder, gold, rewards, answers=()):
+    """Write what a policy's run leaves behind: evaluations every 2 steps, a reward every step."""
+    (folder / "evaluations").mkdir(parents=True)
+    log = [{"step": step + 1, "reward": reward} for step, reward in enumerate(rewards)]
+    for n, value in enumerate(gold):
+        metrics = {"eval_sampled_exact_match": value}
+        log.append({"step": 2 * n, **metrics})
+        content = {"metrics": metrics, "answers": answers[n] if answers else []}
+        path = folder / "evaluations" / f"step-{2 * n:06d}.json"
+        path.write_text(json.dumps(content))
+    (folder / "log.json").write_text(json.dumps(log))
+    (folder / "summary.json").write_text("{}")
+
+
+@pytest.fixture
+def done(tmp_path):
+    """A folder in which every run of one seed is finished."""
+    for name in overoptimisation.REWARD_MODELS:
+        folder = tmp_path / "reward_models" / name / "seed-0"
+        folder.mkdir(parents=True)
+        after = {"eval_best_of_n": 0.64 if name == "weak" else 0.8}
+        (folder / "summary.json").write_text(json.dumps({"after": after}))
+
+    def answers(text):
+        return [{"question": "Spell sun", "answer": "nus", "sampled": text}]
+
+    usual = "<think></think><answer>{}</answer>"
+    weak = [answers(usual.format(word)) for word in ("sun", "nus", "nusSS")]
+    finished(tmp_path / "weak" / "seed-0", [0.3, 0.5, 0.0], [-1, 1, 3, 5], weak)
+    for name in ("weak_beta", "better"):
+        finished(
+            tmp_path / name / "seed-0", [0.3, 0.4, 0.5], [-1, 0, 0, 0], [answers("<answer>n|s")] * 3
+        )
+    return tmp_path
+
+
+def test_gold_and_proxy_by_step_their_peak_and_the_answers(done, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    main(["overoptimise", "--seeds", "1", "--output_dir", str(done)])  # nothing left to train
+    lines = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
+        *["weak reward model", "0", "0.640", "2 of 4"],
+        # the first batch; the batches of steps 1 and 2; those of 3 and 4
+        *["0.300 -> 0.500 -> 0.000", "-1.00 -> 0.00 -> 4.00"],
+    ]
+    assert lines[4].split(" | ")[2:4] == ["0.800", "4 of 4"]
+    assert lines[6].count("step 2 |") == 1 and lines[6].count("step 4 |") == 3
+    assert lines[8] == r"| `nus` | `sun` | `nus` | `nusSS` | `<answer>n\|s` | `<answer>n\|s` |"
+    assert (done / "overoptimisation.md").read_text().splitlines() == lines[:9]
+    assert (done / "overoptimisation.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((done / "overoptimisation.json").read_text())
+    assert results["weak"][0]["gold"] == [[0, 0.3], [2, 0.5], [4, 0.0]]
+    assert results["weak"][0]["proxy"] == [[0, -1], [2, 0.0], [4, 4.0]]
+
+
+def test_other_options_are_not_mixed(done, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    main(["overoptimise", "--seeds", "1", "--output_dir", str(done)])
+    with pytest.raises(SystemExit) as stop:
+        main(["overoptimise", "--seeds", "1", "--output_dir", str(done), "--beta", "0.5"])
+    assert "holds runs with other options" in str(stop.value.code)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--seeds", "0"], "--seeds is 0; write 1 or more"),
+        (["--jobs", "0"], "--jobs is 0; write 1 or more"),
+        (["--output_dir", "LICENSE"], "LICENSE is a file; name a folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as stop:
+        main(["overoptimise", "--output_dir", str(tmp_path / "out"), *words])
+    assert str(stop.value.code).startswith("error: ") and part in str(stop.value.code)
+
+
+def test_elsewhere_than_in_the_projects_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="run from the project's folder"):
+        main(["overoptimise"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_whole_command_on_two_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    tiny = {
+        "extra": [*TINY, "--dataset.size", "40"],
+        "reward_extra": [*TINY, "--dataset.size", "9"],
+    }
+    text = overoptimisation.overoptimise(tmp_path, 1, **tiny)
+    for name, setting in overoptimisation.SETTINGS.items():
+        assert setting.title in text
+        config = (tmp_path / name / "seed-0" / "config.yaml").read_text()
+        assert f"reward_model: {tmp_path}/reward_models/{setting.reward_model}/seed-0" in config
+        assert ("beta: 1.0" in config) == (name == "weak_beta")
+    results = json.loads((tmp_path / "overoptimisation.json").read_text())
+    assert [[step for step, _ in run["gold"]] for (run,) in results.values()] == [[0, 2]] * 3
+    # one untrained policy, and one reward model for two of them
+    assert results["weak"][0]["proxy"][0] == results["weak_beta"][0]["proxy"][0]
+    assert results["weak"][0]["proxy"][0] != results["better"][0]["proxy"][0]
+
+
+@pytest.mark.slow
+def test_a_wrong_option_is_the_recipes_own_sentence(done, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (done / "better" / "seed-0").rename(done / "elsewhere")
+    with pytest.raises(SystemExit) as stop:
+        main(["overoptimise", "--seeds", "1", "--output_dir", str(done), "--betta", "1"])
+    assert "betta" in str(stop.value.code) and "\n" not in str(stop.value.code)
+
+
+# --- what the project promises
+
+
+@pytest.mark.promise
+def test_gold_rises_and_falls_while_the_proxy_rises_and_a_penalty_holds_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    overoptimisation.overoptimise(tmp_path, 3)
+    results = json.loads((tmp_path / "overoptimisation.json").read_text())
+    for weak, held, better in zip(*results.values(), strict=True):
+        gold, proxy = dict(weak["gold"]), dict(weak["proxy"])
+        assert max(gold.values()) >= gold[0] + 0.10
+        assert gold[80] <= 0.10 and proxy[80] - proxy[0] >= 4
+        assert held["gold"][-1][1] >= 0.40
+        assert min(value for step, value in better["gold"] if step >= 20) >= gold[80] + 0.30
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    ("recipe", "config", "kind"),
+    [
+        ("grpo", "grpo_reward", "reward"),
+        ("grpo", "grpo_orm", "orm"),
+        ("grpo", "grpo_prm", "prm"),
+        ("ppo", "ppo_reward", "reward"),
+    ],
+)
+def test_every_kind_of_reward_model_teaches(run, tmp_path, recipe, config, kind):
+    trained, _ = run(kind, kind, folder=tmp_path / "reward")
+    words = ["--reward_model", trained / "model"]
+    folder, _ = run(recipe, config, *words, folder=tmp_path / "policy")
+    summary = json.loads((folder / "summary.json").read_text())
+    for metric in ("eval_exact_match", "eval_sampled_exact_match"):
+        assert summary["after"][metric] >= summary["before"][metric] + 0.15
