@@ -116,15 +116,21 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     """Return the base model that an adapter names, with the adapter merged, and what both lack."""
     from peft import PeftModel, load_peft_weights
     from transformers import AutoConfig
+    from transformers.utils import logging
 
     base = json.loads(file.read_text())["base_model_name_or_path"]
     own = (Path(path) / "config.json").is_file()  # what is trained here says what its head is
     config = (
         AutoConfig.from_pretrained(path) if own else AutoConfig.from_pretrained(base, num_labels=1)
     )
-    model, loading = auto.from_pretrained(
-        base, config=config, dtype="auto", output_loading_info=True
-    )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the base has no head is no news: the adapter brings it
+    try:
+        model, loading = auto.from_pretrained(
+            base, config=config, dtype="auto", output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(verbosity)
     saved = load_peft_weights(path, device="cpu")
     missing = {k for k in loading["missing_keys"] if not any(s.endswith(k) for s in saved)}
     if missing:
