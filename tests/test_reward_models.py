@@ -60,6 +60,15 @@ def test_gradient_is_that_of_the_public_function(name, which, side, accumulation
     agrees(measured(trainer, Reference(name, which), DATA[name](16)))
 
 
+@pytest.mark.parametrize("name", ["reward", "kwise", "orm", "prm"])
+def test_batches_as_long_as_a_multiple(name):
+    trainer = build(name, pad_to_multiple_of=64)
+    batch = next(batches(trainer))
+    assert {v.shape[1] for v in batch.values() if hasattr(v, "shape")} == {64}
+    assert not batch["attention_mask"][:, -1].any()
+    agrees(measured(trainer, Reference(name, "chapter"), DATA[name](16)))
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_margin_and_centring(accumulation):
     rows = margins(16)
