@@ -274,6 +274,16 @@ def test_evaluation_of_candidates():
     assert metrics["eval_best_of_n"] == pytest.approx(sum(labels[n] for n in best) / 3)
 
 
+def test_a_last_batch_that_is_dropped_is_not_judged():
+    rows = [{**row, "kind": "ab"[n == 4]} for n, row in enumerate(DATA["reward"](5))]
+    given = {"per_device_eval_batch_size": 2, "dataloader_drop_last": True}
+    trainer = build("reward", held_out=rows, **given)
+    metrics = trainer.evaluate()
+    assert len(trainer.judged["rows"]) == 4
+    assert metrics["eval_pair_accuracy_a"] == metrics["eval_pair_accuracy"]
+    assert "eval_pair_accuracy_b" not in metrics
+
+
 def test_rows_that_were_not_announced_can_be_evaluated():
     metrics = build("reward").evaluate(Dataset.from_list(DATA["reward"](5)))
     assert 0 <= metrics["eval_pair_accuracy"] <= 1

@@ -243,7 +243,7 @@ class ComparisonTrainer(_Judges):
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
         found = pair_metrics(*_sides(rows))
-        kinds = dataset["kind"] if "kind" in dataset.column_names else ()
+        kinds = dataset["kind"][: len(rows)] if "kind" in dataset.column_names else ()
         for kind in dict.fromkeys(kinds):
             mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
             found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
