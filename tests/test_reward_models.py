@@ -60,6 +60,15 @@ def test_gradient_is_that_of_the_public_function(name, which, side, accumulation
     agrees(measured(trainer, Reference(name, which), DATA[name](16)))
 
 
+@pytest.mark.parametrize("name", ["reward", "kwise", "orm", "prm"])
+def test_batches_as_long_as_a_multiple(name):
+    trainer = build(name, pad_to_multiple_of=64)
+    batch = next(batches(trainer))
+    assert {v.shape[1] for v in batch.values() if hasattr(v, "shape")} == {64}
+    assert not batch["attention_mask"][:, -1].any()
+    agrees(measured(trainer, Reference(name, "chapter"), DATA[name](16)))
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_margin_and_centring(accumulation):
     rows = margins(16)
@@ -263,6 +272,16 @@ def test_evaluation_of_candidates():
     assert metrics["eval_auc"] == pytest.approx(sum(pairs) / len(pairs)) and sum(pairs) > 0
     best = [max(range(4 * g, 4 * g + 4), key=lambda n: scores[n]) for g in range(3)]
     assert metrics["eval_best_of_n"] == pytest.approx(sum(labels[n] for n in best) / 3)
+
+
+def test_a_last_batch_that_is_dropped_is_not_judged():
+    rows = [{**row, "kind": "ab"[n == 4]} for n, row in enumerate(DATA["reward"](5))]
+    given = {"per_device_eval_batch_size": 2, "dataloader_drop_last": True}
+    trainer = build("reward", held_out=rows, **given)
+    metrics = trainer.evaluate()
+    assert len(trainer.judged["rows"]) == 4
+    assert metrics["eval_pair_accuracy_a"] == metrics["eval_pair_accuracy"]
+    assert "eval_pair_accuracy_b" not in metrics
 
 
 def test_rows_that_were_not_announced_can_be_evaluated():

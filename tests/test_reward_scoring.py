@@ -278,10 +278,10 @@ def test_a_recipe_on_a_trained_model(run, refused, models, tmp_path, recipe, kin
     assert sentence.startswith("error: reward_model: the tokenizer of")
 
 
-# --- a template that does not end the assistant's turn
+# --- a template whose end of the turn is not the end-of-sequence token
 
 
-def test_a_template_without_an_end_keeps_the_whole_cut_off_answer(tmp_path):
+def test_a_cut_off_answer_has_no_end_of_the_turn_whatever_it_is(tmp_path):
     tokenizer = build_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['content'] + ('<|end|>' if m['role'] == 'user' else '|') }}"
@@ -292,10 +292,10 @@ def test_a_template_without_an_end_keeps_the_whole_cut_off_answer(tmp_path):
     trainer.save_model()
     trainer.model.eval()
     prompt = [row["prompt"]] * 2
-    found = in_grpo(str(tmp_path), rows=[("ab", False, None), ("cd", False, None)], prompts=prompt)
-    for text, score in zip(("ab", "cd"), found, strict=True):
+    found = in_grpo(str(tmp_path), rows=[("ab", False, None), ("cd", True, None)], prompts=prompt)
+    for text, score in zip(("ab", "cd|"), found, strict=True):
         with torch.no_grad():
-            logits = outputs(trainer.model, ids(f"sun{END}{text}|"), [-1])
+            logits = outputs(trainer.model, ids(f"sun{END}{text}"), [-1])
         assert score == pytest.approx(float(logits), abs=2e-6)
 
 

@@ -264,6 +264,7 @@ class _Config:
                 )
             if value is UNSET:
                 del base[key]
+                self._forget(here)
             elif isinstance(value, dict):
                 if not isinstance(base.get(key), dict):
                     base[key] = {}
@@ -274,9 +275,12 @@ class _Config:
                 self._note(here, source)
 
     def _note(self, path: tuple[str, ...], source: str) -> None:
+        self._forget(path)
+        self._written[path] = source
+
+    def _forget(self, path: tuple[str, ...]) -> None:
         for old in [p for p in self._written if p[: len(path)] == path]:
             del self._written[old]
-        self._written[path] = source
 
     def override(self, option: str, value: _Words) -> None:
         """Set one option of the command line; dots lead into blocks, mappings and lists."""
@@ -363,15 +367,10 @@ class _Config:
         self.fail(path, f"is not read with {name}: {shown}; remove it, or write {name}{instead}")
 
     def _layer(self, path: tuple[str, ...]) -> int:
-        """Return the place of what wrote the key at `path`, or part of it, last; -1 for nobody."""
-        node: Any = self.values
-        for key in path:
-            if not isinstance(node, dict) or key not in node:
-                return -1
-            node = node[key]
-        inside = {source for p, source in self._written.items() if p[: len(path)] == path}
+        """Return the place of what last wrote the key, part of it or its block; -1: nobody did."""
         places = {source: n for n, source in enumerate([*self._layers, COMMAND_LINE])}
-        return max(places[source] for source in inside or {self.source(path)})
+        written = [s for p, s in self._written.items() if p[: len(path)] == path[: len(p)]]
+        return max((places[source] for source in written), default=-1)
 
     def refuse_unknown(self, values: dict, known: dict[str, Any], path: tuple[str, ...]) -> None:
         """Stop at the first key of `values` that is not one of the `known`."""

@@ -195,7 +195,9 @@ class ComparisonTrainer(_Judges):
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
-            self.data_collator = RankedCollator(self.processing_class.pad_token_id)
+            self.data_collator = RankedCollator(
+                self.processing_class.pad_token_id, args.pad_to_multiple_of
+            )
 
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
@@ -250,7 +252,7 @@ class ComparisonTrainer(_Judges):
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
         found = pair_metrics(*_sides(rows))
-        kinds = dataset["kind"] if "kind" in dataset.column_names else ()
+        kinds = dataset["kind"][: len(rows)] if "kind" in dataset.column_names else ()
         for kind in dict.fromkeys(kinds):
             mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
             found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
@@ -268,12 +270,13 @@ class RankedCollator:
     """Puts the completions of all lists of `ranked_ids` below each other, list by list."""
 
     pad_token_id: int
+    pad_to_multiple_of: int | None = None
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return one batch."""
         texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-        length = len(rows[0]["ranked_ids"])
-        return {**pad_texts(texts, self.pad_token_id), "list_length": length}
+        batch = pad_texts(texts, self.pad_token_id, multiple=self.pad_to_multiple_of)
+        return {**batch, "list_length": len(rows[0]["ranked_ids"])}
 
 
 class TokenRewardTrainer(_Judges):
@@ -326,7 +329,9 @@ class TokenRewardTrainer(_Judges):
         super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
-            self.data_collator = TokenCollator(self.processing_class.pad_token_id)
+            self.data_collator = TokenCollator(
+                self.processing_class.pad_token_id, pad_to_multiple_of=args.pad_to_multiple_of
+            )
 
     # Replaces RewardTrainer._prepare_dataset, which knows pairs only.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
@@ -469,10 +474,11 @@ class TokenCollator:
 
     pad_token_id: int
     padding_side: str = "right"
+    pad_to_multiple_of: int | None = None
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Return one batch."""
-        return pad_texts(rows, self.pad_token_id, self.padding_side)
+        return pad_texts(rows, self.pad_token_id, self.padding_side, self.pad_to_multiple_of)
 
 
 def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:

@@ -145,9 +145,12 @@ class Reader:
             return Encoded(tokenizer(prompt + text)["input_ids"], [])
         answer = {"role": "assistant", "content": text}
         whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
-        asked = tokenizer.apply_chat_template(prompt, tokenize=False)
-        if not finished and (last := whole.rfind(end)) >= len(asked):
-            whole = whole[:last]
+        if not finished:  # the end of the turn is the template's
+            start = len(tokenizer.apply_chat_template(prompt, tokenize=False))
+            cut = whole.rfind(end, start)
+            if cut < 0 and (place := whole.rfind(text, start)) >= 0:  # it ends with another token
+                cut = place + len(text)
+            whole = whole[:cut] if cut >= 0 else whole
         return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
 
     def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
@@ -243,7 +246,10 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
 
 
 def pad_texts(
-    rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int, side: str = "right"
+    rows: Sequence[Mapping[str, Sequence[int]]],
+    pad_token_id: int,
+    side: str = "right",
+    multiple: int | None = None,
 ) -> dict[str, Tensor]:
     """Return `input_ids`, `attention_mask` and, where the rows have them, `labels` (-100 outside).
 
@@ -251,8 +257,10 @@ def pad_texts(
         rows: with `input_ids` and perhaps `labels`.
         pad_token_id: fills up; it may be a token that also occurs in the texts.
         side: "right" or "left".
+        multiple: of which the length is one.
     """
     longest = max(len(row["input_ids"]) for row in rows)
+    longest += -longest % (multiple or 1)
 
     def padded(values: Sequence[int], filler: int) -> list[int]:
         filling = [filler] * (longest - len(values))
