@@ -16,7 +16,7 @@ from rlhf_trl.trainers.reward_metrics import (
     calibration,
     majority_by_budget,
     pair_metrics,
-    prompt_ids,
+    prompt_groups,
     ranking_by_budget,
     ranking_metrics,
     step_metrics,
@@ -239,7 +239,7 @@ def test_what_is_not_defined_is_left_out():
 
 def test_prompts_are_told_apart_by_their_text():
     chat = [{"role": "user", "content": "x"}]
-    assert prompt_ids(["x", "y", "x", chat, list(chat)]) == [0, 1, 0, 2, 2]
+    assert prompt_groups(["x", "y", "x", chat, list(chat)]) == [0, 1, 0, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rlhf_trl.tasks.rewards import completion_text, extract_answer, normalise
 from rlhf_trl.trainers.reward_metrics import (
     budgets,
     majority_by_budget,
-    prompt_ids,
+    prompt_groups,
     ranking_by_budget,
     ranking_metrics,
 )
@@ -138,7 +138,7 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
                 f"{folders[first] / FILE} and {folders[name] / FILE} hold other candidates; let "
                 "both runs score the same samples-held-out.jsonl."
             )
-    groups, labels = prompt_ids(one.prompts), one.labels
+    groups, labels = prompt_groups(one.prompts), one.labels
     sizes = budgets(groups)
 
     def row(scores: Sequence[float]) -> dict[str, float]:

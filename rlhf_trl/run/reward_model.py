@@ -2,6 +2,7 @@
 
 import json
 import string
+import unicodedata
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,9 +186,14 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
             text = text if isinstance(text, str) else text[-1]["content"]
             ids = own(text, add_special_tokens=False)["input_ids"]
             unknown = own.unk_token_id is not None and own.unk_token_id in ids
-            if unknown or own.decode(ids).strip() != text.strip():
+            if unknown or _plain(own.decode(ids)) != _plain(text):
                 raise InputError(
                     f"reward_model: the tokenizer of {path!r} cannot write the policy's text "
                     f"{text[:60]!r} (it reads {own.decode(ids)[:60]!r}); name a reward model whose "
                     "tokenizer fits."
                 )
+
+
+def _plain(text: str) -> str:
+    """Return a text as tokenizers normalise it that keep its letters."""
+    return "".join(unicodedata.normalize("NFKC", text).split())

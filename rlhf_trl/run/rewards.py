@@ -10,7 +10,7 @@ from rlhf_trl.run.model import UNTRAINED, prepare_model
 from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.reward_data import prepare_rewards
 from rlhf_trl.run.reward_report import draw_reward_report
-from rlhf_trl.trainers.reward_metrics import prompt_ids
+from rlhf_trl.trainers.reward_metrics import prompt_groups
 from rlhf_trl.trainers.scoring import good, judged_class
 
 CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
@@ -84,7 +84,7 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
         panels["candidates"] = (
             first,
             labels,
-            prompt_ids([row["prompt"] for row in trainer.candidates]),
+            prompt_groups([row["prompt"] for row in trainer.candidates]),
         )
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
         right = [good(logits).tolist() for logits, _ in rows]

@@ -109,7 +109,7 @@ def calibration(
     return confidence, outcome, counts, error
 
 
-def prompt_ids(prompts: Sequence[Any]) -> list[int]:
+def prompt_groups(prompts: Sequence[Any]) -> list[int]:
     """Return an integer per prompt, (N,), equal where prompts are equal, in order of appearance.
 
     Args:

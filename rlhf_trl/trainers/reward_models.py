@@ -18,7 +18,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import reward_loss
 from rlhf_trl.trainers.reward_metrics import (
     pair_metrics,
-    prompt_ids,
+    prompt_groups,
     ranking_metrics,
     step_metrics,
 )
@@ -111,7 +111,7 @@ class _Judges(RewardTrainer):
             first = [s[self.reader.names[0]] for s in self.judged["scores"]]
             labels = [bool(row["label"]) for row in self.candidates]
             found |= ranking_metrics(
-                first, labels, prompt_ids([row["prompt"] for row in self.candidates])
+                first, labels, prompt_groups([row["prompt"] for row in self.candidates])
             )
         for name, value in found.items():
             self._metrics["eval"].pop(name, None)  # RewardTrainer's is a mean of batches' means
@@ -216,11 +216,11 @@ class ComparisonTrainer(_Judges):
             ]
             return {"ranked_ids": [text.ids for text in texts]}
 
-        dataset = dataset.map(tokenise, load_from_cache_file=False)
+        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
+        dataset = dataset.map(tokenise, **many)
         if args.max_length is not None:
             dataset = dataset.filter(
-                lambda row: max(map(len, row["ranked_ids"])) <= args.max_length,
-                load_from_cache_file=False,
+                lambda row: max(map(len, row["ranked_ids"])) <= args.max_length, **many
             )
         return self._fitting(dataset, dataset_name, count, args)
 
@@ -349,13 +349,10 @@ class TokenRewardTrainer(_Judges):
                 spread[place] = label
             return {"input_ids": text.ids, "labels": spread}
 
-        dataset = dataset.map(
-            tokenise, remove_columns=dataset.column_names, load_from_cache_file=False
-        )
+        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
+        dataset = dataset.map(tokenise, remove_columns=dataset.column_names, **many)
         if args.max_length is not None:
-            dataset = dataset.filter(
-                lambda row: len(row["input_ids"]) <= args.max_length, load_from_cache_file=False
-            )
+            dataset = dataset.filter(lambda row: len(row["input_ids"]) <= args.max_length, **many)
         dataset = self._fitting(dataset, dataset_name, count, args)
         if dataset_name == "train" and len(dataset) < count:
             left = {label for row in dataset["labels"] for label in row} - {-100}
