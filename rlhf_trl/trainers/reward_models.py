@@ -143,7 +143,8 @@ class _Judges(RewardTrainer):
         return self.reader.encode(tokenizer, row["prompt"], row["completion"], finished)
 
     def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
-        raise NotImplementedError
+        """Return what the kept rows tell beyond the loss."""
+        return {}
 
     def _keep(self, rows: list[Any]) -> None:
         """Keep what one evaluation batch gave, of all processes, in the data set's order."""
@@ -410,7 +411,7 @@ class TokenRewardTrainer(_Judges):
 
     def _row_metrics(self, rows: list[tuple[Tensor, list[int]]], dataset: Any) -> dict[str, float]:
         if self.reader.algorithm == "orm":
-            return {}
+            return super()._row_metrics(rows, dataset)
         predicted = [judged_class(logits) for logits, _ in rows]
         return step_metrics(predicted, [self.meaning(labels) for _, labels in rows])
 
