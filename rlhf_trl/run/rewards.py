@@ -10,7 +10,6 @@ from rlhf_trl.run.model import UNTRAINED, prepare_model
 from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.reward_data import prepare_rewards
 from rlhf_trl.run.reward_report import draw_reward_report
-from rlhf_trl.trainers.reward_metrics import prompt_groups
 from rlhf_trl.trainers.scoring import good, judged_class
 
 CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
@@ -79,13 +78,7 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
         ]
         text = "\n".join(lines) + "\n"
         write_whole(folder / "scores.jsonl", lambda part: part.write_text(text, encoding="utf-8"))
-        first = [each[trainer.reader.names[0]] for each in scores]
-        labels = [bool(row["label"]) for row in trainer.candidates]
-        panels["candidates"] = (
-            first,
-            labels,
-            prompt_groups([row["prompt"] for row in trainer.candidates]),
-        )
+        panels["candidates"] = trainer.ranking()
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
         right = [good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]

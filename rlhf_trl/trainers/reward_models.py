@@ -108,15 +108,17 @@ class _Judges(RewardTrainer):
         self.judged = {"rows": rows, "scores": self._score_candidates()}
         found = self._row_metrics(rows, dataloader.dataset)
         if self.candidates:
-            first = [s[self.reader.names[0]] for s in self.judged["scores"]]
-            labels = [bool(row["label"]) for row in self.candidates]
-            found |= ranking_metrics(
-                first, labels, prompt_groups([row["prompt"] for row in self.candidates])
-            )
+            found |= ranking_metrics(*self.ranking())
         for name, value in found.items():
             self._metrics["eval"].pop(name, None)  # RewardTrainer's is a mean of batches' means
             output.metrics[f"{metric_key_prefix}_{name}"] = value
         return output
+
+    def ranking(self) -> tuple[list[float], list[bool], list[int]]:
+        """Return usual score, label and prompt number of each candidate, as judged last."""
+        scores = [each[self.reader.names[0]] for each in self.judged["scores"]]
+        labels = [bool(row["label"]) for row in self.candidates]
+        return scores, labels, prompt_groups([row["prompt"] for row in self.candidates])
 
     def _score_candidates(self) -> list[dict[str, float]]:
         """Score all candidates; processes share the work evenly, as the forward is collective."""
