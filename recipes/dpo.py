@@ -4,25 +4,18 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/dpo.py \
     --config configs/tiny/dpo.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.launch import Expect, recipe
-from rlhf_trl.tasks.preferences import PreferenceData, Samples
-
-RUNS = ["dpo", "cdpo", "ipo", "simpo", "dpo_norm", "apo_zero", "apo_down"]
+from rlhf_trl.run.fields import AlignmentRun, algorithm_of
+from rlhf_trl.run.launch import recipe
 
 
-@dataclass
-class Run:
+@dataclass(kw_only=True)
+class Run(AlignmentRun):
     """The fields of this recipe beside PreferenceConfig and TRL's ModelConfig."""
 
-    dataset: PreferenceData
-    algorithm: str = field(default="dpo", metadata={"runs": RUNS})
-    formulation: str = "chapter"
-    max_samples: int | None = None  # the first so many rows or questions only
-    samples: Samples = field(default_factory=Samples)
-    expect: Expect | None = None
+    algorithm: str = algorithm_of("dpo")
 
 
 def main() -> None:

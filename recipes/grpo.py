@@ -4,42 +4,28 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/grpo.py \
     --config configs/tiny/grpo.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rlhf_trl.algorithms import names
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.launch import Expect, recipe
-from rlhf_trl.tasks.gym import GymData
-
-RUNS = [name for name in names("policy_gradient") if name != "ppo"]
+from rlhf_trl.run.fields import PolicyGradientRun, algorithm_of
+from rlhf_trl.run.launch import recipe
 
 
-@dataclass
-class Run:
+@dataclass(kw_only=True)
+class Run(PolicyGradientRun):
     """The fields of this recipe beside PolicyGradientConfig and TRL's ModelConfig."""
 
-    dataset: GymData
-    algorithm: str = field(default="grpo", metadata={"runs": RUNS})
-    formulation: str = "chapter"
-    reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
-    reward_model: str | None = None
-    reward_aggregate: str | None = None
-    expect: Expect | None = None
+    algorithm: str = algorithm_of("grpo")
 
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
     loaded = load_config(Run, "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig")
-    own = loaded.own
 
-    from rlhf_trl.run import train
-    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer, read_row
+    from rlhf_trl.run.train import train_policy
+    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
 
-    name = f"{own.algorithm} ({own.formulation})"
-    read_row(own.algorithm, own.formulation, loaded.trl)
-    train.begin(loaded, name)
-    tasks, arguments = train.prepare(loaded)
-    train.run(PolicyGradientTrainer(**arguments), loaded, tasks, name)
+    train_policy(loaded, PolicyGradientTrainer)
 
 
 if __name__ == "__main__":

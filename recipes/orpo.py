@@ -4,23 +4,18 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/orpo.py \
     --config configs/tiny/orpo.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.launch import Expect, recipe
-from rlhf_trl.tasks.preferences import PreferenceData, Samples
+from rlhf_trl.run.fields import AlignmentRun, algorithm_of
+from rlhf_trl.run.launch import recipe
 
 
-@dataclass
-class Run:
+@dataclass(kw_only=True)
+class Run(AlignmentRun):
     """The fields of this recipe beside OddsRatioConfig and TRL's ModelConfig."""
 
-    dataset: PreferenceData
-    algorithm: str = field(default="orpo", metadata={"runs": ["orpo"]})
-    formulation: str = "chapter"
-    max_samples: int | None = None  # the first so many rows or questions only
-    samples: Samples = field(default_factory=Samples)
-    expect: Expect | None = None
+    algorithm: str = algorithm_of("orpo")
 
 
 def main() -> None:

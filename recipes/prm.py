@@ -4,22 +4,21 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/prm.py \
     --config configs/tiny/prm.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.launch import Expect, recipe
+from rlhf_trl.run.fields import ExamplesRun, algorithm_of
+from rlhf_trl.run.launch import recipe
 from rlhf_trl.tasks.reward_data import ProcessData
 
 
-@dataclass
-class Run:
+@dataclass(kw_only=True)
+class Run(ExamplesRun):
     """The fields of this recipe beside TokenRewardConfig and TRL's ModelConfig."""
 
     dataset: ProcessData
-    algorithm: str = field(default="prm", metadata={"runs": ["prm"]})
+    algorithm: str = algorithm_of("prm")
     formulation: str = "code"
-    max_samples: int | None = None  # the first so many rows or questions only
-    expect: Expect | None = None
 
 
 def main() -> None:

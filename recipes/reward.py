@@ -4,22 +4,20 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/reward.py \
     --config configs/tiny/reward.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.launch import Expect, recipe
+from rlhf_trl.run.fields import ExamplesRun, algorithm_of
+from rlhf_trl.run.launch import recipe
 from rlhf_trl.tasks.reward_data import RewardData
 
 
-@dataclass
-class Run:
+@dataclass(kw_only=True)
+class Run(ExamplesRun):
     """The fields of this recipe beside ComparisonConfig and TRL's ModelConfig."""
 
     dataset: RewardData
-    algorithm: str = field(default="reward", metadata={"runs": ["reward", "kwise"]})
-    formulation: str = "chapter"
-    max_samples: int | None = None  # the first so many rows or questions only
-    expect: Expect | None = None
+    algorithm: str = algorithm_of("reward")
 
 
 def main() -> None:

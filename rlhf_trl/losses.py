@@ -319,16 +319,30 @@ def preference_loss(
         "chosen_nll": chosen_nll,
     }
     tensors = _named(row.label, function, given)
-    tensors = _same_precision(row.label, tensors, "policy_chosen_logps")
+    _check_floating(row.label, tensors, "policy_chosen_logps")
     _check_completions(row, tensors)
+    return completions_loss(row, numbers, **tensors)
+
+
+def completions_loss(
+    row: Preference, params: Mapping[str, Any], **tensors: Tensor
+) -> PreferenceLoss:
+    """Compute a direct-alignment loss without any check: what `preference_loss` does after them.
+
+    Args:
+        row: the formulation.
+        params: its parameters, as `Preference.parameters` returned them.
+        **tensors: those of `preference_loss` that the row's function reads.
+    """
     learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
+    tensors = _promoted(tensors, "policy_chosen_logps")
     tensors = {name: t if name in learned else t.detach() for name, t in tensors.items()}
 
     def implicit_rewards(which: str) -> Tensor:
         policy = tensors[f"policy_{which}_logps"]
-        return (numbers["beta"] * (policy - tensors.get(f"ref_{which}_logps", 0))).detach()
+        return (params["beta"] * (policy - tensors.get(f"ref_{which}_logps", 0))).detach()
 
-    loss = _call(function, numbers, tensors).mean()
+    loss = _call(_function(book.preference, row.loss), params, tensors).mean()
     return PreferenceLoss(loss, implicit_rewards("chosen"), implicit_rewards("rejected"))
 
 
@@ -392,23 +406,45 @@ def reward_loss(
     given |= {"logits": logits, "labels": labels, "class_weights": class_weights}
     per_token = row.aggregation != "none"
     tensors = _named(row.label, function, given | {"mask": mask}, {"mask"} if per_token else set())
-    tensors = _same_precision(row.label, tensors, next(iter(tensors)))
-    if per_token:
-        return _token_reward_loss(row, function, numbers, tensors)
-    _check_comparisons(row.label, tensors)
-    loss = _call(function, numbers, tensors).mean()
-    if weight := numbers.get("center_rewards_coefficient"):
-        loss = loss + weight * _call(book.reward_models.centring, {}, tensors).mean()
-    return loss
+    _check_floating(row.label, tensors, next(iter(tensors)))
+    (_check_tokens if per_token else _check_comparisons)(row, tensors)
+    return scores_loss(row, numbers, **tensors)
 
 
-def _token_reward_loss(
-    row: RewardModel,
-    function: Callable[..., Tensor],
-    numbers: Mapping[str, Any],
-    tensors: dict[str, Tensor],
-) -> Tensor:
-    """Mask, check and average the losses of tokens or steps."""
+def scores_loss(row: RewardModel, params: Mapping[str, Any], **tensors: Tensor) -> Tensor:
+    """Compute a reward model's loss without any check: what `reward_loss` does after them.
+
+    Args:
+        row: the formulation.
+        params: its parameters, as `RewardModel.parameters` returned them.
+        **tensors: those of `reward_loss` that the row's function reads; rewards or logits first.
+    """
+    function = _function(book.reward_models, row.loss)
+    tensors = _promoted(tensors, next(iter(tensors)))
+    if row.aggregation == "none":
+        loss = _call(function, params, tensors).mean()
+        if weight := params.get("center_rewards_coefficient"):
+            loss = loss + weight * _call(book.reward_models.centring, {}, tensors).mean()
+        return loss
+    logits, labels = tensors["logits"], tensors["labels"]
+    if labels.dim() == 1:
+        labels = labels.unsqueeze(1).expand(logits.shape[:2])
+    mask = tensors.get("mask", 1) * (labels != -100).to(logits.dtype)
+    counted = mask.bool()
+    tensors |= {
+        "logits": torch.where(counted.unsqueeze(2) if logits.dim() == 3 else counted, logits, 0),
+        "labels": masked(labels, mask),
+        "mask": mask,
+    }
+    if (weights := tensors.get("class_weights")) is not None:
+        total = (weights[tensors["labels"].long()] * mask).sum()
+        tensors["normalizer"] = total.clamp(min=torch.finfo(total.dtype).tiny)
+    tensors["losses"] = _call(function, params, tensors)
+    return _call(_function(book.aggregation, row.aggregation), params, tensors)
+
+
+def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse logits, labels and masks of tokens or steps that do not go together, or cannot be."""
     label, logits, labels = row.label, tensors["logits"], tensors["labels"]
     classes = 3 if row.loss == "process" else 0
     fits = logits.dim() == 3 and logits.shape[2] == classes if classes else logits.dim() == 2
@@ -427,8 +463,7 @@ def _token_reward_loss(
             )
     if not ((mask == 0) | (mask == 1)).all():
         raise InputError(f"{label}: mask must hold only 0 and 1")
-    mask = mask * (labels != -100)
-    counted = mask.bool()
+    counted = (mask * (labels != -100)).bool()
     known = range(classes or 2)
     strange = sorted(set(labels[counted].unique().tolist()) - set(known))
     if strange:
@@ -440,17 +475,6 @@ def _token_reward_loss(
     weights = tensors.get("class_weights")
     if weights is not None and (weights.shape != (classes,) or not (weights > 0).all()):
         raise InputError(f"{label}: class_weights must be {classes} numbers above 0")
-    labels = masked(labels, mask)
-    tensors = {
-        "logits": torch.where(counted.unsqueeze(2) if classes else counted, logits, 0),
-        "labels": labels,
-        "class_weights": weights,
-        "mask": mask,
-    }
-    if weights is not None and counted.any():
-        tensors["normalizer"] = (weights[labels.long()] * mask).sum()
-    tensors["losses"] = _call(function, numbers, tensors)
-    return _call(_function(book.aggregation, row.aggregation), numbers, tensors)
 
 
 def _named(
@@ -475,12 +499,16 @@ def _named(
     return tensors
 
 
-def _same_precision(label: str, tensors: dict[str, Tensor], first: str) -> dict[str, Tensor]:
-    """Bring all tensors to the precision of the first, and to float32 at least."""
+def _check_floating(label: str, tensors: Mapping[str, Tensor], first: str) -> None:
+    """Refuse a tensor of whole numbers whose precision all others would get."""
     if not tensors[first].is_floating_point():
         raise InputError(
             f"{label}: {first} must hold floating-point numbers, not {tensors[first].dtype}"
         )
+
+
+def _promoted(tensors: Mapping[str, Tensor], first: str) -> dict[str, Tensor]:
+    """Bring all tensors to the precision of the first, and to float32 at least."""
     precision = torch.promote_types(tensors[first].dtype, torch.float32)
     return {name: tensor.to(precision) for name, tensor in tensors.items()}
 
@@ -526,8 +554,9 @@ def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
         raise InputError(f"{row.label}: there is neither a chosen nor a rejected completion")
 
 
-def _check_comparisons(label: str, tensors: Mapping[str, Tensor]) -> None:
+def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     """Refuse rewards that cannot be compared."""
+    label = row.label
     first, rewards = next(iter(tensors.items()))
     ranked = first == "rewards"
     if rewards.dim() != 1 + ranked or not len(rewards) or (ranked and rewards.shape[1] < 2):

@@ -212,7 +212,7 @@ def test_every_field_of_the_installed_trl_is_listed(trl_configs):
     new = sorted(f"{fields[name].__name__}.{name}" for name in fields.keys() - listed)
     assert not new, (
         f"TRL has config fields that rlhf_trl does not know: {new}. Put each into LOSS_FIELDS, "
-        "SHARED_FIELDS or NEUTRAL_FIELDS of rlhf_trl/algorithms.py, by what it does to a loss."
+        "SHARED_FIELDS or NEUTRAL_FIELDS of algorithms/fields.py, by what it does to a loss."
     )
 
 

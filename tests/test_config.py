@@ -339,7 +339,7 @@ def test_a_field_that_depends_on_a_parameter_is_worked_out(load):
     by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl="DPOConfig").trl
     assert by_hand.loss_weights == [1.0, 0.0]
     repeated = "algorithm: cdpo\nloss_weights: [1.0, -0.8]\n"
-    assert "contradicts algorithm cdpo" in refusal(load, repeated, trl="DPOConfig")
+    assert "contradicts cdpo (chapter)" in refusal(load, repeated, trl="DPOConfig")
     broken = "algorithm: cdpo\nlabel_smoothing: much\n"
     assert "label_smoothing must be a number, not 'much'" in refusal(load, broken, trl="DPOConfig")
 
@@ -404,13 +404,12 @@ FILE_MISTAKES = {
     "unknown formulation": ("formulation: book\n", "x.yaml: ", "chapter"),
     "field not read": (
         "sapo_temperature_pos: 1.0\n",
-        "sapo_temperature_pos is not read by algorithm grpo (formulation chapter); remove it",
+        "sapo_temperature_pos is not read by grpo (chapter); remove it",
         "sapo",
     ),
     "contradiction": (
         "loss_type: bnpo\n",
-        'loss_type is "bnpo", which contradicts algorithm grpo (formulation chapter), '
-        'which fixes loss_type: "grpo"',
+        "loss_type is 'bnpo', which contradicts grpo (chapter), which fixes loss_type: 'grpo'",
         "remove it",
     ),
     "generation batch": (
@@ -573,8 +572,8 @@ LINE_MISTAKES = {
     "two values": (["--seed", "1", "2"], "seed takes one value and got 2: 1 2", ""),
     "value after equals": (["--seed=1", "2"], "'2' belongs to no option", "--key value"),
     "single dash": (["-seed", "1"], "-seed is not an option", "--"),
-    "field not read": (["--delta", "4"], "delta is not read by algorithm grpo", ""),
-    "contradiction": (["--loss_type", "bnpo"], 'loss_type is "bnpo", which contradicts', "remove"),
+    "field not read": (["--delta", "4"], "delta is not read by grpo (chapter)", ""),
+    "contradiction": (["--loss_type", "bnpo"], "loss_type is 'bnpo', which contradicts", "remove"),
     "env": (["--env.A", "1"], "env is not read from a config", "shell"),
     "batch": (["--num_generations", "3"], "num_generations is 3", "one of 2, 4, 8"),
     "second config": (["--config", "y.yaml"], "give exactly one config file", "--config PATH"),

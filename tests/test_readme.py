@@ -19,9 +19,9 @@ FUNCTION, ROW, CONFIG = re.findall(r"```(?:python|yaml)\n(.*?)```", SECTION, re.
 @pytest.fixture
 def spo(monkeypatch):
     """Do what the section says, in memory."""
-    monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
+    monkeypatch.setitem(algorithms.ALGORITHMS, "spo", None)  # so that it is removed afterwards
     exec(compile(FUNCTION, "README.md", "exec"), vars(surrogates))
-    exec(compile(ROW, "README.md", "exec"), vars(algorithms))
+    exec(compile(ROW, "README.md", "exec"), vars(algorithms.table))
     yield
     del surrogates.proximity_penalty
 

@@ -155,7 +155,7 @@ def _concerns(section: str, place: str) -> str:
     if section == "present":
         listed = name in LOSS_FIELDS | SHARED_FIELDS | NEUTRAL_FIELDS
         fate = "which name it already" if listed else "one of which it must join"
-        return f"the lists of fields in rlhf_trl/algorithms.py, {fate}"
+        return f"the lists of fields in rlhf_trl/algorithms/fields.py, {fate}"
     if section == "absent":
         return ", ".join([*_joined(own, rows), "configs that set it"])
     if section == "signatures":

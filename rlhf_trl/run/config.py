@@ -45,13 +45,15 @@ Trl = TypeVar("Trl")
 class Loaded(NamedTuple, Generic[Own, Trl]):
     """A checked configuration: the recipe's fields, TRL's, the model's, and what the user gave.
 
-    `given` is one plain mapping with `extends` resolved and the command line folded in.
+    `given` is one plain mapping with `extends` resolved and the command line folded in. `row` is
+    what the algorithm makes of TRL's fields, where the recipe has one.
     """
 
     own: Own
     trl: Trl
     model: Any
     given: dict[str, Any]
+    row: Any = None
 
     def save(self, path: str | Path) -> None:
         """Write `given` as YAML, whole or not at all; `--config PATH` then repeats the run."""
@@ -114,11 +116,16 @@ def load_config(
     _check_generation_batch(config, {**settings, **trl_given}, trl_fields)
 
     checked = {**own_given, **trl_given, **model_given}
+    args, row = config.build({**settings, **trl_given}, trl_class, ()), None
+    if hasattr(trl_class, "resolve"):
+        row = trl_class.resolve(args, own_run.algorithm, own_run.formulation)
+        args = row.args
     return Loaded(
         own=own_run,
-        trl=config.build({**settings, **trl_given}, trl_class, ()),
+        trl=args,
         model=config.build(model_given, model_class, ()),
         given={key: checked[key] for key in config.values},
+        row=row,
     )
 
 
@@ -580,7 +587,7 @@ def _check_algorithm(
 ) -> dict[str, Any]:
     """Refuse an algorithm that the recipe does not run, and loss fields that it does not read.
 
-    Returns the values that the algorithm fixes, and its defaults for what it reads.
+    Returns what the algorithm fixes, and its defaults for what it reads and nobody gave.
     """
     from rlhf_trl import algorithms
 
@@ -595,42 +602,22 @@ def _check_algorithm(
             ("algorithm",),
             f"is {_show(run.algorithm)}, which this recipe does not run; write {_one_of(runs)}",
         )
-    name = f"algorithm {run.algorithm} (formulation {formulation})"
     given = {
         key: value.untyped() if isinstance(value, _Words) else value
         for key, value in config.values.items()
     }
+    others = {
+        other: each
+        for other in runs or algorithms.ALGORITHMS
+        if (each := algorithms.ALGORITHMS[other].formulations.get(formulation))
+    }
     try:
-        settings = row.fixed({key: value for key, value in given.items() if key in row.reads})
+        values = algorithms.resolve(row, given, others)
+    except algorithms.FieldError as error:
+        config.fail((error.field,), error.message)
     except InputError as error:
         raise InputError(f"{config.file}: {error}") from error
-    reads = {**row.reads, **row.trainer_reads}
-    for key, value in given.items():
-        if key in reads:
-            continue
-        if key in settings:
-            fixed = settings[key]
-            if not (_same(value, fixed) or _same([value], fixed)):
-                config.fail(
-                    (key,),
-                    f"is {_show(value)}, which contradicts {name}, which fixes {key}: "
-                    f"{_show(fixed)}; remove it or choose another algorithm",
-                )
-        elif key in algorithms.LOSS_FIELDS:
-            readers = [
-                other
-                for other in runs or algorithms.ALGORITHMS
-                if (f := algorithms.ALGORITHMS[other].formulations.get(formulation))
-                and (key in f.reads or key in f.trainer_reads)
-            ]
-            instead = f", or choose one that reads it: {', '.join(readers)}" if readers else ""
-            config.fail((key,), f"is not read by {name}; remove it{instead}")
-    defaults = {key: value for key, value in reads.items() if value != algorithms.REQUIRED}
-    return {**defaults, **settings}
-
-
-def _same(value: Any, other: Any) -> bool:
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
+    return {k: v for k, v in values.items() if k not in given and v != algorithms.REQUIRED}
 
 
 def _check_generation_batch(

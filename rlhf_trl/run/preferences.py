@@ -11,7 +11,6 @@ from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.samples import add_panels
 from rlhf_trl.run.sampling import sample_completions, sampling_model
 from rlhf_trl.tasks.preferences import Preferences, load_preferences, on_policy_pairs
-from rlhf_trl.trainers.direct_alignment import read_row
 
 
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
@@ -28,9 +27,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     from trl import get_peft_config, get_quantization_config
 
     own, args, model = loaded.own, loaded.trl, loaded.model
-    name = f"{own.algorithm} ({own.formulation})"
-    read_row(own.algorithm, own.formulation, args)
-    train.begin(loaded, name)
+    train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_preferences(own, args, model, unpaired)
     train.check_held_out(args, data.held_out)
     quantization = get_quantization_config(model)
@@ -41,14 +38,13 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
         eval_dataset=data.eval_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model),
-        algorithm=own.algorithm,
-        formulation=own.formulation,
+        algorithm=loaded.row,
         # ORPOTrainer has no such argument
         **({} if quantization is None else {"quantization_config": quantization}),
     )
     report_fitted(trainer)
     add_panels(trainer, own.samples, data.held_out or data.train)
-    train.run(trainer, loaded, data.tasks, name)
+    train.run(trainer, loaded, data.tasks, loaded.row.label)
 
 
 def prepare_preferences(

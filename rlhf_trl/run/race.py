@@ -114,10 +114,7 @@ def recipe_of(algorithm: str | None) -> str:
     """Return the script that trains an algorithm; None: supervised fine-tuning."""
     if algorithm is None:
         return "recipes/sft.py"
-    if algorithm in ("ppo", "kto", "orpo", "orm", "prm"):
-        return f"recipes/{algorithm}.py"
-    shared = {"policy_gradient": "grpo", "direct_alignment": "dpo", "reward_model": "reward"}
-    return f"recipes/{shared[ALGORITHMS[algorithm].family]}.py"
+    return f"recipes/{ALGORITHMS[algorithm].recipe}.py"
 
 
 def keep_options(folder: Path, options: dict[str, Any]) -> None:

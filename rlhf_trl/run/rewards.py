@@ -32,7 +32,6 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
     from trl import get_peft_config, get_quantization_config
 
     own, args, model = loaded.own, loaded.trl, loaded.model
-    name = f"{own.algorithm} ({own.formulation})"
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
     if model.use_peft and "lora_task_type" in loaded.given and model.lora_task_type != task_type:
         raise InputError(
@@ -43,7 +42,7 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         raise InputError(
             f"model_name_or_path: a reward model starts from a language model; {UNTRAINED} is none."
         )
-    train.begin(loaded, name)
+    train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
     train.check_held_out(args, data.held_out)
     trainer = trainer_class(
@@ -54,15 +53,14 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         processing_class=tokenizer,
         peft_config=get_peft_config(model),
         quantization_config=get_quantization_config(model),
-        algorithm=own.algorithm,
-        formulation=own.formulation,
+        algorithm=loaded.row,
         **arguments,
     )
     trainer.candidates = data.candidates
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():
             print(f"left out {count} {side} rows: more than {args.max_length} tokens", flush=True)
-    train.run(trainer, loaded, None, name, extra=write_scores)
+    train.run(trainer, loaded, None, loaded.row.label, extra=write_scores)
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:

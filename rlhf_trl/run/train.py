@@ -151,9 +151,23 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
         "processing_class": tokenizer,
         "quantization_config": get_quantization_config(model),
         "peft_config": get_peft_config(model),
-        "algorithm": own.algorithm,
-        "formulation": own.formulation,
+        "algorithm": loaded.row,
     }
+
+
+def train_policy(loaded: Any, trainer_class: Any) -> None:
+    """Do what every policy-gradient recipe does: load, train, evaluate, save, report.
+
+    Args:
+        loaded: what `load_config` returned.
+        trainer_class: the trainer.
+
+    Raises:
+        InputError: see `begin`, `prepare` and `run`.
+    """
+    begin(loaded, loaded.row.label)
+    tasks, arguments = prepare(loaded)
+    run(trainer_class(**arguments), loaded, tasks, loaded.row.label)
 
 
 def check_held_out(args: Any, rows: Any) -> None:

@@ -1,29 +1,23 @@
 """Direct alignment (chapter 8) on TRL's DPOTrainer and KTOTrainer: a row of the table, read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
-from rlhf_trl import algorithms
-from rlhf_trl.algorithms import Preference
+from rlhf_trl.algorithms import Preference, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import PreferenceLoss, preference_loss
+from rlhf_trl.losses import PreferenceLoss, completions_loss
 from rlhf_trl.tasks.preferences import fit, kto_order, rotated
 from rlhf_trl.trainers.evaluation import AnswersBesideLoss
 
 
-def of_the_row(meaning: str) -> Any:
-    """Declare a config field that is the row's default unless it is set."""
-    return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
-
-
 @dataclass
-class AlignmentFields:
+class AlignmentFields(RowConfig):
     """What the configs of all direct-alignment trainers have beside TRL's fields.
 
     Args:
@@ -34,10 +28,25 @@ class AlignmentFields:
             generates.
     """
 
+    family: ClassVar[str] = "direct_alignment"
     trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
 
     overlong: Literal["cut_prompt", "cut_completion", "drop"] = "cut_prompt"
     max_completion_length: int = 64
+
+    def check_for(self, row: Preference) -> None:
+        """Refuse a row of another trainer, and TRL's own rule for over-long examples."""
+        if row.trainer not in self.trainers:
+            raise InputError(
+                f"{row.label} is not trained on {self.trainers[0]}; it has a recipe of its own."
+            )
+        if getattr(self, "truncation_mode", "keep_start") != "keep_start":
+            raise InputError(
+                f"truncation_mode: {self.truncation_mode} is TRL's rule; write overlong: "
+                "cut_prompt, which keeps the end without cutting into completions."
+            )
+        if not (getattr(self, "nll_weight", None) or 0) >= 0:
+            raise InputError(f"nll_weight is {self.nll_weight}; write 0 (no such term) or more.")
 
 
 @dataclass
@@ -87,13 +96,42 @@ class _Recorder:
         return self.outputs[-1]
 
 
-class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
+class Aligned(AnswersBesideLoss):
+    """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
+
+    def _take(self, resolved: Resolved) -> Any:
+        """Keep a row, and return the config that it makes."""
+        self._row, self._parameters = resolved.row, resolved.parameters
+        self._stock = resolved.formulation == "trl"
+        self.max_completion_length, self.fitted = resolved.args.max_completion_length, {}
+        return resolved.args
+
+    # Calls the trainer's own _compute_loss, which has no seam between log-probabilities and loss:
+    # the reference's are filled in before, and the policy's are recorded.
+    def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
+        """Return TRL's result, whose metrics stay, and all that the model returned."""
+        recorder = _Recorder(model)
+        precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
+        try:
+            return compute(recorder, inputs, return_outputs), recorder.outputs
+        finally:
+            self.precompute_ref_logps = precomputed
+
+    def _reference(self, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Return the reference's summed log-probabilities, computed unless they are there."""
+        if names[0] in inputs:
+            return {name: inputs[name] for name in names}
+        found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+        return dict(zip(names, found, strict=True))
+
+
+class PreferenceTrainer(Aligned, DPOTrainer):
     """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
 
     Args:
         model: see DPOTrainer, as are all arguments that are not named here.
         args (`PreferenceConfig`): the configuration.
-        algorithm (`str`, *optional*, defaults to `"dpo"`): the row.
+        algorithm (`str` or `Resolved`, *optional*, defaults to `"dpo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
             the stock trainer with the row's settings.
 
@@ -109,19 +147,17 @@ class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
         model: Any,
         args: PreferenceConfig,
         *,
-        algorithm: str = "dpo",
+        algorithm: str | Resolved = "dpo",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        self._row, self._parameters, args = read_row(algorithm, formulation, args)
-        self._algorithm, self._formulation = algorithm, formulation
+        args = self._take(PreferenceConfig.resolve(args, algorithm, formulation))
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
-        self.max_completion_length, self.fitted = args.max_completion_length, {}
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
                 raise InputError(f"{self._row.label} reads no reference model; remove it.")
             args.precompute_ref_log_probs = True
-        if formulation != "trl":  # TRL's loss is computed for its metrics only
+        if not self._stock:  # TRL's loss is computed for its metrics only
             args.loss_type, args.loss_weights = ["sigmoid"], None
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
@@ -143,22 +179,15 @@ class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
-    # Extends DPOTrainer._compute_loss, which has no seam between log-probabilities and loss: the
-    # reference's are filled in before, the policy's are recorded, and the row's loss replaces
-    # TRL's. TRL's metrics stay but for the rewards, which are wrong for averages and without a
-    # reference.
+    # Extends DPOTrainer._compute_loss: the row's loss replaces TRL's. TRL's metrics stay but for
+    # the rewards, which are wrong for averages and without a reference.
     def _compute_loss(self, model, inputs, return_outputs):
-        if self._formulation == "trl":
-            return super()._compute_loss(model, inputs, return_outputs)
+        compute = super()._compute_loss
+        if self._stock:
+            return compute(model, inputs, return_outputs)
         inputs = {**inputs, **self._reference_logps(inputs)}
-        recorder = _Recorder(model)
-        precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
-        try:
-            result = super()._compute_loss(recorder, inputs, return_outputs)
-        finally:
-            self.precompute_ref_logps = precomputed
+        result, (outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         mask = inputs["completion_mask"][:, 1:]
-        outputs = recorder.outputs[0]
         sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
         lengths = mask.sum(1)
         policy = sums / lengths if self._row.logps == "mean" else sums
@@ -170,9 +199,7 @@ class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
             if self._row.reference:
                 total = inputs[f"ref_{side}_logps"]
                 given[f"ref_{side}_logps"] = total / length if self._row.logps == "mean" else total
-        found = preference_loss(
-            self._algorithm, formulation=self._formulation, **given, **self._parameters
-        )
+        found = completions_loss(self._row, self._parameters, **given)
         mode = "train" if self.model.training else "eval"
         self._set_rewards(mode, found)
         loss = found.loss
@@ -190,10 +217,7 @@ class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
         if not self._row.reference:
             zeros = torch.zeros(len(inputs["input_ids"]) // 2, device=inputs["input_ids"].device)
             return dict.fromkeys(names, zeros)
-        if names[0] in inputs:
-            return {name: inputs[name] for name in names}
-        found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
-        return dict(zip(names, found, strict=True))
+        return self._reference(inputs, names)
 
     def _set_rewards(self, mode: str, found: PreferenceLoss) -> None:
         """Replace what TRL has just logged about rewards."""
@@ -209,7 +233,7 @@ class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
             self._metrics[mode][f"rewards/{name}"][-1] = value.item()
 
 
-class UnpairedTrainer(AnswersBesideLoss, KTOTrainer):
+class UnpairedTrainer(Aligned, KTOTrainer):
     """KTOTrainer whose loss is a row of `rlhf_trl.algorithms`, and whose labels are interleaved.
 
     TRL takes the mismatched completions that KTO's reference point needs from the neighbours in a
@@ -219,7 +243,7 @@ class UnpairedTrainer(AnswersBesideLoss, KTOTrainer):
     Args:
         model: see KTOTrainer, as are all arguments that are not named here.
         args (`UnpairedConfig`): the configuration.
-        algorithm (`str`, *optional*, defaults to `"kto"`): the row.
+        algorithm (`str` or `Resolved`, *optional*, defaults to `"kto"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
     Raises:
@@ -231,13 +255,11 @@ class UnpairedTrainer(AnswersBesideLoss, KTOTrainer):
         model: Any,
         args: UnpairedConfig,
         *,
-        algorithm: str = "kto",
+        algorithm: str | Resolved = "kto",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        self._row, self._parameters, args = read_row(algorithm, formulation, args)
-        self._algorithm, self._formulation = algorithm, formulation
-        self.max_completion_length, self.fitted = args.max_completion_length, {}
+        args = self._take(UnpairedConfig.resolve(args, algorithm, formulation))
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
@@ -262,93 +284,28 @@ class UnpairedTrainer(AnswersBesideLoss, KTOTrainer):
     # Extends KTOTrainer._compute_loss: see PreferenceTrainer; the first call of the model is that
     # on mismatched pairs.
     def _compute_loss(self, model, inputs, return_outputs):
-        if self._formulation == "trl":
-            return super()._compute_loss(model, inputs, return_outputs)
-        if "ref_logps" not in inputs:
-            found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
-            inputs = {**inputs, **dict(zip(("ref_logps", "ref_KL_logps"), found, strict=True))}
-        recorder = _Recorder(model)
-        precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
-        try:
-            result = super()._compute_loss(recorder, inputs, return_outputs)
-        finally:
-            self.precompute_ref_logps = precomputed
-        kl, outputs = recorder.outputs[:2]
+        compute = super()._compute_loss
+        if self._stock:
+            return compute(model, inputs, return_outputs)
+        inputs = {**inputs, **self._reference(inputs, ("ref_logps", "ref_KL_logps"))}
+        result, (kl, outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         policy = outputs.log_probs[:, 1 - inputs["input_ids"].shape[1] :].sum(1)
         kl_policy = kl.log_probs[:, 1 - inputs["KL_input_ids"].shape[1] :].sum(1)
         wanted = inputs["label"].bool()
-        found = preference_loss(
-            self._algorithm,
-            formulation=self._formulation,
+        found = completions_loss(
+            self._row,
+            self._parameters,
             policy_chosen_logps=policy[wanted],
             policy_rejected_logps=policy[~wanted],
             ref_chosen_logps=inputs["ref_logps"][wanted],
             ref_rejected_logps=inputs["ref_logps"][~wanted],
             policy_kl_logps=self.accelerator.gather(kl_policy),
             ref_kl_logps=self.accelerator.gather(inputs["ref_KL_logps"]),
-            **self._parameters,
         )
         loss = found.loss
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, result[1]) if return_outputs else loss
-
-
-def read_row(algorithm: str, formulation: str, args: Any) -> tuple[Preference, dict[str, Any], Any]:
-    """Read a row for a config, before anything is loaded.
-
-    Args:
-        algorithm: the row.
-        formulation: "chapter", "code" or "trl".
-        args: the configuration; it is not changed.
-
-    Returns:
-        The row, the parameters of its loss, and the config with the row's values in every field
-        that was None.
-
-    Raises:
-        InputError: no such algorithm, or a config field that it does not read, or contradicts.
-    """
-    row = algorithms.formulation(algorithm, formulation, "direct_alignment")
-    if not isinstance(args, AlignmentFields):
-        raise InputError(
-            f"args must be a config of rlhf_trl.trainers, not a {type(args).__name__}, whose "
-            "defaults cannot be told from what was asked for."
-        )
-    if row.trainer not in args.trainers:
-        raise InputError(
-            f"{algorithm} is not trained on {args.trainers[0]}; it has a recipe of its own."
-        )
-    if getattr(args, "truncation_mode", "keep_start") != "keep_start":
-        raise InputError(
-            f"truncation_mode: {args.truncation_mode} is TRL's rule; write overlong: cut_prompt, "
-            "which keeps the end without cutting into completions."
-        )
-    given = {k: v for k in row.reads if (v := getattr(args, k, None)) is not None}
-    if not (getattr(args, "nll_weight", None) or 0) >= 0:
-        raise InputError(f"nll_weight is {args.nll_weight}; write 0 (no such term) or more.")
-    settings = row.fixed(given)
-    reads = {**row.reads, **row.trainer_reads}
-    base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
-    stock = {f.name: f.default for f in fields(base)}
-    resolved = copy(args)
-    for name, default in ((f.name, f.default) for f in fields(args)):
-        value = getattr(args, name)
-        if name in settings:
-            fixed = settings[name]
-            if value not in (None, fixed, [fixed]):
-                raise InputError(
-                    f"{name} is {value!r}, which contradicts {row.label}, which fixes {name}: "
-                    f"{fixed!r}; remove it or choose another algorithm."
-                )
-            setattr(resolved, name, fixed)
-        elif name in reads:
-            setattr(resolved, name, reads[name] if value is None else value)
-        elif name in algorithms.LOSS_FIELDS:
-            if value != default:
-                raise InputError(f"{name} is not read by {row.label}; remove it.")
-            setattr(resolved, name, stock.get(name))
-    return row, {k: v for k, v in row.parameters(given).items() if k in row.reads}, resolved
 
 
 def _check_reference(model: Any, reference: Any) -> None:

@@ -5,11 +5,11 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_trl.algorithms import Resolved, of_the_row
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import preference_loss
+from rlhf_trl.losses import completions_loss
 from rlhf_trl.tasks.preferences import fit
-from rlhf_trl.trainers.direct_alignment import AlignmentFields, of_the_row, read_row
-from rlhf_trl.trainers.evaluation import AnswersBesideLoss
+from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 try:
@@ -34,13 +34,13 @@ class OddsRatioConfig(AlignmentFields, ORPOConfig):
     beta: float | None = of_the_row("Weight of the odds ratio.")
 
 
-class OddsRatioTrainer(AnswersBesideLoss, ORPOTrainer):
+class OddsRatioTrainer(Aligned, ORPOTrainer):
     """ORPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
 
     Args:
         model: see ORPOTrainer, as are all arguments that are not named here.
         args (`OddsRatioConfig`): the configuration.
-        algorithm (`str`, *optional*, defaults to `"orpo"`): the row.
+        algorithm (`str` or `Resolved`, *optional*, defaults to `"orpo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
     Raises:
@@ -52,19 +52,16 @@ class OddsRatioTrainer(AnswersBesideLoss, ORPOTrainer):
         model: Any,
         args: OddsRatioConfig,
         *,
-        algorithm: str = "orpo",
+        algorithm: str | Resolved = "orpo",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        self._row, self._parameters, args = read_row(algorithm, formulation, args)
-        self._algorithm, self._formulation = algorithm, formulation
-        self.fitted: dict[str, dict[str, int]] = {}
+        args = self._take(OddsRatioConfig.resolve(args, algorithm, formulation))
         whole = copy(args)
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
             whole.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
         super().__init__(model, args=whole, **kwargs)
-        self.max_completion_length = args.max_completion_length
         self.max_length = self.args.max_length = args.max_length
         self.train_dataset = self._fitted(self.train_dataset, "train")
         if self.eval_dataset is not None:
@@ -94,16 +91,15 @@ class OddsRatioTrainer(AnswersBesideLoss, ORPOTrainer):
         for side, logps in (("chosen", chosen), ("rejected", rejected)):
             sums = logps.detach() * (batch[f"{side}_labels"] != -100).sum(1)
             metrics[f"{prefix}logps/{side}"] = self.accelerator.gather(sums).mean().item()
-        if self._formulation == "trl":
+        if self._stock:
             return loss, metrics
         metrics[f"{prefix}nll_loss"] = self.accelerator.gather(-chosen.detach()).mean().item()
-        found = preference_loss(
-            self._algorithm,
-            formulation=self._formulation,
+        found = completions_loss(
+            self._row,
+            self._parameters,
             policy_chosen_logps=chosen,
             policy_rejected_logps=rejected,
             chosen_nll=-chosen,
-            **self._parameters,
         )
         return found.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
 

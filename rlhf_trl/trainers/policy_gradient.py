@@ -4,16 +4,15 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, ClassVar
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from rlhf_trl import algorithms, book
-from rlhf_trl.algorithms import PolicyGradient
+from rlhf_trl import book
+from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
@@ -22,13 +21,8 @@ from rlhf_trl.trainers.evaluation import AnswersHeldOut
 STATE_FILE = "policy_gradient_state.json"
 
 
-def of_the_row(meaning: str) -> Any:
-    """Declare a config field that is the row's default unless it is set."""
-    return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
-
-
 @dataclass
-class PolicyGradientConfig(GRPOConfig):
+class PolicyGradientConfig(RowConfig, GRPOConfig):
     """GRPOConfig whose loss fields belong to the algorithm, with the fields that TRL lacks.
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
@@ -50,6 +44,7 @@ class PolicyGradientConfig(GRPOConfig):
             anew before the last ones are kept; 0: never (DAPO).
     """
 
+    family: ClassVar[str] = "policy_gradient"
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
 
     # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
@@ -91,6 +86,18 @@ class PolicyGradientConfig(GRPOConfig):
         super().__post_init__()
         self.num_generations, self.num_generations_eval = 1, given
 
+    def parameters(self, row: PolicyGradient, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of the row's loss."""
+        if given.get("baseline") == "moving_average":
+            given["baseline_value"] = 0.0  # each generation sets it
+        return row.parameters(given)
+
+    def checked(self, resolved: Resolved) -> Resolved:
+        """Return the row as its parameters make it, if the run can be computed and resumed."""
+        row = resolved.row.chosen(resolved.parameters)
+        _check(row, self)
+        return replace(resolved, row=row)
+
 
 class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
     """GRPOTrainer whose advantages and loss are a row of `rlhf_trl.algorithms`.
@@ -100,7 +107,7 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         reward_funcs: see GRPOTrainer.
         args (`PolicyGradientConfig`, *optional*): the configuration.
         train_dataset: see GRPOTrainer.
-        algorithm (`str`, *optional*, defaults to `"grpo"`): the row.
+        algorithm (`str` or `Resolved`, *optional*, defaults to `"grpo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
             the stock trainer with the row's settings.
 
@@ -115,13 +122,14 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         args: PolicyGradientConfig | None = None,
         train_dataset: Any = None,
         *,
-        algorithm: str = "grpo",
+        algorithm: str | Resolved = "grpo",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        given = PolicyGradientConfig() if args is None else args
-        row, self._parameters, args = read_row(algorithm, formulation, given)
-        self._row, self._stock = row, formulation == "trl"
+        args = PolicyGradientConfig() if args is None else args
+        resolved = PolicyGradientConfig.resolve(args, algorithm, formulation)
+        row, args, self._parameters = resolved.row, resolved.args, resolved.parameters
+        self._row, self._stock = row, resolved.formulation == "trl"
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0}
@@ -400,31 +408,6 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             )
 
 
-def read_row(
-    algorithm: str, formulation: str, args: PolicyGradientConfig
-) -> tuple[PolicyGradient, dict[str, Any], PolicyGradientConfig]:
-    """Read a row for a config, before anything is loaded.
-
-    Args:
-        algorithm: the row.
-        formulation: "chapter", "code" or "trl".
-        args: the configuration; it is not changed.
-
-    Returns:
-        The row as the config makes it, its parameters, and the config with the row's values in
-        every field that was None.
-
-    Raises:
-        InputError: see PolicyGradientTrainer; or a run that could not be computed or resumed.
-    """
-    row = algorithms.formulation(algorithm, formulation, "policy_gradient")
-    args = _resolve(row, args)
-    parameters = _parameters(row, args)
-    row = row.chosen(parameters)
-    _check(row, args)
-    return row, parameters, args
-
-
 def updates_per_generation(args: Any) -> int:
     """Return after how many optimizer steps a new generation starts together with a step."""
     every = args.steps_per_generation * args.num_iterations
@@ -435,44 +418,6 @@ def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return (B, T) 1 on the tokens that the policy generated and that count."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
-
-
-def _resolve(row: PolicyGradient, args: Any) -> PolicyGradientConfig:
-    """Return a copy of the config with what the row fixes and its defaults filled in."""
-    if not isinstance(args, PolicyGradientConfig):
-        raise InputError(
-            f"args must be a PolicyGradientConfig, not a {type(args).__name__}, whose defaults "
-            "cannot be told from what was asked for."
-        )
-    resolved = copy(args)
-    reads = {**row.reads, **row.trainer_reads}
-    stock = {f.name: f.default for f in fields(GRPOConfig)}
-    for name, default in ((f.name, f.default) for f in fields(args)):
-        value = getattr(args, name)
-        if name in row.settings:
-            if value not in (None, row.settings[name]):
-                raise InputError(
-                    f"{name} is {value!r}, which contradicts {row.label}, which fixes {name}: "
-                    f"{row.settings[name]!r}; remove it or choose another algorithm."
-                )
-            setattr(resolved, name, row.settings[name])
-        elif name in reads:
-            if value is None and reads[name] == algorithms.REQUIRED:
-                raise InputError(f"{row.label} needs {name}, which has no default.")
-            setattr(resolved, name, reads[name] if value is None else value)
-        elif name in algorithms.LOSS_FIELDS:
-            if value != default:
-                raise InputError(f"{name} is not read by {row.label}; remove it.")
-            setattr(resolved, name, stock.get(name))
-    return resolved
-
-
-def _parameters(row: PolicyGradient, args: PolicyGradientConfig) -> dict[str, Any]:
-    """Return every parameter of the row, checked."""
-    given = {name: getattr(args, name, None) for name in row.reads}
-    if given.get("baseline") == "moving_average":
-        given["baseline_value"] = 0.0  # each generation sets it
-    return row.parameters({name: value for name, value in given.items() if value is not None})
 
 
 def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.utils import get_config_model_id
 
 from rlhf_trl import book
+from rlhf_trl.algorithms import Resolved, of_the_row
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
@@ -19,7 +20,6 @@ from rlhf_trl.trainers.policy_gradient import (
     PolicyGradientConfig,
     PolicyGradientTrainer,
     loss_mask,
-    of_the_row,
 )
 
 
@@ -117,7 +117,7 @@ class PPOTrainer(PolicyGradientTrainer):
         reward_funcs: see GRPOTrainer.
         args (`PPOConfig`, *optional*): the configuration.
         train_dataset: see GRPOTrainer.
-        algorithm (`str`, *optional*, defaults to `"ppo"`): the row.
+        algorithm (`str` or `Resolved`, *optional*, defaults to `"ppo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
 
     Raises:
@@ -131,7 +131,7 @@ class PPOTrainer(PolicyGradientTrainer):
         args: PPOConfig | None = None,
         train_dataset: Any = None,
         *,
-        algorithm: str = "ppo",
+        algorithm: str | Resolved = "ppo",
         formulation: str = "chapter",
         **kwargs: Any,
     ):

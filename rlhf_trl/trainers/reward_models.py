@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
@@ -14,8 +14,9 @@ from transformers.utils import logging
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import create_model_from_path
 
+from rlhf_trl.algorithms import Resolved, RowConfig
 from rlhf_trl.errors import InputError
-from rlhf_trl.losses import reward_loss
+from rlhf_trl.losses import scores_loss
 from rlhf_trl.trainers.reward_metrics import (
     pair_metrics,
     prompt_groups,
@@ -26,13 +27,15 @@ from rlhf_trl.trainers.scoring import CLASSES, Encoded, Reader, judged_class, pa
 
 
 @dataclass
-class ComparisonConfig(RewardConfig):
+class ComparisonConfig(RowConfig, RewardConfig):
     """RewardConfig for models that compare whole texts.
 
     Args:
         max_completion_length (`int`, *optional*, defaults to `64`): of the answers that are
             sampled for on-policy data and for evaluation.
     """
+
+    family: ClassVar[str] = "reward_model"
 
     max_completion_length: int = 64
 
@@ -74,10 +77,23 @@ class _Judges(RewardTrainer):
         left_out (`dict[str, int]`): rows that were too long, by data set.
     """
 
+    known: ClassVar[tuple[str, ...]]  # the algorithms that a subclass trains
+
     reader: Reader
     candidates: Sequence[Mapping[str, Any]] = ()
     on_answers: Any = None
     judged: dict[str, list[Any]] | None = None
+
+    def _take(self, resolved: Resolved, *steps: str | None) -> Any:
+        """Keep a row and how it reads texts, and return the config that it makes."""
+        if resolved.algorithm not in self.known:
+            raise InputError(
+                f"algorithm: {resolved.algorithm!r} is none of this trainer's; write "
+                f"{' or '.join(self.known)}."
+            )
+        self._row, self._parameters, self.left_out = resolved.row, resolved.parameters, {}
+        self.reader = Reader(resolved.algorithm, resolved.formulation, *steps)
+        return resolved.args
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -184,17 +200,19 @@ class ComparisonTrainer(_Judges):
         InputError: no such algorithm, a model with several labels, or only rows that are too long.
     """
 
+    known = ("reward", "kwise")
+
     def __init__(
         self,
         model: Any,
         args: ComparisonConfig,
         *,
-        algorithm: str = "reward",
+        algorithm: str | Resolved = "reward",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        self.reader = _reader(("reward", "kwise"), algorithm, formulation)
-        self._ranked, self.left_out = algorithm == "kwise", {}
+        args = self._take(ComparisonConfig.resolve(args, algorithm, formulation))
+        self._ranked = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
@@ -249,7 +267,7 @@ class ComparisonTrainer(_Judges):
         length = inputs.pop("list_length")
         outputs = model(**inputs, use_cache=False)
         rewards = outputs.logits.view(-1, length)
-        loss = reward_loss("kwise", rewards=rewards, formulation=self.reader.formulation)
+        loss = scores_loss(self._row, self._parameters, rewards=rewards)
         _count_tokens(self, inputs)
         return loss, outputs, rewards
 
@@ -300,20 +318,22 @@ class TokenRewardTrainer(_Judges):
             merges away; or only rows that are too long.
     """
 
+    known = ("orm", "prm")
+
     def __init__(
         self,
         model: Any,
         args: TokenRewardConfig,
         *,
-        algorithm: str = "orm",
+        algorithm: str | Resolved = "orm",
         formulation: str = "chapter",
         step_separator: str | None = None,
         step_split: str | None = None,
         **kwargs: Any,
     ):
-        steps = (step_separator, step_split) if algorithm == "prm" else ()
-        self.reader = _reader(("orm", "prm"), algorithm, formulation, *steps)
-        self._weights, self.left_out = args.class_weights, {}
+        resolved = TokenRewardConfig.resolve(args, algorithm, formulation)
+        steps = (step_separator, step_split) if resolved.algorithm == "prm" else ()
+        args = self._take(resolved, *steps)
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
@@ -325,8 +345,8 @@ class TokenRewardTrainer(_Judges):
             args.model_init_kwargs = None
         if model.config.num_labels != labels:
             raise InputError(
-                f"num_labels is {model.config.num_labels}, but {algorithm} ({formulation}) has "
-                f"{labels} per token; choose another model or formulation."
+                f"num_labels is {model.config.num_labels}, but {self._row.label} has {labels} per "
+                "token; choose another model or formulation."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
         super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
@@ -391,14 +411,9 @@ class TokenRewardTrainer(_Judges):
         labels = inputs.pop("labels")
         outputs = model(**inputs, use_cache=False)
         logits = outputs.logits.squeeze(-1)
-        weights = self._weights and torch.tensor(self._weights, device=logits.device)
-        loss = reward_loss(
-            self.reader.algorithm,
-            logits=logits,
-            labels=labels,
-            class_weights=weights,
-            formulation=self.reader.formulation,
-        )
+        weights = self.args.class_weights
+        weights = {"class_weights": torch.tensor(weights, device=logits.device)} if weights else {}
+        loss = scores_loss(self._row, self._parameters, logits=logits, labels=labels, **weights)
         _count_tokens(self, inputs)
         with torch.no_grad():
             counted = labels != -100
@@ -457,15 +472,6 @@ def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
     """Return the configuration of a model that `from_pretrained` would load."""
     known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
     return AutoConfig.from_pretrained(source, **known)
-
-
-def _reader(known: Sequence[str], algorithm: str, *fields: Any) -> Reader:
-    """Return how the algorithm reads texts; refuse one that the trainer does not know."""
-    if algorithm not in known:
-        raise InputError(
-            f"algorithm: {algorithm!r} is none of this trainer's; write {' or '.join(known)}."
-        )
-    return Reader(algorithm, *fields)
 
 
 @dataclass

@@ -1,242 +1,25 @@
 """The table: one row per algorithm, what it is made of, and what TRL computes with which settings.
 
-A formulation names functions of `rlhf_trl.book` (a callable may stand in their place); `parts` of
-its class says in which module each stands. `chapter` is the equation as the book prints it, or the
-paper's where the book prints none; `code` is what the book's published code computes; `trl` is the
-stock trainer with the settings that come closest. This module imports neither torch nor trl.
+A formulation names functions of `rlhf_trl.book` (a callable may stand in their place). `chapter` is
+the equation as the book prints it, or the paper's where the book prints none; `code` is what the
+book's published code computes; `trl` is the stock trainer with the settings that come closest.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from numbers import Real
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+from rlhf_trl.algorithms.formulations import (
+    FORMULATIONS,
+    REQUIRED,
+    Algorithm,
+    Family,
+    Formulation,
+    PolicyGradient,
+    Preference,
+    RewardModel,
+)
 from rlhf_trl.errors import InputError, nearest
-
-REQUIRED = "required"
-"""Stands in `reads` for a default where there is none: the caller must give the parameter."""
-
-Part = str | Callable[..., Any]
-Family = Literal["policy_gradient", "direct_alignment", "reward_model"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Formulation:
-    """One way of computing an algorithm's loss: what every family has.
-
-    Attributes:
-        reads: the parameters a user may set, with their defaults.
-        constants: numbers that the formulation fixes, by the name its functions know them by.
-        trainer: the stock trainer whose config `settings` belong to.
-        settings: the TRL config fields that the formulation fixes; a value that depends on the
-            parameters is a function of them, whose docstring is its formula (see `fixed`).
-        trl: True: the stock trainer with `settings` computes this; a string: why it does not.
-        trl_offset: what to add to a parameter when it is handed to TRL, which means another thing.
-        trainer_reads: config fields that only the trainer reads, with their defaults.
-        differs: one sentence: what differs from the chapter (for the chapter: what to know).
-        label: filled in by `formulation`: "grpo (chapter)".
-    """
-
-    parts: ClassVar[Mapping[str, str]] = {}
-    positive: ClassVar[frozenset[str]] = frozenset(
-        {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
-    )
-
-    reads: Mapping[str, Any] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    trainer: str = "GRPOTrainer"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    trl: bool | str = ""
-    trl_offset: Mapping[str, float] = field(default_factory=dict)
-    trainer_reads: Mapping[str, Any] = field(default_factory=dict)
-    differs: str = ""
-    label: str = ""
-
-    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the given parameters and add the defaults and constants of the row.
-
-        Args:
-            given: parameters by name.
-
-        Returns:
-            Every parameter of the row.
-
-        Raises:
-            InputError: if a parameter is unknown to the row, missing, or out of range.
-        """
-        for name, value in given.items():
-            if name not in self.reads:
-                known = ", ".join(self.reads) or "no parameter"
-                hint = nearest(name, self.reads)
-                raise InputError(f"{self.label} does not read {name}{hint}; it reads {known}")
-            _check(self.label, name, value, self.reads[name] is None, name in self.positive)
-        values = {**self.reads, **given}
-        for name, value in values.items():
-            if value == REQUIRED:
-                raise InputError(f"{self.label} needs {name}, which has no default")
-        return {**values, **self.constants}
-
-    def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `settings` with those that depend on the parameters worked out.
-
-        Args:
-            given: parameters by name; what is missing has its default.
-
-        Raises:
-            InputError: if a parameter that a setting depends on is out of range.
-        """
-        if not any(map(callable, self.settings.values())):
-            return dict(self.settings)
-        values = self.parameters(given)
-        return {k: v(values) if callable(v) else v for k, v in self.settings.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyGradient(Formulation):
-    """A policy-gradient loss.
-
-    Attributes:
-        advantage: the estimator.
-        ratio: the likelihood ratio, or "none".
-        surrogate: the per-token loss.
-        aggregation: from per-token losses to a number.
-        window: what the denominator of the aggregation spans: "micro_batch", or "window" for the
-            whole accumulation step (its token count is then passed as `normalizer`).
-        kl: where beta * KL goes: "none", "loss" (per token) or "reward".
-        kl_sign: whose estimators k1, k2, k3 are: "chapter" or "code".
-        kl_penalty: how the KL enters the reward, if that is where it goes.
-        value_loss: the critic's loss, or "none".
-        trl: True holds at the default kl_estimator.
-    """
-
-    parts: ClassVar[Mapping[str, str]] = {
-        "advantage": "advantages",
-        "ratio": "surrogates",
-        "surrogate": "surrogates",
-        "aggregation": "aggregation",
-        "kl_penalty": "rewards",
-        "value_loss": "value",
-    }
-
-    advantage: Part
-    ratio: Part
-    surrogate: Part
-    aggregation: Part
-    window: Literal["micro_batch", "window"] = "micro_batch"
-    kl: Literal["none", "loss", "reward"] = "none"
-    kl_sign: Literal["chapter", "code"] = "chapter"
-    kl_penalty: Part = "none"
-    value_loss: Part = "none"
-
-    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the given parameters and add defaults and constants; see `Formulation`.
-
-        Returns:
-            Every parameter of the row; `epsilon_high` follows `epsilon` if unset.
-        """
-        values = super().parameters(given)
-        if values.get("epsilon_high", 0) is None:
-            values["epsilon_high"] = values["epsilon"]
-        if "baseline" in values:
-            moving = values["baseline"] == "moving_average"
-            if moving == (values["baseline_value"] is None):
-                raise InputError(
-                    f"{self.label} needs baseline_value (the average before this batch) with "
-                    "baseline='moving_average', and only then"
-                )
-        return values
-
-    def chosen(self, values: Mapping[str, Any]) -> "PolicyGradient":
-        """Return the row as these parameters make it.
-
-        Args:
-            values: what `parameters` returned.
-
-        Returns:
-            The row; `baseline` replaces its advantage, `importance_cap` its ratio and surrogate.
-        """
-        row = self
-        if "baseline" in values:
-            row = replace(row, advantage=BASELINES[values["baseline"]])
-        if values.get("importance_cap") is not None:
-            row = replace(row, ratio="token_ratio", surrogate="truncated_importance_weight")
-        return row
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preference(Formulation):
-    """A direct-alignment loss; the mean of what its function returns is minimised.
-
-    Attributes:
-        loss: from log-probabilities of completions to losses.
-        logps: what those log-probabilities are over the tokens of a completion.
-        reference: whether the reference policy's are read, too.
-    """
-
-    parts: ClassVar[Mapping[str, str]] = {"loss": "preference"}
-    positive: ClassVar[frozenset[str]] = frozenset({"beta"})
-
-    loss: Part
-    logps: Literal["sum", "mean"] = "sum"
-    reference: bool = True
-    trainer: str = "DPOTrainer"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardModel(Formulation):
-    """A reward model's loss.
-
-    Attributes:
-        loss: of a comparison, or of a token where the model scores tokens.
-        aggregation: from per-token losses to a number; "none": the mean over the comparisons.
-    """
-
-    parts: ClassVar[Mapping[str, str]] = {"loss": "reward_models", "aggregation": "aggregation"}
-
-    loss: Part
-    aggregation: Part = "none"
-    trainer: str = "RewardTrainer"
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A row of the table.
-
-    Attributes:
-        name: what a config says.
-        title: what people say.
-        family: "policy_gradient", "direct_alignment" or "reward_model".
-        source: chapter and labels of the equations.
-        paper: where it was introduced.
-        chapter: the book's equation, or the paper's where `source` says that none is printed.
-        code: what the book's published code computes, or why there is nothing to compare.
-        trl: the stock trainer with the settings that come closest, or why it is not offered.
-    """
-
-    name: str
-    title: str
-    family: Family
-    source: str
-    paper: str
-    chapter: Formulation
-    code: Formulation | str
-    trl: Formulation | str
-
-    @property
-    def formulations(self) -> dict[str, Formulation]:
-        """The formulations that exist, by name."""
-        named = {name: getattr(self, name) for name in FORMULATIONS}
-        return {name: row for name, row in named.items() if isinstance(row, Formulation)}
-
-
-FORMULATIONS = ("chapter", "code", "trl")
-
-BASELINES = {
-    "none": "raw",
-    "batch_mean": "batch_mean_baseline",
-    "moving_average": "moving_average_baseline",
-}
 
 _CLIP = {"epsilon": 0.2, "epsilon_high": None}
 _CLIP_HIGHER = {"epsilon": 0.2, "epsilon_high": 0.28}
@@ -846,6 +629,11 @@ def names(family: Family) -> list[str]:
     return [name for name, row in ALGORITHMS.items() if row.family == family]
 
 
+def of_recipe(recipe: str) -> list[str]:
+    """Return the identifiers of the algorithms that a script of recipes/ trains."""
+    return [name for name, row in ALGORITHMS.items() if row.recipe == recipe]
+
+
 def formulation(
     algorithm_name: str, formulation_name: str, family: Family | None = None
 ) -> Formulation:
@@ -877,116 +665,3 @@ def formulation(
         )
     label = f"{algorithm_name} ({formulation_name})"
     return replace(row.formulations[formulation_name], label=label)
-
-
-_CHOICES = {"kl_estimator": ("k1", "k2", "k3"), "baseline": tuple(BASELINES)}
-_AT_MOST = {"gamma": 1, "lam": 1, "label_smoothing": 0.5}
-
-
-def _check(label: str, name: str, value: Any, optional: bool, positive: bool) -> None:
-    """Refuse a value that a parameter cannot have; parameters without a rule here take any."""
-    if value is None and optional:
-        return
-    if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            known = ", ".join(_CHOICES[name])
-            raise InputError(
-                f"{label}: {name} must be one of {known}, not {value!r}"
-                f"{nearest(value, _CHOICES[name])}"
-            )
-        return
-    if name not in LOSS_FIELDS | SHARED_FIELDS:
-        return
-    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
-        raise InputError(f"{label}: {name} must be a number, not {value!r}")
-    if name == "max_completion_length" and (value < 1 or value != int(value)):
-        raise InputError(f"{label}: {name} must be a whole number of tokens, not {value!r}")
-    if name == "baseline_value":
-        return
-    most = _AT_MOST.get(name, math.inf)
-    if value < 0 or (value == 0 and positive) or value > most:
-        allowed = f"between 0 and {most}" if name in _AT_MOST else "at least 0"
-        allowed = "above 0" if positive else allowed
-        raise InputError(f"{label}: {name} must be {allowed}, not {value!r}")
-
-
-def _fields(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Every field of TRL's GRPO, RLOO, SFT, DPO, KTO, ORPO, CPO and Reward configs stands in one of the
-# three lists below. A field in LOSS_FIELDS that a config sets, and that the chosen formulation
-# neither reads nor fixes to the same value, is an error.
-
-LOSS_FIELDS = _fields(
-    """
-    alpha beta center_rewards_coefficient cpo_alpha delta desirable_weight discopop_tau
-    entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
-    epsilon_high f_alpha_divergence_coef f_divergence_type importance_sampling_level
-    label_smoothing ld_alpha loss_type loss_weights multi_objective_aggregation
-    normalize_advantages off_policy_mask_threshold reward_clip_range sapo_temperature_neg
-    sapo_temperature_pos scale_rewards simpo_gamma top_entropy_quantile undesirable_weight
-    use_adaptive_entropy use_bias_correction_kl use_weighting vespo_k_neg vespo_k_pos
-    vespo_lambda_neg vespo_lambda_pos
-
-    baseline baseline_decay baseline_value class_weights cliprange_value correctness_reward
-    dynamic_sampling_rounds format_reward gamma gamma_beta_ratio importance_cap kl_estimator lam
-    nll_weight soft_punish_cache vf_coef whiten_advantages
-    """
-)
-"""Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""
-
-SHARED_FIELDS = _fields(
-    """
-    assistant_only_loss average_tokens_across_devices cast_lm_head_to_fp32 completion_only_loss
-    disable_dropout generation_batch_size label_smoothing_factor mask_truncated_completions
-    max_completion_length max_length neftune_noise_alpha num_generations num_generations_eval
-    num_iterations ref_model_mixup_alpha ref_model_sync_steps reward_weights
-    router_aux_loss_coef steps_per_generation sync_ref_model temperature truncation_mode
-    vllm_importance_sampling_cap vllm_importance_sampling_clip_max
-    vllm_importance_sampling_clip_min vllm_importance_sampling_correction
-    vllm_importance_sampling_mode
-    """
-)
-"""Fields that matter to every algorithm of a family alike: allowed for all."""
-
-NEUTRAL_FIELDS = _fields(
-    """
-    accelerator_config activation_checkpointing activation_checkpointing_kwargs
-    activation_offloading adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size
-    batch_eval_metrics bf16 bf16_full_eval cache_implementation chat_template_kwargs
-    chat_template_path data_seed dataloader_drop_last dataloader_in_order
-    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers
-    dataloader_pin_memory dataloader_prefetch_factor dataset_kwargs dataset_num_proc
-    dataset_text_field ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
-    ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed disable_tqdm
-    do_eval do_predict do_train ds3_gather_for_generation enable_jit_checkpoint eos_token
-    eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_packing
-    eval_steps eval_strategy eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config
-    full_determinism generate_during_eval generation_kwargs gradient_accumulation_steps
-    gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push
-    hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip
-    include_for_metrics include_num_input_tokens_seen is_encoder_decoder label_names
-    learning_rate length_column_name liger_kernel_config load_best_model_at_end local_rank
-    log_completions log_completions_hub_repo log_level log_level_replica log_multimodal
-    log_on_each_node log_unique_prompts logging_first_step logging_nan_inf_filter logging_steps
-    logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps
-    max_tool_calling_iterations metric_for_best_model min_p model_init_kwargs
-    num_completions_to_print num_train_epochs optim optim_args optim_target_modules output_dir
-    packing packing_strategy pad_to_multiple_of pad_token padding_free padding_value
-    parallelism_config per_device_eval_batch_size per_device_train_batch_size
-    precompute_ref_batch_size precompute_ref_log_probs prediction_loss_only project push_to_hub
-    remove_unused_columns repetition_penalty report_to restore_callback_states_from_checkpoint
-    resume_from_checkpoint run_name save_on_each_node save_only_model save_steps save_strategy
-    save_total_limit seed shuffle_dataset skip_memory_metrics tf32 top_k top_p torch_compile
-    torch_compile_backend torch_compile_mode torch_empty_cache_steps trackio_bucket_id
-    trackio_space_id trackio_static_space_id train_sampling_strategy
-    transformers_continuous_batching_config trust_remote_code use_cache use_cpu
-    use_liger_kernel use_transformers_continuous_batching use_transformers_paged use_vllm
-    vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length
-    vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port
-    vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size warmup_steps
-    weight_decay
-    """
-)
-"""Fields that never touch a loss: sampling, data, logging, the rest of TrainingArguments."""

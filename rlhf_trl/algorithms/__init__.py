@@ -1,0 +1,43 @@
+"""The table of algorithms, and what a row makes of a config. Imports neither torch nor trl."""
+
+from rlhf_trl.algorithms.fields import LOSS_FIELDS, NEUTRAL_FIELDS, SHARED_FIELDS
+from rlhf_trl.algorithms.formulations import (
+    BASELINES,
+    FORMULATIONS,
+    REQUIRED,
+    Algorithm,
+    Family,
+    Formulation,
+    Part,
+    PolicyGradient,
+    Preference,
+    RewardModel,
+)
+from rlhf_trl.algorithms.resolve import FieldError, Resolved, RowConfig, of_the_row, resolve
+from rlhf_trl.algorithms.table import ALGORITHMS, algorithm, formulation, names, of_recipe
+
+__all__ = [
+    "ALGORITHMS",
+    "BASELINES",
+    "FORMULATIONS",
+    "LOSS_FIELDS",
+    "NEUTRAL_FIELDS",
+    "REQUIRED",
+    "SHARED_FIELDS",
+    "Algorithm",
+    "Family",
+    "FieldError",
+    "Formulation",
+    "Part",
+    "PolicyGradient",
+    "Preference",
+    "Resolved",
+    "RewardModel",
+    "RowConfig",
+    "algorithm",
+    "formulation",
+    "names",
+    "of_recipe",
+    "of_the_row",
+    "resolve",
+]

@@ -1,0 +1,274 @@
+"""What a row of the table says: parts, parameters and settings of each way to compute a loss."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, ClassVar, Literal
+
+from rlhf_trl.algorithms.fields import LOSS_FIELDS, SHARED_FIELDS
+from rlhf_trl.errors import InputError, nearest
+
+REQUIRED = "required"
+"""Stands in `reads` for a default where there is none: the caller must give the parameter."""
+
+Part = str | Callable[..., Any]
+Family = Literal["policy_gradient", "direct_alignment", "reward_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formulation:
+    """One way of computing an algorithm's loss: what every family has.
+
+    Attributes:
+        reads: the parameters a user may set, with their defaults.
+        constants: numbers that the formulation fixes, by the name its functions know them by.
+        trainer: the stock trainer whose config `settings` belong to.
+        settings: the TRL config fields that the formulation fixes; a value that depends on the
+            parameters is a function of them, whose docstring is its formula (see `fixed`).
+        trl: True: the stock trainer with `settings` computes this; a string: why it does not.
+        trl_offset: what to add to a parameter when it is handed to TRL, which means another thing.
+        trainer_reads: config fields that only the trainer reads, with their defaults.
+        differs: one sentence: what differs from the chapter (for the chapter: what to know).
+        label: filled in by `formulation`: "grpo (chapter)".
+    """
+
+    parts: ClassVar[Mapping[str, str]] = {}
+    positive: ClassVar[frozenset[str]] = frozenset(
+        {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
+    )
+
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    trainer: str = "GRPOTrainer"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trl: bool | str = ""
+    trl_offset: Mapping[str, float] = field(default_factory=dict)
+    trainer_reads: Mapping[str, Any] = field(default_factory=dict)
+    differs: str = ""
+    label: str = ""
+
+    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the given parameters and add the defaults and constants of the row.
+
+        Args:
+            given: parameters by name.
+
+        Returns:
+            Every parameter of the row.
+
+        Raises:
+            InputError: if a parameter is unknown to the row, missing, or out of range.
+        """
+        for name, value in given.items():
+            if name not in self.reads:
+                known = ", ".join(self.reads) or "no parameter"
+                hint = nearest(name, self.reads)
+                raise InputError(f"{self.label} does not read {name}{hint}; it reads {known}")
+            _check(self.label, name, value, self.reads[name] is None, name in self.positive)
+        values = {**self.reads, **given}
+        for name, value in values.items():
+            if value == REQUIRED:
+                raise InputError(f"{self.label} needs {name}, which has no default")
+        return {**values, **self.constants}
+
+    def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `settings` with those that depend on the parameters worked out.
+
+        Args:
+            given: parameters by name; what is missing has its default.
+
+        Raises:
+            InputError: if a parameter that a setting depends on is out of range.
+        """
+        if not any(map(callable, self.settings.values())):
+            return dict(self.settings)
+        values = self.parameters(given)
+        return {k: v(values) if callable(v) else v for k, v in self.settings.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGradient(Formulation):
+    """A policy-gradient loss.
+
+    Attributes:
+        advantage: the estimator.
+        ratio: the likelihood ratio, or "none".
+        surrogate: the per-token loss.
+        aggregation: from per-token losses to a number.
+        window: what the denominator of the aggregation spans: "micro_batch", or "window" for the
+            whole accumulation step (its token count is then passed as `normalizer`).
+        kl: where beta * KL goes: "none", "loss" (per token) or "reward".
+        kl_sign: whose estimators k1, k2, k3 are: "chapter" or "code".
+        kl_penalty: how the KL enters the reward, if that is where it goes.
+        value_loss: the critic's loss, or "none".
+        trl: True holds at the default kl_estimator.
+    """
+
+    parts: ClassVar[Mapping[str, str]] = {
+        "advantage": "advantages",
+        "ratio": "surrogates",
+        "surrogate": "surrogates",
+        "aggregation": "aggregation",
+        "kl_penalty": "rewards",
+        "value_loss": "value",
+    }
+
+    advantage: Part
+    ratio: Part
+    surrogate: Part
+    aggregation: Part
+    window: Literal["micro_batch", "window"] = "micro_batch"
+    kl: Literal["none", "loss", "reward"] = "none"
+    kl_sign: Literal["chapter", "code"] = "chapter"
+    kl_penalty: Part = "none"
+    value_loss: Part = "none"
+
+    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the given parameters and add defaults and constants; see `Formulation`.
+
+        Returns:
+            Every parameter of the row; `epsilon_high` follows `epsilon` if unset.
+        """
+        values = super().parameters(given)
+        if values.get("epsilon_high", 0) is None:
+            values["epsilon_high"] = values["epsilon"]
+        if "baseline" in values:
+            moving = values["baseline"] == "moving_average"
+            if moving == (values["baseline_value"] is None):
+                raise InputError(
+                    f"{self.label} needs baseline_value (the average before this batch) with "
+                    "baseline='moving_average', and only then"
+                )
+        return values
+
+    def chosen(self, values: Mapping[str, Any]) -> "PolicyGradient":
+        """Return the row as these parameters make it.
+
+        Args:
+            values: what `parameters` returned.
+
+        Returns:
+            The row; `baseline` replaces its advantage, `importance_cap` its ratio and surrogate.
+        """
+        row = self
+        if "baseline" in values:
+            row = replace(row, advantage=BASELINES[values["baseline"]])
+        if values.get("importance_cap") is not None:
+            row = replace(row, ratio="token_ratio", surrogate="truncated_importance_weight")
+        return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference(Formulation):
+    """A direct-alignment loss; the mean of what its function returns is minimised.
+
+    Attributes:
+        loss: from log-probabilities of completions to losses.
+        logps: what those log-probabilities are over the tokens of a completion.
+        reference: whether the reference policy's are read, too.
+    """
+
+    parts: ClassVar[Mapping[str, str]] = {"loss": "preference"}
+    positive: ClassVar[frozenset[str]] = frozenset({"beta"})
+
+    loss: Part
+    logps: Literal["sum", "mean"] = "sum"
+    reference: bool = True
+    trainer: str = "DPOTrainer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel(Formulation):
+    """A reward model's loss.
+
+    Attributes:
+        loss: of a comparison, or of a token where the model scores tokens.
+        aggregation: from per-token losses to a number; "none": the mean over the comparisons.
+    """
+
+    parts: ClassVar[Mapping[str, str]] = {"loss": "reward_models", "aggregation": "aggregation"}
+
+    loss: Part
+    aggregation: Part = "none"
+    trainer: str = "RewardTrainer"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of the table.
+
+    Attributes:
+        name: what a config says.
+        title: what people say.
+        family: "policy_gradient", "direct_alignment" or "reward_model".
+        source: chapter and labels of the equations.
+        paper: where it was introduced.
+        chapter: the book's equation, or the paper's where `source` says that none is printed.
+        code: what the book's published code computes, or why there is nothing to compare.
+        trl: the stock trainer with the settings that come closest, or why it is not offered.
+    """
+
+    name: str
+    title: str
+    family: Family
+    source: str
+    paper: str
+    chapter: Formulation
+    code: Formulation | str
+    trl: Formulation | str
+
+    @property
+    def formulations(self) -> dict[str, Formulation]:
+        """The formulations that exist, by name."""
+        named = {name: getattr(self, name) for name in FORMULATIONS}
+        return {name: row for name, row in named.items() if isinstance(row, Formulation)}
+
+    @property
+    def recipe(self) -> str:
+        """The script of recipes/ that trains it, without its suffix."""
+        row = self.chapter
+        if isinstance(row, PolicyGradient):
+            return "grpo" if row.value_loss == "none" else "ppo"
+        if isinstance(row, Preference):
+            return {"KTOTrainer": "kto", "ORPOTrainer": "orpo"}.get(row.trainer, "dpo")
+        return "reward" if row.aggregation == "none" else self.name
+
+
+FORMULATIONS = ("chapter", "code", "trl")
+
+BASELINES = {
+    "none": "raw",
+    "batch_mean": "batch_mean_baseline",
+    "moving_average": "moving_average_baseline",
+}
+
+_CHOICES = {"kl_estimator": ("k1", "k2", "k3"), "baseline": tuple(BASELINES)}
+_AT_MOST = {"gamma": 1, "lam": 1, "label_smoothing": 0.5}
+
+
+def _check(label: str, name: str, value: Any, optional: bool, positive: bool) -> None:
+    """Refuse a value that a parameter cannot have; parameters without a rule here take any."""
+    if value is None and optional:
+        return
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            known = ", ".join(_CHOICES[name])
+            raise InputError(
+                f"{label}: {name} must be one of {known}, not {value!r}"
+                f"{nearest(value, _CHOICES[name])}"
+            )
+        return
+    if name not in LOSS_FIELDS | SHARED_FIELDS:
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+        raise InputError(f"{label}: {name} must be a number, not {value!r}")
+    if name == "max_completion_length" and (value < 1 or value != int(value)):
+        raise InputError(f"{label}: {name} must be a whole number of tokens, not {value!r}")
+    if name == "baseline_value":
+        return
+    most = _AT_MOST.get(name, math.inf)
+    if value < 0 or (value == 0 and positive) or value > most:
+        allowed = f"between 0 and {most}" if name in _AT_MOST else "at least 0"
+        allowed = "above 0" if positive else allowed
+        raise InputError(f"{label}: {name} must be {allowed}, not {value!r}")

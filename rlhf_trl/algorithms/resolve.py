@@ -1,0 +1,157 @@
+"""What a row makes of a config: its own fields checked, fixed and filled in, for every family."""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rlhf_trl.algorithms.fields import LOSS_FIELDS
+from rlhf_trl.algorithms.formulations import REQUIRED, Family, Formulation
+from rlhf_trl.algorithms.table import formulation as find
+from rlhf_trl.errors import InputError
+
+Row = TypeVar("Row", bound=Formulation)
+
+
+class FieldError(InputError):
+    """An error about one config field, whose place in a file the caller may know."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(f"{field} {message}.")
+        self.field, self.message = field, message
+
+
+def of_the_row(meaning: str) -> Any:
+    """Declare a config field that is the row's default unless it is set."""
+    return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
+
+
+def resolve(
+    row: Formulation, given: Mapping[str, Any], others: Mapping[str, Formulation] | None = None
+) -> dict[str, Any]:
+    """Return the value of every config field that a row fixes or reads.
+
+    Args:
+        row: the formulation.
+        given: the fields that were set.
+        others: what might be chosen in its place, for the error message.
+
+    Returns:
+        What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
+
+    Raises:
+        FieldError: a field of `LOSS_FIELDS` that the row does not read, or that contradicts it.
+        InputError: a parameter that a setting depends on is out of range.
+    """
+    reads = {**row.reads, **row.trainer_reads}
+    settings = row.fixed({name: given[name] for name in row.reads if name in given})
+    for name, value in given.items():
+        if name in reads:
+            continue
+        if name in settings:
+            fixed = settings[name]
+            if not any(
+                _same(*pair) for pair in ((value, fixed), ([value], fixed), (value, [fixed]))
+            ):
+                raise FieldError(
+                    name,
+                    f"is {value!r}, which contradicts {row.label}, which fixes {name}: {fixed!r}; "
+                    "remove it or choose another algorithm",
+                )
+        elif name in LOSS_FIELDS:
+            readers = ", ".join(
+                other
+                for other, row_of in (others or {}).items()
+                if name in {**row_of.reads, **row_of.trainer_reads}
+            )
+            instead = f", or choose one that reads it: {readers}" if readers else ""
+            raise FieldError(name, f"is not read by {row.label}; remove it{instead}")
+    return {**{name: given.get(name, default) for name, default in reads.items()}, **settings}
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[Row]):
+    """A row for one config: what a trainer computes.
+
+    Attributes:
+        algorithm: the row's name.
+        formulation: "chapter", "code" or "trl".
+        row: the formulation, as the config makes it.
+        parameters: all that its loss reads, and its constants.
+        args: a copy of the config with the row's values in every field that it fixes or reads.
+    """
+
+    algorithm: str
+    formulation: str
+    row: Row
+    parameters: dict[str, Any]
+    args: Any
+
+    @property
+    def label(self) -> str:
+        """The name for people: "grpo (chapter)"."""
+        return self.row.label
+
+
+class RowConfig:
+    """Mixin of a TRL config whose loss fields belong to a row; None means the row's own value."""
+
+    family: ClassVar[Family]
+
+    @classmethod
+    def resolve(cls, args: Any, algorithm: str | Resolved, formulation: str) -> Resolved:
+        """Read a row for a config of this class, before anything is loaded.
+
+        Args:
+            args: the config; it is not changed.
+            algorithm: the row's name; what was resolved before is returned as it is.
+            formulation: "chapter", "code" or "trl".
+
+        Raises:
+            InputError: another class of config, no such algorithm, a field that it does not read
+                or contradicts, a parameter that is missing or out of range, or a run that could
+                not be computed.
+        """
+        if isinstance(algorithm, Resolved):
+            return algorithm
+        if not isinstance(args, cls):
+            raise InputError(
+                f"args must be a {cls.__name__}, not a {type(args).__name__}, whose defaults "
+                "cannot be told from what was asked for."
+            )
+        row = find(algorithm, formulation, cls.family)
+        args.check_for(row)
+        known = {f.name: f.default for f in fields(args)}
+        reads = {**row.reads, **row.trainer_reads}
+        given = {
+            name: value
+            for name, default in known.items()
+            if (value := getattr(args, name)) is not None and (name in reads or value != default)
+        }
+        values = resolve(row, given)
+        for name, value in values.items():
+            if value == REQUIRED:
+                raise InputError(f"{row.label} needs {name}, which has no default.")
+        base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
+        stock = {f.name: f.default for f in fields(base)}
+        args = copy(args)
+        for name in known.keys() & (LOSS_FIELDS | values.keys()):
+            setattr(args, name, values.get(name, stock.get(name)))
+        parameters = {n: v for n in row.reads if (v := values.get(n)) is not None}
+        resolved = Resolved(algorithm, formulation, row, args.parameters(row, parameters), args)
+        return args.checked(resolved)
+
+    def check_for(self, row: Formulation) -> None:
+        """Refuse a row that is not trained with this config."""
+
+    def parameters(self, row: Formulation, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of the row's loss."""
+        return row.parameters(given)
+
+    def checked(self, resolved: Resolved) -> Resolved:
+        """Return what was resolved, or refuse what could not be computed or resumed later."""
+        return resolved

@@ -1,0 +1,48 @@
+"""The fields that recipes have beside those of TRL's config and its ModelConfig."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_trl.algorithms import of_recipe
+from rlhf_trl.run.launch import Expect
+from rlhf_trl.tasks.gym import GymData
+from rlhf_trl.tasks.preferences import PreferenceData, Samples
+
+
+def algorithm_of(recipe: str) -> Any:
+    """Declare the field `algorithm` of a recipe: the rows that it trains; the first is its own."""
+    return field(default=recipe, metadata={"runs": of_recipe(recipe)})
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The fields of every recipe with a row."""
+
+    algorithm: str
+    formulation: str = "chapter"
+    expect: Expect | None = None
+
+
+@dataclass(kw_only=True)
+class PolicyGradientRun(Run):
+    """The fields of recipes that answer prompts and learn from rewards."""
+
+    dataset: GymData
+    reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
+    reward_model: str | None = None
+    reward_aggregate: str | None = None
+
+
+@dataclass(kw_only=True)
+class ExamplesRun(Run):
+    """The fields of recipes that learn from a data set of examples."""
+
+    max_samples: int | None = None  # the first so many rows or questions only
+
+
+@dataclass(kw_only=True)
+class AlignmentRun(ExamplesRun):
+    """The fields of recipes that learn from preferences."""
+
+    dataset: PreferenceData
+    samples: Samples = field(default_factory=Samples)
