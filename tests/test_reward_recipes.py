@@ -97,6 +97,12 @@ def from_file(path, *more):
     return ["--dataset.source", "path", "--dataset.path", path, *STEPS, *more]
 
 
+def halves(count):
+    """Train on the first half of a file's rows and hold out the second."""
+    sides = {"split": f"train[:{count // 2}]", "eval_split": f"train[{count // 2}:]"}
+    return [word for key, value in sides.items() for word in (f"--dataset.{key}", value)]
+
+
 # --- what a run leaves behind
 
 HEADLINES = {
@@ -368,8 +374,8 @@ def test_an_aggregate_without_a_reward_model_is_refused(refused):
 
 # --- local files
 
-PLAIN = [f"word{n % 7} " * (n % 3 + 1) for n in range(16)]
-CHAT = [answered("w" * (n % 5 + 1), "r" * (n % 3 + 1)) for n in range(16)]
+PLAIN = [f"word{n} " * (n % 3 + 1) for n in range(16)]
+CHAT = [answered("w" * (n % 5 + 1) + "abcd"[n // 4], "r" * (n % 3 + 1)) for n in range(16)]
 
 
 def test_pairs_with_a_margin_and_centring(run, tmp_path):
@@ -379,7 +385,7 @@ def test_pairs_with_a_margin_and_centring(run, tmp_path):
     ]
     path = written(tmp_path, rows)
     centred = ["--center_rewards_coefficient", 0.01]
-    words = from_file(path, "--dataset.eval_path", path, *SHORT, *centred)
+    words = from_file(path, *halves(16), *SHORT, *centred)
     losses = []
     for name in ("with", "without"):
         mapping = [] if name == "with" else ["--dataset.columns", "{margin: none}"]
@@ -420,7 +426,7 @@ def test_texts_after_messages_are_the_assistants(run, tmp_path):
 def test_ranked_lists_of_plain_text(run, tmp_path):
     rows = [{"prompt": p, "ranked": ["right", "rite", f"no{n}"]} for n, p in enumerate(PLAIN)]
     path = written(tmp_path, rows)
-    words = from_file(path, "--dataset.eval_path", path, "--dataset.eval_size", 5, *SHORT)
+    words = from_file(path, *halves(16), "--dataset.eval_size", 5, *SHORT)
     _, out = run("reward", "kwise", *words)
     assert out.splitlines()[-1].startswith("pair accuracy ")
 
@@ -428,11 +434,11 @@ def test_ranked_lists_of_plain_text(run, tmp_path):
 def test_outcomes_flat_and_grouped_and_those_of_another_run(finished, run, tmp_path):
     samples = finished("orm")[0] / "samples-train.jsonl"
     held_out = finished("orm")[0] / "samples-held-out.jsonl"
-    more = ["--dataset.eval_path", held_out, "--dataset.eval_size", 24]
+    more = ["--dataset.eval_path", held_out, "--dataset.eval_size", 5]
     words = from_file(samples, *more, *SHORT)
     flat, out = run("orm", "orm", *words, folder=tmp_path / "flat")
     assert out.splitlines()[-1].startswith("AUC ")
-    assert len(lines(flat / "scores.jsonl")) == 24
+    assert len(lines(flat / "scores.jsonl")) == 5 * 4
     rows = lines(samples)
     grouped = [
         {
@@ -455,7 +461,7 @@ def test_traces_and_those_of_prm800k(run, tmp_path):
         for n, p in enumerate(PLAIN)
     ]
     path = written(tmp_path, rows)
-    words = from_file(path, "--dataset.eval_path", path, *SHORT, "--dataset.step_separator", "\n\n")
+    words = from_file(path, *halves(16), *SHORT, "--dataset.step_separator", "\n\n")
     folder, out = run("prm", "prm", *words, folder=tmp_path / "traces")
     assert out.splitlines()[-1].startswith("first error found ")
     assert not (folder / "scores.jsonl").exists()
