@@ -6,15 +6,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 extras=${1:-}
 python=${PYTHON:-python3}
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "error: $("$python" --version 2>&1) is too old; set PYTHON to a Python 3.11 or newer." >&2
-  exit 1
-}
 wanted=$(cat constraints.txt pyproject.toml | cksum | tr -d ' ')
 stamp=".venv/.installed-$extras"
 grep -qsx "$wanted" "$stamp"* && exit 0 # an installation with more extras will do
 
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+if [ ! -x .venv/bin/python ]; then
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "error: $("$python" --version 2>&1) is too old; set PYTHON to a Python 3.11 or newer." >&2
+    exit 1
+  }
+  "$python" -m venv .venv
+fi
 echo "installing into .venv (a minute or two; on a machine with CUDA several GB)"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
   --constraint constraints.txt "torch" --editable ".${extras:+[$extras]}"

@@ -52,25 +52,40 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path, recipe):
     assert weights(whole) == weights(resumed)
 
 
-def test_on_policy_pairs_are_kept_and_a_resumed_run_reads_them(run, tmp_path):
+def test_the_answers_of_on_policy_pairs_are_kept_for_a_resumed_run(run, refused, tmp_path):
     words = [*SMALL, "--dataset.pairs", "on_policy", "--dataset.samples_per_prompt", 4]
     saving = [*words, "--save_strategy", "steps", "--save_steps", 1]
     whole, out = run("dpo", "dpo", *saving, folder=tmp_path / "whole")
-    kept = [json.loads(line) for line in (whole / "pairs-train.jsonl").read_text().splitlines()]
-    assert 4 <= len(kept) <= 24
-    assert f"left out {24 - len(kept)} rows" in out
+    kept = [json.loads(line) for line in (whole / "samples-train.jsonl").read_text().splitlines()]
+    groups = [{row["label"] for row in kept[n : n + 4]} for n in range(0, len(kept), 4)]
+    pairs = sum(len(labels) == 2 for labels in groups)
+    assert len(groups) == 24 and 4 <= pairs < 24
+    assert f"left out {24 - pairs} rows" in out
     again, _ = run("dpo", "dpo", *words, folder=tmp_path / "again")
     assert weights(whole) == weights(again)
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     shutil.copytree(whole / "checkpoint-1", stopped / "checkpoint-1")
-    for name in ("config.yaml", "pairs-train.jsonl", "pairs-held-out.jsonl"):
+    for name in ("config.yaml", "samples-train.jsonl", "samples-held-out.jsonl"):
         shutil.copy(whole / name, stopped)
-    with (stopped / "pairs-train.jsonl").open() as file:
-        lines = file.readlines()
-    (stopped / "pairs-train.jsonl").write_text("".join(lines[:-1]))  # would differ if resampled
-    _, out = run("dpo", "dpo", *saving, "--resume_from_checkpoint", "auto", folder=stopped)
-    assert f"left out {25 - len(kept)} rows" in out
+    resume = [*saving, "--resume_from_checkpoint", "auto"]
+    for change, part in {
+        ("--dataset.samples_per_prompt", 3): "3 answers to each of the 24 train questions",
+        ("--dataset.size", 20): "4 answers to each of the 20 train questions",
+        ("--max_samples", 9): "4 answers to each of the 9 train questions",
+        ("--dataset.eval_size", 7): "4 answers to each of the 7 held-out questions",
+        ("--dataset.seed", 1): "4 answers to each of the 24 train questions",
+        ("--max_completion_length", 19): "questions, of at most 19 tokens and by tiny",
+        ("--dataset.sampled_from", whole / "model"): f"and by {whole / 'model'}",
+    }.items():
+        sentence = refused("dpo", "dpo", *resume, *change, folder=stopped)
+        assert "samples-" in sentence and part in sentence
+    file = stopped / "samples-train.jsonl"  # the answers to one question the same: sampled no more
+    first = next(n for n, labels in enumerate(groups) if len(labels) == 2)
+    kept[4 * first : 4 * first + 4] = [kept[4 * first]] * 4
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    _, out = run("dpo", "dpo", *resume, folder=stopped)
+    assert f"left out {25 - pairs} rows" in out
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -108,7 +123,8 @@ ROWS = [{"prompt": f"word {n}", "better": f"right {n}", "worse": f"no {n}"} for 
 def test_a_file_of_plain_text_with_other_column_names(run, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    source = ["--dataset.source", "path", "--dataset.path", path, "--dataset.eval_path", path]
+    sides = ["--dataset.split", "train[:8]", "--dataset.eval_split", "train[8:]"]
+    source = ["--dataset.source", "path", "--dataset.path", path, *sides]
     mapping = ["--dataset.columns", "{chosen: better, rejected: worse}"]
     folder, out = run("dpo", "dpo", *STEPS, *source, *mapping)
     assert out.splitlines()[-1].startswith("pair accuracy ")
@@ -116,15 +132,17 @@ def test_a_file_of_plain_text_with_other_column_names(run, tmp_path):
     assert "eval_exact_match" not in after and "eval_rewards/accuracies" in after
 
 
-def test_a_file_without_evaluation(run, tmp_path):
+def test_a_file_without_evaluation(run, refused, tmp_path):
     path = tmp_path / "pairs.json"
     rows = [
         {"prompt": r["prompt"], "completion": r["better"], "label": n % 2 == 0}
         for n, r in enumerate(ROWS)
     ]
     path.write_text(json.dumps(rows))
-    source = ["--dataset.source", "path", "--dataset.path", path, "--eval_strategy", "no"]
-    folder, out = run("kto", "kto", *STEPS, *source)
+    source = ["--dataset.source", "path", "--dataset.path", path]
+    sentence = refused("kto", "kto", *STEPS, *source, folder=tmp_path / "refused")
+    assert "eval_strategy is steps, but no row is held out; name some with" in sentence
+    folder, out = run("kto", "kto", *STEPS, *source, "--eval_strategy", "no")
     assert "nothing was evaluated" in out.splitlines()[-1]
     assert json.loads((folder / "summary.json").read_text())["after"] == {}
 
@@ -261,7 +279,7 @@ def test_two_processes_train_on_the_pairs_that_one_has_sampled(launch, tmp_path)
     assert "dpo (chapter) on cpu, 2 processes, strategy ddp" in done.stdout
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["steps"], summary["processes"]) == (2, 2)
-    assert len((tmp_path / "out" / "pairs-train.jsonl").read_text().splitlines()) > 4
+    assert len((tmp_path / "out" / "samples-train.jsonl").read_text().splitlines()) == 24 * 8
     assert len(list((tmp_path / "out" / "samples").glob("*"))) == 2
 
 

@@ -58,7 +58,7 @@ def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(mo
     assert (args.loss_type, args.scale_rewards) == ("grpo", "group")
 
 
-BOOK = {  # beta, learning rate, pairs
+BOOK = {  # beta, learning rate, pairs; 300 steps of 64 pairs, or 600, as the book's configs say
     **dict.fromkeys(("dpo", "cdpo", "ipo", "kto", "apo_zero", "apo_down"), (0.1, 5e-6, 6400)),
     "dpo_norm": (2.0, 5e-6, 6400),
     "simpo": (2.0, 8e-7, 12800),
@@ -74,9 +74,74 @@ def test_the_books_direct_alignment_takes_64_pairs_a_step_for_three_epochs(monke
     loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
     args = loaded.trl
     assert (args.beta, args.learning_rate, loaded.own.max_samples) == BOOK[algorithm]
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 64
+    texts = 2 if algorithm == "kto" else 1  # a batch of KTO counts completions, two of each pair
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    assert batch == 64 * texts
+    steps = loaded.own.max_samples * texts // batch * args.num_train_epochs
+    assert steps == {6400: 300, 12800: 600}[loaded.own.max_samples]
     assert (args.num_train_epochs, args.max_length, args.warmup_steps) == (3, 2048, 0.1)
     assert loaded.model.model_name_or_path == "allenai/OLMo-2-0425-1B-SFT"
+
+
+def test_the_books_dapo_and_maxrl_take_its_cache_and_its_questions():
+    dapo, maxrl = (read_config(ROOT / f"configs/book/{name}.yaml") for name in ("dapo", "maxrl"))
+    assert (dapo["soft_punish_cache"], dapo["max_completion_length"]) == (128, 512)
+    assert (maxrl["dataset"]["size"], dapo["dataset"]["size"]) == (3000, 3000)
+
+
+@pytest.mark.parametrize("algorithm", ["reward", "orm", "prm"])
+def test_the_books_reward_models_train_float32_weights_under_autocast(monkeypatch, algorithm):
+    own = runpy.run_path(str(ROOT / "recipes" / f"{algorithm}.py"))["Run"]
+    path = ROOT / "configs" / "book" / f"{algorithm}.yaml"
+    loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[algorithm])
+    assert (loaded.model.dtype, loaded.trl.bf16) == ("float32", True)
+    data = loaded.own.dataset
+    if algorithm == "orm":
+        assert data.path == "RLHF-Book/gsm8k-qwen3-0.6B-rollouts"
+        assert (data.split, data.eval_split, data.eval_size) == (
+            *("train[:1800]", "train[1800:2000]"),
+            200,
+        )
+        assert data.columns == {"labels": "rewards"}
+
+
+DAPO = """
+data:
+  size: 3000
+  specs: [{name: spell_backward, weight: 1, config: {min_word_len: 3, max_word_len: 10}}]
+loss: dapo
+clip_eps_hi: 0.28
+l_cache: %s
+batch_acc: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("cache", "problem"),
+    [
+        (128, None),
+        (64, "dapo.yaml: soft_punish_cache is 128, the code's 64"),
+        (128, "reward_models: translate does not know rollouts"),
+    ],
+)
+def test_a_difference_from_the_books_code_is_explained_or_found(
+    monkeypatch, tmp_path, capsys, cache, problem
+):
+    for kind in ("policy_gradients", "direct_alignment", "reward_models"):
+        (tmp_path / "code" / kind / "configs").mkdir(parents=True)
+        new = "    rollouts: int = 8\n" if problem and kind in problem else ""
+        (tmp_path / "code" / kind / "config.py").write_text(f"class Config:\n    seed: int\n{new}")
+    path = tmp_path / "code" / "policy_gradients" / "configs" / "dapo.yaml"
+    path.write_text(DAPO % cache)
+    monkeypatch.setattr("sys.argv", ["compare_configs.py", str(tmp_path)])
+    script = str(ROOT / "scripts" / "compare_configs.py")
+    if problem is None:
+        runpy.run_path(script, run_name="__main__")
+    else:
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(script, run_name="__main__")
+        assert str(stop.value.code).splitlines()[1:] == [problem]
+    assert "dapo.yaml: formulation is 'chapter', the code's 'code': " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", ACCELERATE, ids=name)

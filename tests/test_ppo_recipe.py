@@ -107,6 +107,21 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path, words):
         assert all(torch.equal(state[k], states[1]["state"][parameter][k]) for k in state)
 
 
+@pytest.mark.parametrize("kind", ["separate", "head"])
+def test_the_best_policy_is_kept_with_the_value_model_of_its_step(run, kind):
+    best = ["--load_best_model_at_end", "--metric_for_best_model", "eval_exact_match"]
+    words = ["--save_steps", 1, "--eval_steps", 1, "--lr_scheduler_type", "constant"]
+    folder, _ = run("ppo", "ppo", *SAVING, *words, *best, "--value_model", kind)
+    state = json.loads((folder / "checkpoint-4" / "trainer_state.json").read_text())
+    step = state["best_global_step"]
+    chosen, last = folder / f"checkpoint-{step}", folder / "checkpoint-4"
+    assert step < 4
+    assert same(weights(folder / "model"), weights(chosen))
+    assert same(weights(folder / "value_model"), weights(chosen / "value_model"))
+    assert not same(weights(chosen / "value_model"), weights(last / "value_model"))
+    assert json.loads((folder / "summary.json").read_text())["model_step"] == step
+
+
 def test_a_checkpoint_without_its_value_model_is_refused(run, refused, tmp_path):
     folder, _ = run("ppo", "ppo", *SAVING)
     shutil.rmtree(folder / "checkpoint-4")

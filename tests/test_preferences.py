@@ -1,6 +1,7 @@
 """Preference data: pairs, files, rules for length and order, and every broken input's sentence."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -60,15 +61,22 @@ def test_on_policy_pairs_are_a_right_and_a_wrong_sample():
 def test_on_policy_data_samples_both_sides_and_counts_what_is_left_out():
     calls = []
 
-    def sample(rows, count, side):
+    def sample(rows, count, side):  # right answers only, but for the first three questions
         calls.append((len(rows), count, side))
-        return offline_pairs(rows[:3], 0)
+        return [
+            {"completion": said("no" if i < 3 and n == 2 else row["answer"])}
+            for i, row in enumerate(rows)
+            for n in range(count)
+        ]
 
     found = load_preferences(data(pairs="on_policy", samples_per_prompt=4), None, False, sample)
     assert calls == [(50, 4, "train"), (20, 4, "held-out")]
+    assert [row["prompt"] for row in found.train] == [r["prompt"] for r in found.tasks.train[:3]]
+    assert all(row["rejected"][0]["content"] == said("no") for row in found.train)
     assert found.dropped == {"right and wrong not both among 4 samples": 47}
+    none = data(pairs="on_policy", samples_per_prompt=2)  # the third answer is not asked for
     with pytest.raises(InputError, match="no on-policy pair"):
-        load_preferences(data(pairs="on_policy"), None, False, lambda *_: [])
+        load_preferences(none, None, False, sample)
     with pytest.raises(InputError, match="samples_per_prompt: 1"):
         load_preferences(data(pairs="on_policy", samples_per_prompt=1), None, False, sample)
 
@@ -104,7 +112,85 @@ def test_files_of_every_kind(tmp_path, kind):
     assert (found.held_out, found.tasks, found.conversational) == (None, None, False)
     assert load_preferences(PreferenceData(source="path", path=path), 1).train == [ROWS[0]]
     both = PreferenceData(source="path", path=path, eval_path=path, eval_size=1)
-    assert load_preferences(both).held_out == [ROWS[0]]
+    found = load_preferences(both)
+    assert (found.train, found.held_out) == ([ROWS[2]], [ROWS[0]])
+
+
+TEN = [{"prompt": f"p{n}", "chosen": f"c{n}", "rejected": "r"} for n in range(10)]
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
+def test_slices_of_files(tmp_path, kind):
+    path = written(tmp_path / f"pairs.{kind}", TEN)
+    for split, rows in {
+        "train": TEN,
+        "train[:4]": TEN[:4],
+        "train[80%:]": TEN[8:],
+        "train[-3:-1]": TEN[7:9],
+        "train[6:99]": TEN[6:],
+        "train[:2]+train[9:]": [*TEN[:2], TEN[9]],
+    }.items():
+        assert read_rows(path, split) == rows
+        assert read_rows(path, split, 1) == rows[:1]
+    for split, part in {
+        "train[10:20]": f"{kind} has 10 rows, and split 'train[10:20]' holds none of them; write",
+        "test": "is a file, which has no split 'test'; write train, or a slice",
+        "train[:x]": "is a file, which has no split 'train[:x]'",
+    }.items():
+        with pytest.raises(InputError) as found:
+            read_rows(path, split)
+        assert part in str(found.value) and "\n" not in str(found.value)
+
+
+def test_held_out_rows_of_a_file_are_those_of_its_other_slice(tmp_path):
+    path = written(tmp_path / "pairs.jsonl", TEN)
+    block = {"source": "path", "path": path}
+    found = load_preferences(PreferenceData(**block, split="train[:7]", eval_split="train[7:]"))
+    assert (found.train, found.held_out) == (TEN[:7], TEN[7:])
+    assert found.dropped["the prompt is held out"] == 0
+    # a slice is of one file, not of the other
+    other = written(tmp_path / "other.jsonl", [{**row, "prompt": "o"} for row in TEN[:2]])
+    found = load_preferences(PreferenceData(**block, split="train[5:]", eval_path=other))
+    assert (found.train, len(found.held_out)) == (TEN[5:], 2)
+
+
+def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
+    import yaml
+
+    config = Path(__file__).parent.parent / "configs" / "book" / "reward.yaml"
+    block = yaml.safe_load(config.read_text())["dataset"]
+    rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(4600)]
+    block["path"] = written(tmp_path / "my.jsonl", rows)
+    found = load_preferences(PreferenceData(**block))
+    assert (found.train, found.held_out) == (rows[:4500], rows[4500:])
+    written(tmp_path / "my.jsonl", rows[:400])
+    with pytest.raises(InputError, match=r"has 400 rows, and split .* holds none") as found:
+        load_preferences(PreferenceData(**block))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("unpaired", [False, True])
+@pytest.mark.parametrize("kind", ["texts", "messages"])
+def test_training_rows_with_a_held_out_prompt_are_left_out_and_counted(tmp_path, kind, unpaired):
+    def row(prompt, n):
+        prompt = prompt if kind == "texts" else chat(prompt)
+        if unpaired:
+            return {"prompt": prompt, "completion": f"c{n}", "label": n % 2 == 0}
+        return {"prompt": prompt, "chosen": f"c{n}", "rejected": f"r{n}"}
+
+    names = ["a", "b", "a ", "c", "B", "d", "e", "f"]  # of eight training rows, four are held out
+    train = written(tmp_path / "train.jsonl", [row(name, n) for n, name in enumerate(names)])
+    held = [row(name, n) for n, name in enumerate(["A", "b", "x", "b", "c"])]
+    held_out = written(tmp_path / "held-out.jsonl", held)
+    config = PreferenceData(source="path", path=train, eval_path=held_out, eval_size=3)
+    found = load_preferences(config, unpaired=unpaired)
+    prompts = [row["prompt"] if kind == "texts" else row["prompt"][0] for row in found.train]
+    assert [p if kind == "texts" else p["content"] for p in prompts] == ["c", "d", "e", "f"]
+    assert found.dropped["the prompt is held out"] == 4
+    assert [row["prompt"] for row in found.held_out] == [row["prompt"] for row in held[:4]]
+    config = PreferenceData(source="path", path=train, eval_path=train)
+    with pytest.raises(InputError, match=r"all 8 training rows .* have a prompt that is held out"):
+        load_preferences(config, unpaired=unpaired)
 
 
 def test_a_data_set_of_the_hub_is_read_from_a_local_copy(tmp_path):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_trl.run import output, report
+from rlhf_trl.run.config import read_config
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
@@ -109,6 +111,112 @@ def test_a_resume_that_would_not_be_the_same_run(run, refused, words, parts):
     run("grpo", "grpo", *saving)
     sentence = refused("grpo", "grpo", *saving, "--resume_from_checkpoint", "auto", *words)
     assert all(part in sentence for part in parts), sentence
+
+
+# Each step is worse than the one before.
+WORSENING = [
+    *[*SMALL, "--dataset.eval_size", 32, "--max_steps", 3, "--eval_steps", 1],
+    *["--save_strategy", "steps", "--save_steps", 1],
+    *["--learning_rate", "1e-3", "--lr_scheduler_type", "constant"],
+]
+BEST = ["--load_best_model_at_end", "--metric_for_best_model", "eval_exact_match"]
+
+
+def weights_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def scores_at(folder, step):
+    return json.loads((folder / "evaluations" / f"step-{step:06d}.json").read_text())["metrics"]
+
+
+def test_what_is_told_is_told_of_the_model_that_is_kept(run):
+    folder, out = run("grpo", "grpo", *WORSENING, *BEST)
+    assert weights_of(folder / "model") == weights_of(folder / "checkpoint-1")
+    start, best, last = (scores_at(folder, step)["eval_exact_match"] for step in (0, 1, 3))
+    assert best > last
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["model_step"]) == (3, 1)
+    assert summary["after"] == scores_at(folder, 1)
+    lines = out.splitlines()
+    assert "model/ is the best checkpoint, that of step 1 of 3" in lines
+    assert lines[-1].startswith(f"exact match {start:.3f} -> {best:.3f} ")
+    shown = next(n for n, line in enumerate(lines) if line.split() == ["step", "0", "step", "1"])
+    assert lines[shown + 1].split() == ["exact", "match", f"{start:.3f}", f"{best:.3f}"]
+    log = json.loads((folder / "log.json").read_text())
+    assert [entry["step"] for entry in log if "eval_exact_match" in entry] == [0, 1, 2, 3]
+
+
+def test_going_back_to_an_earlier_checkpoint_sets_later_results_aside(run, refused, tmp_path):
+    folder, _ = run("grpo", "grpo", *WORSENING)
+    before = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    change = ["--max_steps", 2, "--learning_rate", "1e-6", "--save_strategy", "no"]
+    back = ["--resume_from_checkpoint", folder / "checkpoint-1"]
+    _, out = run("grpo", "grpo", *WORSENING, *change, *back)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["after"] == scores_at(folder, 2) and summary["steps"] == 2
+    assert [p.stem for p in sorted(folder.glob("evaluations/*"))] == [
+        *["step-000000", "step-000001", "step-000002"]
+    ]
+    aside = folder / "earlier-1"
+    assert str(aside) in out
+    assert read_config(folder / "config-from-step-1.yaml")["learning_rate"] == 1e-6
+    # nothing is lost, and the old model still lies beside the config that made it
+    here = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    there = {p.relative_to(aside): p.read_bytes() for p in aside.rglob("*") if p.is_file()}
+    assert {**here, **there}.items() >= before.items()
+    assert there[Path("config.yaml")] == before[Path("config.yaml")]
+    assert {"model", "checkpoint-2", "checkpoint-3"} <= {p.name for p in aside.iterdir()}
+    # what is resumed next is of this course, not of the other
+    assert output.claim(str(folder), "auto") == str(folder / "checkpoint-1")
+
+    new = tmp_path / "new"
+    sentence = refused("grpo", "grpo", *WORSENING, *back, "--algorithm", "gspo", folder=new)
+    assert "algorithm was grpo and is now gspo" in sentence
+    run("grpo", "grpo", *WORSENING, *back, folder=new)
+    assert read_config(new / "config.yaml")["output_dir"] == str(new)
+    finished = weights_of(new / "model")
+    sentence = refused("grpo", "grpo", *WORSENING, *back, "--max_steps", 4, folder=new)
+    assert "already holds files" in sentence and "in another folder" in sentence
+    assert weights_of(new / "model") == finished and not list(new.glob("earlier-*"))
+
+
+def test_a_figure_that_fails_costs_no_numbers(run, tmp_path, monkeypatch):
+    def fails(*args):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(report, "learning_curve", fails)
+    with pytest.raises(RuntimeError, match="no fonts"):
+        run("grpo", "grpo", *SMALL)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["after"] == scores_at(tmp_path / "out", 2)
+    log = json.loads((tmp_path / "out" / "log.json").read_text())
+    assert [e["step"] for e in log if "reward" in e] == [1, 2]
+
+
+def evaluation(**metrics):
+    return {"metrics": {f"eval_{name}": value for name, value in metrics.items()}, "answers": []}
+
+
+def test_a_metric_that_one_evaluation_lacks(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    monkeypatch.setattr(report, "write_whole", lambda path, write: write(path))
+    evaluations = {0: evaluation(loss=0.7, auc=0.5), 2: evaluation(loss=0.6)}
+    evaluations[4] = evaluation(loss=0.5, auc=0.75, best_of_n=0.25)
+    report.learning_curve(tmp_path / "curve.png", [{"step": 1, "loss": 0.7}], evaluations, "orm")
+    curves = {line.get_label(): line for line in drawn[0].axes[1].lines}
+    assert [list(xy) for xy in curves["AUC"].get_data()] == [[0, 4], [0.5, 0.75]]
+    assert [list(xy) for xy in curves["best of n"].get_data()] == [[4], [0.25]]
+    lines = report.table(evaluations).splitlines()
+    assert [line.split() for line in lines] == [
+        *[["step", "0", "step", "4"], ["loss", "0.700", "0.500"], ["auc", "0.500", "0.750"]],
+        ["best", "of", "n", "-", "0.250"],
+    ]
+    del evaluations[4]
+    assert report.headline(evaluations, set(), 3) == "loss 0.700 -> 0.600 (seed 3)"
 
 
 def test_lora_exports_an_adapter_that_plain_transformers_loads(run):

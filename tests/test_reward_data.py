@@ -71,8 +71,13 @@ def right(rows, column):
 
 
 def test_mixed_pairs_are_the_offline_and_the_on_policy_ones_shuffled():
-    def sample(rows, count, side):
-        return offline_pairs(rows[:7], 99)
+    def sample(rows, count, side):  # wrong answers to seven questions, beside right ones
+        wrong = [row["rejected"] for row in offline_pairs(rows[:7], 99)]
+        return [
+            {"completion": wrong[i] if n and i < 7 else said(row["answer"])}
+            for i, row in enumerate(rows)
+            for n in range(count)
+        ]
 
     config = PreferenceData(**GYM, pairs="mixed")
     found = load_preferences(config, sample=sample)
@@ -114,6 +119,20 @@ def test_pairs_and_candidates_share_the_held_out_samples(candidates, asked):
     questions = [row["question"] for row in found.candidates]
     assert questions == [r["question"] for r in found.tasks.held_out for _ in range(candidates)]
     assert [row["label"] for row in found.candidates[:2]] == [True, False]
+
+
+def test_pairs_are_made_of_as_many_answers_as_asked_for_and_not_of_all_candidates():
+    late = {"train": 2, "held-out": 3}  # the first right answer to a question
+
+    def sample(rows, count, side):
+        numbered = [(row, n) for row in rows for n in range(count)]
+        return [{"completion": said(r["answer"] if n >= late[side] else "x")} for r, n in numbered]
+
+    config = RewardData(**GYM, pairs="mixed", samples_per_prompt=3, candidates=8)
+    found = load_pairs_or_ranked(config, None, False, sample)
+    assert Counter(row["kind"] for row in found.train) == {"offline": 40, "on_policy": 40}
+    assert Counter(row["kind"] for row in found.held_out) == {"offline": 20}
+    assert len(found.candidates) == 20 * 8
 
 
 PAIR = {"prompt": "one", "chosen": "yes", "rejected": "no"}
@@ -206,12 +225,12 @@ def test_ranked_lists_of_a_block_count_what_is_left_out():
 
 
 def test_ranked_lists_of_files(tmp_path):
-    rows = [{"q": "a", "ranked": ["x", "y", "z"]}, {"q": "b", "ranked": ["u", "v", "w"]}]
+    rows = [{"q": q, "ranked": ["x", "y", "z"]} for q in "abcd"]
     path = written(tmp_path, rows)
-    config = RewardData(source="path", path=path, eval_path=path, columns={"prompt": "q"})
-    found = load_pairs_or_ranked(config, 1, True, never)
+    block = {"source": "path", "path": path, "columns": {"prompt": "q"}}
+    found = load_pairs_or_ranked(RewardData(**block, eval_split="train[2:]"), 1, True, never)
     assert found.train == [{"prompt": "a", "ranked": ["x", "y", "z"]}]
-    assert [row["prompt"] for row in found.held_out] == ["a", "b"]
+    assert [row["prompt"] for row in found.held_out] == ["c", "d"]
     assert found.candidates == []
 
 
@@ -263,12 +282,13 @@ def test_outcomes_of_files(tmp_path):
         {"prompt": "b", "completion": "y", "label": 0, "finished": True, "answer": "v"},
         {"prompt": "a", "completion": "z", "label": 0.0, "finished": False, "answer": "x"},
     ]
-    path = written(tmp_path, rows)
-    config = OutcomeData(source="path", path=path, eval_path=path)
-    found = load_outcomes(config, 2, never)
+    held_out = written(tmp_path, rows)
+    other = [{**row, "prompt": "other " + row["prompt"]} for row in rows]
+    train = written(tmp_path, other, "train.jsonl")
+    found = load_outcomes(OutcomeData(source="path", path=train, eval_path=held_out), 2, never)
     answers = [{"answer": row["answer"]} for row in rows]
     whole = [{**a, **b} for a, b in zip(FLAT, answers, strict=True)]
-    assert found.train == whole[:2]
+    assert found.train == [{**row, "prompt": "other " + row["prompt"]} for row in whole[:2]]
     assert found.held_out == whole
     assert found.candidates == [whole[0], whole[2]]  # the only prompt with two completions
     bare = [{k: row[k] for k in ("prompt", "completion", "label")} for row in FLAT]
@@ -339,10 +359,66 @@ def test_long_traces_become_several_rows_with_the_same_prompt(tmp_path):
     ]
     assert chunked([row], 2) == parts
     assert chunked([row], None) == chunked([row], 5) == [row]
-    path = written(tmp_path, [row] * 3)
-    config = ProcessData(source="path", path=path, eval_path=path, max_steps=2)
+    path = written(tmp_path, [row, row, {**row, "prompt": "q"}])
+    block = {"source": "path", "path": path, "max_steps": 2}
+    config = ProcessData(**block, split="train[:2]", eval_split="train[2:]")
     found = load_traces(config, 2, never)
-    assert (found.train, found.held_out) == (parts[:2], parts * 3)
+    assert (found.train, found.held_out) == (parts[:2], [{**part, "prompt": "q"} for part in parts])
+
+
+def outcome(prompt, n):
+    return {"prompt": prompt, "completion": f"c{n}", "label": n % 2}
+
+
+def trace(prompt, n):
+    return {"prompt": prompt, "completions": ["a", f"b{n}"], "labels": [1, -1]}
+
+
+def ranking(prompt, n):
+    return {"prompt": prompt, "ranked": [f"a{n}", "b"]}
+
+
+def compared(prompt, n):
+    return {"prompt": prompt, "chosen": f"a{n}", "rejected": "b"}
+
+
+LOADERS = {
+    "pairs": (RewardData, compared, lambda c: load_pairs_or_ranked(c, None, False, never)),
+    "ranked": (RewardData, ranking, lambda c: load_pairs_or_ranked(c, None, True, never)),
+    "outcomes": (OutcomeData, outcome, lambda c: load_outcomes(c, None, never)),
+    "traces": (ProcessData, trace, lambda c: load_traces(c, None, never)),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_no_held_out_prompt_of_a_file_is_trained_on(tmp_path, name):
+    block, row, load = LOADERS[name]
+    rows = [row(f"p{n // 2}", n) for n in range(12)]  # two rows of each of six prompts
+    path = written(tmp_path, rows)
+    config = block(source="path", path=path, split="train[:7]", eval_split="train[7:]", eval_size=2)
+    found = load(config)
+    # the slices share p3; p3 and p4 are the two prompts that are held out
+    assert [row["prompt"] for row in found.train] == ["p0", "p0", "p1", "p1", "p2", "p2"]
+    assert [row["prompt"] for row in found.held_out] == ["p3", "p4", "p4"]
+    assert found.dropped["the prompt is held out"] == 1
+    without = load(block(source="path", path=path, split="train[:7]"))
+    assert (len(without.train), without.held_out) == (7, None)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_eval_size_counts_prompts_so_no_group_of_outcomes_is_cut(tmp_path, listed):
+    train = written(tmp_path, [outcome("t", n) for n in range(2)], "train.jsonl")
+    rows = [outcome(f"p{n % 4}", n) for n in range(24)]  # six of each of four prompts, in turn
+    if listed:
+        rows = [
+            {"prompt": f"p{k}", "completions": list("abcdef"), "labels": [0, 1] * 3}
+            for k in range(4)
+        ]
+    held_out = written(tmp_path, rows)
+    config = OutcomeData(source="path", path=train, eval_path=held_out, eval_size=3)
+    found = load_outcomes(config, None, never)
+    assert Counter(row["prompt"] for row in found.held_out) == {"p0": 6, "p1": 6, "p2": 6}
+    assert Counter(row["prompt"] for row in found.candidates) == {"p0": 6, "p1": 6, "p2": 6}
 
 
 def test_labels_of_files_may_be_boolean():
@@ -530,18 +606,25 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
     own = SimpleNamespace(dataset=config, max_samples=None, algorithm="orm")
     data, tokenizer = run_data.prepare_rewards(own, args, model)
     kept = [json.loads(line) for line in (tmp_path / "samples-train.jsonl").open()]
-    assert kept == data.train
+    how = {"sampled_from": "tiny", "max_completion_length": 20}
+    assert kept == [{**row, **how} for row in data.train]
     assert (len(kept), len(data.held_out), len(data.candidates)) == (120, 60, 40)
     assert [float(row["label"]) for row in kept] == right(kept, "completion")
     assert tokenizer.eos_token == "<|end|>"
     # such a file is a data set of its own
     from_file = OutcomeData(source="path", path=str(tmp_path / "samples-train.jsonl"))
-    assert load_outcomes(from_file, None, never).train == kept
+    assert load_outcomes(from_file, None, never).train == data.train
     # a resumed run samples nothing
     monkeypatch.setattr(run_data, "sample_completions", never)
     assert run_data.prepare_rewards(own, args, model)[0].candidates == data.candidates
     config.samples_per_prompt = 4
     with pytest.raises(InputError, match="does not hold 4 answers to each of the 40 train"):
+        run_data.prepare_rewards(own, args, model)
+    config.samples_per_prompt, args.max_completion_length = 3, 19
+    with pytest.raises(InputError, match="of at most 19 tokens and by tiny"):
+        run_data.prepare_rewards(own, args, model)
+    args.max_completion_length, config.sampled_from = 20, "other"
+    with pytest.raises(InputError, match="of at most 20 tokens and by other"):
         run_data.prepare_rewards(own, args, model)
 
 

@@ -197,6 +197,20 @@ def test_comparisons_by_hand(conversational):
     assert found["ranked_ids"] == [[*start, 75, 76, 5], [*start, 76, 5], [*start, 5]]
 
 
+def test_ranked_lists_of_unequal_length_are_refused_by_the_trainer():
+    rows = DATA["kwise"](8)
+    length = len(rows[0]["ranked"])
+    shorter = [*rows[:5], {**rows[5], "ranked": rows[5]["ranked"][:2]}, *rows[6:]]
+    part = f"row 5 of the {{}} data set ranks 2 completions and row 0 {length}; make all lists"
+    with pytest.raises(InputError, match=part.format("train")):
+        build("kwise", rows=shorter)
+    with pytest.raises(InputError, match=part.format("eval")):
+        build("kwise", rows=rows, held_out=shorter)
+    read = [{"ranked_ids": [[7, 8]] * len(row["ranked"])} for row in shorter]
+    with pytest.raises(InputError, match=part.format("train")):
+        build("kwise", rows=read)
+
+
 # --- evaluation ----------------------------------------------------------------------------------
 
 

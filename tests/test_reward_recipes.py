@@ -97,7 +97,27 @@ def from_file(path, *more):
     return ["--dataset.source", "path", "--dataset.path", path, *STEPS, *more]
 
 
+def halves(count):
+    """Train on the first half of a file's rows and hold out the second."""
+    sides = {"split": f"train[:{count // 2}]", "eval_split": f"train[{count // 2}:]"}
+    return [word for key, value in sides.items() for word in (f"--dataset.{key}", value)]
+
+
 # --- what a run leaves behind
+
+
+def test_scores_are_those_of_the_model_that_is_kept(small):
+    # most answers are wrong, so what right ones get falls, and that of step 2 is the best
+    best = ["--load_best_model_at_end", "--metric_for_best_model", "eval_right_mean"]
+    folder, _ = small("orm", *best)
+    told = json.loads((folder / "summary.json").read_text())
+    assert told["model_step"] == 2
+    right = [row["scores"]["mean"] for row in lines(folder / "scores.jsonl") if row["label"]]
+    mean = sum(right) / len(right)
+    assert mean == pytest.approx(told["after"]["eval_right_mean"], abs=1e-6)
+    last = json.loads((folder / "evaluations" / "step-000004.json").read_text())["metrics"]
+    assert mean > last["eval_right_mean"] + 1e-3
+
 
 HEADLINES = {
     "reward": "pair accuracy ",
@@ -368,8 +388,8 @@ def test_an_aggregate_without_a_reward_model_is_refused(refused):
 
 # --- local files
 
-PLAIN = [f"word{n % 7} " * (n % 3 + 1) for n in range(16)]
-CHAT = [answered("w" * (n % 5 + 1), "r" * (n % 3 + 1)) for n in range(16)]
+PLAIN = [f"word{n} " * (n % 3 + 1) for n in range(16)]
+CHAT = [answered("w" * (n % 5 + 1) + "abcd"[n // 4], "r" * (n % 3 + 1)) for n in range(16)]
 
 
 def test_pairs_with_a_margin_and_centring(run, tmp_path):
@@ -379,7 +399,7 @@ def test_pairs_with_a_margin_and_centring(run, tmp_path):
     ]
     path = written(tmp_path, rows)
     centred = ["--center_rewards_coefficient", 0.01]
-    words = from_file(path, "--dataset.eval_path", path, *SHORT, *centred)
+    words = from_file(path, *halves(16), *SHORT, *centred)
     losses = []
     for name in ("with", "without"):
         mapping = [] if name == "with" else ["--dataset.columns", "{margin: none}"]
@@ -420,7 +440,7 @@ def test_texts_after_messages_are_the_assistants(run, tmp_path):
 def test_ranked_lists_of_plain_text(run, tmp_path):
     rows = [{"prompt": p, "ranked": ["right", "rite", f"no{n}"]} for n, p in enumerate(PLAIN)]
     path = written(tmp_path, rows)
-    words = from_file(path, "--dataset.eval_path", path, "--dataset.eval_size", 5, *SHORT)
+    words = from_file(path, *halves(16), "--dataset.eval_size", 5, *SHORT)
     _, out = run("reward", "kwise", *words)
     assert out.splitlines()[-1].startswith("pair accuracy ")
 
@@ -428,11 +448,11 @@ def test_ranked_lists_of_plain_text(run, tmp_path):
 def test_outcomes_flat_and_grouped_and_those_of_another_run(finished, run, tmp_path):
     samples = finished("orm")[0] / "samples-train.jsonl"
     held_out = finished("orm")[0] / "samples-held-out.jsonl"
-    more = ["--dataset.eval_path", held_out, "--dataset.eval_size", 24]
+    more = ["--dataset.eval_path", held_out, "--dataset.eval_size", 5]
     words = from_file(samples, *more, *SHORT)
     flat, out = run("orm", "orm", *words, folder=tmp_path / "flat")
     assert out.splitlines()[-1].startswith("AUC ")
-    assert len(lines(flat / "scores.jsonl")) == 24
+    assert len(lines(flat / "scores.jsonl")) == 5 * 4
     rows = lines(samples)
     grouped = [
         {
@@ -455,7 +475,7 @@ def test_traces_and_those_of_prm800k(run, tmp_path):
         for n, p in enumerate(PLAIN)
     ]
     path = written(tmp_path, rows)
-    words = from_file(path, "--dataset.eval_path", path, *SHORT, "--dataset.step_separator", "\n\n")
+    words = from_file(path, *halves(16), *SHORT, "--dataset.step_separator", "\n\n")
     folder, out = run("prm", "prm", *words, folder=tmp_path / "traces")
     assert out.splitlines()[-1].startswith("first error found ")
     assert not (folder / "scores.jsonl").exists()

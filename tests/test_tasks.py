@@ -44,6 +44,29 @@ def test_held_out_words_never_occur_in_training_whatever_the_seeds(tasks):
         assert int(hashlib.sha256(question.encode()).hexdigest(), 16) % 10 == 0
 
 
+def terms(question):
+    """The signed terms of a sum in any order, read from the question's text."""
+    signed = question.split(":")[1].replace("=", "").replace("- ", "-").replace("+ ", "+")
+    return tuple(sorted(int(term) for term in signed.split()))
+
+
+def test_no_held_out_sum_is_a_training_sum_in_another_order():
+    sums = GymTasks(GymData(specs=[SUM], size=3200))
+    assert terms("What is: 4 - 1 + 0 =") == terms("What is: 0 + 4 - 1 =") == (-1, 0, 4)
+    held = [terms(row["question"]) for row in sums.held_out]
+    assert not {terms(row["question"]) for row in sums.train} & set(held)
+    assert len({row["question"] for row in sums.held_out}) == 256 > len(set(held))
+
+
+def test_other_tasks_are_split_by_the_text_of_the_question():
+    specs = [Spec("gcd"), Spec("products"), Spec("basic_arithmetic")]
+    mixed = GymTasks(GymData(specs=specs, size=300, eval_size=60))
+    for rows, held_out in ((mixed.train, False), (mixed.held_out, True)):
+        for row in rows:
+            digest = hashlib.sha256(row["question"].strip().lower().encode()).hexdigest()
+            assert (int(digest, 16) % 10 == 0) == held_out
+
+
 def test_drawing_is_deterministic_and_depends_on_the_seed(tasks):
     again = GymTasks(GymData(specs=[SPELL], size=300, eval_size=64))
     other = GymTasks(GymData(specs=[SPELL], size=300, seed=1, eval_size=64))
@@ -115,6 +138,17 @@ def test_numbers_match_however_they_are_written():
     texts = ["<answer>7</answer>", "<answer>+07.0</answer>", "<answer>70</answer>"]
     assert exact_match(texts, ["7"] * 3, ["chain_sum"] * 3) == [1, 1, 0]
     assert exact_match(["<answer>007</answer>"], ["7"], ["spell_backward"]) == [0]
+
+
+@pytest.mark.parametrize(
+    "task", ["basic_arithmetic", "chain_sum", "gcd", "lcm", "leg_counting", "products"]
+)
+def test_answers_that_are_numbers_are_compared_as_numbers(task):
+    rows = GymTasks(GymData(specs=[Spec(task)], size=5, eval_size=5)).train
+    for row in rows:
+        other = f"<answer>{float(row['answer']):+09.2f}</answer>"  # +00042.00
+        wrong = f"<answer>{float(row['answer']) + 1:+09.2f}</answer>"
+        assert exact_match([other, wrong], [row["answer"]] * 2, [row["task"]] * 2) == [1, 0]
 
 
 def test_format_counts_a_quarter_per_tag():

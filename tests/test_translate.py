@@ -237,7 +237,9 @@ def test_the_comments_explain(book):
 
 def test_wandb(book):
     tracked = {"wandb_project": "rlhf-book", "wandb_run_name": "first"}
-    found = yaml.safe_load(translate(book(POLICY_GRADIENT, **tracked)))
+    text = translate(book(POLICY_GRADIENT, **tracked, wandb_entity="me", device="auto"))
+    assert "#   wandb_entity: " in text and "#   device: accelerate places the models" in text
+    found = yaml.safe_load(text)
     kept = found["report_to"], found["project"], found["run_name"]
     assert kept == ("wandb", "rlhf-book", "first")
 
@@ -472,7 +474,8 @@ def test_a_reward_model_loads_in_trl(book, tmp_path):
         "seed": 123,
     }
     assert {key: getattr(args, key) for key in expected} == expected
-    assert (model.model_name_or_path, model.dtype) == ("Qwen/Qwen3-0.6B-Base", "bfloat16")
+    assert (model.model_name_or_path, model.dtype) == ("Qwen/Qwen3-0.6B-Base", "float32")
+    assert "bf16: true" in text
     assert [(d.path, d.split) for d in data.datasets] == [("some/pairs", "train[:5000]")]
     assert data.test_split_size == 0.1
     assert "for TRL's stock RewardTrainer" in text and "trl reward --config" in text
@@ -490,8 +493,13 @@ def test_a_reward_model_without_evaluation_and_decay(book):
 REWARD_REFUSED = {
     "a process reward model": (
         {"max_tokens": 2048},
-        "this is the config of a process reward model (max_tokens), and TRL removed its PRMTrainer "
-        "in 1.14; configs/book/prm.yaml is the book's, for recipes/prm.py.",
+        "max_tokens makes this the config of the process reward model, and TRL removed its "
+        "PRMTrainer in 1.14; configs/book/prm.yaml is the book's, for recipes/prm.py.",
+    ),
+    "an outcome reward model of today": (
+        {"rollouts_per_prompt": 100},
+        "rollouts_per_prompt makes this the config of the outcome reward model, and TRL has no "
+        "outcome reward model; configs/book/orm.yaml is the book's, for recipes/orm.py.",
     ),
     "an outcome reward model": (
         {"max_length": None},

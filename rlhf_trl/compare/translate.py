@@ -49,7 +49,7 @@ class _Field:
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 _SAMPLING = "the code samples with these and scores at 1"
 _PLACED = "accelerate places the models"
-_TRACKED = "TRL's trackers read the shell: set WANDB_PROJECT there"
+_TRACKED = "TRL's trackers read the shell: set WANDB_PROJECT and WANDB_ENTITY there"
 _UNSAMPLED = "TRL's trainer samples nothing while it trains"
 _COMPLETIONS = "completions per process"
 
@@ -86,8 +86,10 @@ _POLICY_GRADIENT = {
     "seed": _Field(42, "seed"),
     "wandb_run_name": _Field(None, "run_name"),
     "wandb_project": _Field(None, "project"),
+    "wandb_entity": _Field(None, note=_TRACKED),
     "rollout_batch_size": _Field(8, note="TRL generates the whole buffer at once"),
     "model_device_id": _Field(0, note=_PLACED),
+    "device": _Field("auto", note=_PLACED),
     "ref_model_device_id": _Field(0, note=_PLACED),
     "val_model_device_id": _Field(0, note=_PLACED),
 }
@@ -128,7 +130,7 @@ _DIRECT_ALIGNMENT = {
     "wandb_project": _Field(None, note=_TRACKED),
     "wandb_entity": _Field(None, note=_TRACKED),
     "eval_every": _Field(100, note="the code's training never evaluates"),
-    "device": _Field("cuda", note=_PLACED),
+    "device": _Field("auto", note=_PLACED),
     "sample_every": _Field(25, note=_UNSAMPLED),
     "sample_max_tokens": _Field(128, note=_UNSAMPLED),
     "sample_max_input_tokens": _Field(512, note=_UNSAMPLED),
@@ -148,6 +150,7 @@ _REWARD_MODEL = {
     "dataset_name": _Field("argilla/ultrafeedback-binarized-preferences-cleaned"),
     "dataset_split": _Field("train"),
     "samples": _Field(5000),
+    "rollouts_per_prompt": _Field(32),
     "max_length": _Field(512, "max_length", "TRL leaves longer pairs out, the code cuts them"),
     "max_steps": _Field(20),
     "max_tokens": _Field(5500),
@@ -559,11 +562,12 @@ def _write_kto(sheet: _Sheet) -> None:
 
 def _reward_model(sheet: _Sheet, closest: bool) -> None:
     """Fill in a config of RewardTrainer; outcome and process reward models have no trainer."""
-    for kind, sign in (("prm", "max_steps"), ("prm", "max_tokens")):
+    signs = {"rollouts_per_prompt": "orm", "max_steps": "prm", "max_tokens": "prm"}
+    for sign, kind in signs.items():
         if sign in sheet.given:
             row = algorithms.algorithm(kind)
             sheet.refuse(
-                f"this is the config of a {row.title.lower()} ({sign}), and {row.trl}; "
+                f"{sign} makes this the config of the {row.title.lower()}, and {row.trl}; "
                 f"configs/book/{kind}.yaml is the book's, for recipes/{kind}.py"
             )
     if "max_length" not in sheet.given:
@@ -598,7 +602,7 @@ def _reward_model(sheet: _Sheet, closest: bool) -> None:
         sheet.write("eval_steps", interval, "eval_interval", note="optimizer steps")
     sheet.write("weight_decay", 0.01, note="of torch's AdamW, which the code leaves as it is")
     sheet.write("max_grad_norm", 0.0, note="the code does not clip; 0 turns TRL's clipping off")
-    sheet.write("dtype", "bfloat16", note="the code's weights")
+    sheet.write("dtype", "float32", note="the code's weights")
     sheet.write("bf16", True, note="as the code computes")
     sheet.write("output_dir", f"outputs/{Path(sheet.path).stem}", note="the code saves nothing")
 

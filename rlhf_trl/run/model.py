@@ -86,13 +86,14 @@ def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: 
     """
     from transformers import AutoConfig
 
+    from rlhf_trl.rollouts import prompt_texts
+
     if model.model_name_or_path == UNTRAINED:
         return
     config = _from_pretrained(AutoConfig, model, args)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    encoded = tokenizer.apply_chat_template(
-        [row["prompt"] for row in rows], add_generation_prompt=True, tokenize=True, return_dict=True
-    )["input_ids"]
+    texts = prompt_texts(tokenizer, rows, getattr(args, "chat_template_kwargs", None))
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     longest = max(range(len(rows)), key=lambda i: len(encoded[i]))
     needed = len(encoded[longest]) + args.max_completion_length
     if limit is not None and needed > limit:

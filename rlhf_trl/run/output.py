@@ -9,6 +9,16 @@ from pathlib import Path
 
 from rlhf_trl.errors import InputError
 
+# What a run leaves at a step, as (folder, start of the name), and what it leaves at its end.
+BY_STEP = (
+    *(("", "checkpoint-"), ("", "config-from-step-"), ("evaluations", "step-")),
+    *(("samples", "step-"), ("completions", "completions_")),
+)
+AT_END = (
+    *("model", "value_model", "log.json", "summary.json", "learning_curve.png"),
+    *("scores.jsonl", "reward_report.png"),
+)
+
 
 def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it: whole or absent."""
@@ -47,8 +57,8 @@ def claim(output_dir: str, resume: str | None) -> str | None:
         resume: None, `auto` (the newest whole checkpoint in `output_dir`, if any) or a checkpoint.
 
     Raises:
-        InputError: the folder is a file, cannot be written, holds another run, or the checkpoint
-            is missing or incomplete.
+        InputError: the folder is a file, cannot be written, holds another run (than that of the
+            checkpoint), or the checkpoint is missing or incomplete.
     """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
@@ -73,9 +83,14 @@ def claim(output_dir: str, resume: str | None) -> str | None:
     if resume != "auto":
         if fault := checkpoint_fault(resume):
             raise InputError(f"resume_from_checkpoint: {resume!r} {fault}; name a whole one.")
+        if any(folder.iterdir()) and Path(resume).resolve().parent != folder.resolve():
+            raise InputError(
+                f"output_dir: {output_dir!r} already holds files, and {resume!r} belongs to a run "
+                "in another folder; go on in that one, or name an empty one with --output_dir."
+            )
         return resume
     faults = []
-    for checkpoint in _checkpoints(folder):
+    for _, checkpoint in sorted(numbered(folder, "checkpoint-").items(), reverse=True):
         fault = checkpoint_fault(checkpoint)
         if fault is None:
             return str(checkpoint)
@@ -88,13 +103,39 @@ def claim(output_dir: str, resume: str | None) -> str | None:
     return None
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    numbered = [
-        (int(p.name.removeprefix("checkpoint-")), p)
-        for p in folder.glob("checkpoint-*")
-        if p.name.removeprefix("checkpoint-").isdigit()
+def numbered(folder: Path, prefix: str) -> dict[int, Path]:
+    """Return what is called `prefix` and a number (and an ending), by that number."""
+    found = {p.name.removeprefix(prefix).partition(".")[0]: p for p in folder.glob(f"{prefix}*")}
+    return {int(number): p for number, p in found.items() if number.isdigit()}
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """Return the optimizer step of a checkpoint."""
+    return json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"]
+
+
+def set_aside(folder: Path, step: int) -> None:
+    """Move what a run left after `step`, from where it is about to go on, to `earlier-N` beside.
+
+    So neither its results nor its later checkpoints pass for those of the run that goes on.
+    """
+    later = [
+        path
+        for place, prefix in BY_STEP
+        for number, path in numbered(folder / place, prefix).items()
+        if number > step or (number == step and path.suffix == ".yaml")
     ]
-    return [p for _, p in sorted(numbered, reverse=True)]
+    later += [path for name in AT_END if (path := folder / name).exists()]
+    if not later:
+        return
+    aside = folder / f"earlier-{max(numbered(folder, 'earlier-'), default=0) + 1}"
+    for path in later:
+        target = aside / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
+    if (folder / "config.yaml").exists():
+        shutil.copy(folder / "config.yaml", aside)
+    print(f"what this run left after step {step} before is now in {aside}", flush=True)
 
 
 def checkpoint_fault(checkpoint: str | Path) -> str | None:
@@ -107,7 +148,7 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
     if not folder.is_dir():
         return "is not a folder"
     try:
-        json.loads((folder / "trainer_state.json").read_text())["global_step"]
+        step_of(folder)
     except (OSError, ValueError, KeyError, TypeError):
         return "has no readable trainer_state.json"
     for file in folder.glob("*.json"):

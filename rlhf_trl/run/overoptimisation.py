@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.output import write_json, write_whole
-from rlhf_trl.run.race import draw_band, keep_options, train_all
+from rlhf_trl.run.race import draw_band, train_all
 from rlhf_trl.run.report import read_evaluations
 
 CONFIGS = Path("configs/tiny")
@@ -66,7 +66,8 @@ def overoptimise(
         The table, in Markdown.
 
     Raises:
-        InputError: a config is missing, a run failed, or `folder` holds runs with other options.
+        InputError: a config is missing, a run failed, or `folder` holds such a run with other
+            settings.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; write 1 or more.")
@@ -74,7 +75,6 @@ def overoptimise(
     for path in (CONFIGS / f"{name}.yaml" for name in names):
         if not path.is_file():
             raise InputError(f"{path} is not a file here; run from the project's folder.")
-    keep_options(folder, {"extra": extra or [], "reward_extra": reward_extra or []})
 
     def words(config: str, seed: int, more: list[str] | None) -> list[str]:
         return ["--config", str(CONFIGS / f"{config}.yaml"), "--seed", str(seed), *(more or [])]

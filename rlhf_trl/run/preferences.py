@@ -1,16 +1,14 @@
 """A direct-alignment run; its data are read, made, or sampled from a model once and kept."""
 
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rlhf_trl.run import train
 from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
-from rlhf_trl.run.output import write_whole
+from rlhf_trl.run.reward_data import kept_samples
 from rlhf_trl.run.samples import add_panels
-from rlhf_trl.run.sampling import sample_completions, sampling_model
-from rlhf_trl.tasks.preferences import Preferences, load_preferences, on_policy_pairs
+from rlhf_trl.run.sampling import sampling_model
+from rlhf_trl.tasks.preferences import Preferences, load_preferences
 
 
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
@@ -52,8 +50,8 @@ def prepare_preferences(
 ) -> tuple[Preferences, Any]:
     """Return the rows of a run and the tokenizer.
 
-    On-policy pairs are sampled before training and kept in `<output_dir>/pairs-<side>.jsonl`, where
-    a resumed run finds them; such a file can be the `dataset.path` of another run.
+    On-policy pairs are made of sampled answers, which are kept in
+    `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them.
 
     Args:
         own: the recipe's fields: `dataset` (`PreferenceData`) and `max_samples`.
@@ -65,7 +63,7 @@ def prepare_preferences(
         InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
     sampled = sampling_model(model, own.dataset)
-    sample = partial(_kept_pairs, sampled, args, own.dataset.seed)
+    sample = partial(kept_samples, sampled, args, own.dataset.seed)
     data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
@@ -83,17 +81,3 @@ def report_fitted(trainer: Any) -> None:
         found = [f"{count} {reason}" for reason, count in counts.items() if count]
         if found and trainer.is_world_process_zero():
             print(f"{side} rows with {rule}: {', '.join(found)}", flush=True)
-
-
-def _kept_pairs(
-    model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
-) -> list[dict[str, Any]]:
-    path = Path(args.output_dir) / f"pairs-{side}.jsonl"
-    with args.main_process_first(local=False, desc="sampling pairs"):
-        if not path.exists():
-            completions = sample_completions(model, args, rows, count, seed)
-            texts = [[one.text for one in each] for each in completions]
-            pairs = on_policy_pairs(rows, texts, seed)
-            text = "".join(json.dumps(pair) + "\n" for pair in pairs)
-            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -14,7 +14,9 @@ from rlhf_trl.algorithms import ALGORITHMS, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.output import write_json, write_whole
+from rlhf_trl.run.yaml_loader import dump_yaml
 
+ASKED = "asked.json"  # beside a run: what it was started with
 CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
 LAST = 10  # logged steps that the final training metrics are averaged over
 COLUMNS = {
@@ -78,7 +80,8 @@ def race(
         The table, in Markdown.
 
     Raises:
-        InputError: a config is missing, a run failed, or `folder` holds runs with other options.
+        InputError: a config is missing, a run failed, or `folder` holds such a run with other
+            settings.
     """
     runs = []
     for name in algorithms:
@@ -96,8 +99,6 @@ def race(
                 words += ["--num_iterations", str(iterations)]
             words += extra or []
             runs.append((folder / name / f"seed-{seed}", recipe_of(row), words))
-    options = {"config": config, "extra": extra or [], "iterations": iterations}
-    keep_options(folder, options)
     train_all(runs, jobs)
     results = {
         name: [_read(folder / name / f"seed-{seed}") for seed in range(seeds)]
@@ -117,38 +118,57 @@ def recipe_of(algorithm: str | None) -> str:
     return f"recipes/{ALGORITHMS[algorithm].recipe}.py"
 
 
-def keep_options(folder: Path, options: dict[str, Any]) -> None:
-    """Write the options of all runs in `folder` there, or refuse others than it already holds."""
-    kept = folder / "options.json"
-    if kept.exists() and (old := json.loads(kept.read_text())) != options:
-        raise InputError(
-            f"{folder} holds runs with other options ({old}); repeat those to go on with them, or "
-            "name another --output_dir."
-        )
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--output_dir: {folder} is a file; name a folder.")
-    write_json(kept, options)
-
-
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
 
     Args:
-        runs: of each the folder, the recipe and its options.
+        runs: of each the folder, the recipe and its options, of which the first are `--config` and
+            a path.
         jobs: at least 1.
 
     Raises:
-        InputError: a run failed, or there are no jobs.
+        InputError: a run failed or is there with other settings, or there are no jobs.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")
+    done = [_is_done(*run) for run in runs]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda run: _train(*run), runs))
+        list(pool.map(lambda run, known: known or _train(*run), runs, done))
+    for run in runs:  # a config may have been edited meanwhile
+        _is_done(*run)
+
+
+def _asked(recipe: str, words: list[str]) -> dict[str, Any]:
+    """Return what a run computes: recipe, options and resolved config."""
+
+    def named(word: str) -> Any:  # the model of another run is what that one was asked for
+        path = Path(word).parent / ASKED
+        return json.loads(path.read_text()) if path.is_file() else word
+
+    return {**read_config(words[1]), "recipe": recipe, "options": [*map(named, words[2:])]}
+
+
+def _is_done(folder: Path, recipe: str, words: list[str]) -> bool:
+    """Tell whether a run is finished; refuse one that was asked for otherwise."""
+    for place in folder.parents:
+        if place.is_file():
+            raise InputError(f"--output_dir: {place} is a file; name a folder.")
+    if not (folder / "summary.json").exists():
+        return False
+    kept, now = folder / ASKED, _asked(recipe, words)
+    before = json.loads(kept.read_text()) if kept.exists() else {}
+    if before != now:
+        keys = before.keys() | now.keys() if before else ()
+        other = sorted(key for key in keys if before.get(key) != now.get(key)) or ["unknown ones"]
+        raise InputError(
+            f"{folder} holds a run with other settings ({', '.join(other)}); restore them, move "
+            "that folder away, or name another --output_dir."
+        )
+    return True
 
 
 def _train(folder: Path, recipe: str, words: list[str]) -> None:
-    if (folder / "summary.json").exists():
-        return
+    asked = _asked(recipe, words)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # left by an interrupted race
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -168,6 +188,9 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
         last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
         said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
         raise InputError(f"{' '.join(words)} failed: {said[0] if said else 'no output'}")
+    config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
+    write_whole(part / "config.yaml", lambda path: path.write_text(config, encoding="utf-8"))
+    write_json(part / ASKED, asked)
     os.replace(part, folder)
     print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)
 
@@ -176,12 +199,13 @@ def _read(folder: Path) -> dict[str, Any]:
     """Return the final numbers of a run and its exact match by step."""
     summary = json.loads((folder / "summary.json").read_text())
     log = json.loads((folder / "log.json").read_text())
-    for entry in log:  # CISPO has a name of its own for the share of weights cut
+    trained = [entry for entry in log if entry["step"] <= summary["model_step"]]
+    for entry in trained:  # CISPO has a name of its own for the share of weights cut
         entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
     final = {}
     for key in ("reward", "clipped", "kl", "entropy"):
         # not every step logs every key: rewards belong to generations, clipping to updates
-        values = [entry[key] for entry in log if entry.get(key) is not None]
+        values = [entry[key] for entry in trained if entry.get(key) is not None]
         if values:
             # the clipped share shrinks with the learning rate, so it is taken over the whole run
             final[key] = statistics.fmean(values if key == "clipped" else values[-LAST:])
@@ -240,8 +264,9 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
 
 def draw_band(axis: Any, curves: list[list[list[float]]], label: str, style: str = "-") -> None:
     """Draw the mean of one [step, value] curve per seed, and their standard deviation about it."""
-    steps = [step for step, _ in curves[0]]
-    by_step = list(zip(*([y for _, y in curve] for curve in curves), strict=True))
+    values = [dict(curve) for curve in curves]
+    steps = sorted(set.intersection(*map(set, values)))  # a metric may be missing somewhere
+    by_step = [[value[step] for value in values] for step in steps]
     mean = [statistics.fmean(ys) for ys in by_step]
     spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
     (line,) = axis.plot(steps, mean, style, label=label)

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from rlhf_trl.run.output import write_json, write_whole
+from rlhf_trl.run.output import numbered, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ def save_answers(folder: Path, step: int, metrics: dict, answers: list[dict]) ->
 def read_evaluations(folder: Path) -> dict[int, dict[str, Any]]:
     """Return the evaluations of a run by step, in order."""
     return {
-        int(path.stem.removeprefix("step-")): json.loads(path.read_text())
-        for path in sorted(folder.glob("step-*.json"))
+        step: json.loads(path.read_text())
+        for step, path in sorted(numbered(folder, "step-").items())
     }
 
 
@@ -90,10 +90,12 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
     first, last = min(evaluations), max(evaluations)
     before, after = evaluations[first], evaluations[last]
     lines = [f"{'':24}{f'step {first}':>12}{f'step {last}':>12}"]
-    for key, value in before["metrics"].items():
+    for key in before["metrics"] | after["metrics"]:
         name = key.removeprefix("eval_").replace("_", " ")
-        now = after["metrics"].get(key)  # not defined, where only one class is left
-        lines.append(f"{name:24}{value:12.3f}" + (f"{'-':>12}" if now is None else f"{now:12.3f}"))
+        # AUC and its like are not defined where only one class is left
+        values = [each["metrics"].get(key) for each in (before, after)]
+        cells = [f"{'-':>12}" if value is None else f"{value:12.3f}" for value in values]
+        lines.append(f"{name:24}{''.join(cells)}")
     if not before["answers"]:
         return "\n".join(lines)
     lines += ["", "greedy answers to held-out questions"]
@@ -139,9 +141,9 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
             ("eval_auc", "--", "AUC"),
             ("eval_best_of_n", "o-", "best of n"),
         ):
-            scores = [e["metrics"][key] for e in evaluations.values() if key in e["metrics"]]
-            if scores:
-                right.plot(list(evaluations), scores, style, color="tab:orange", label=label)
+            points = _points([{"step": n, **e["metrics"]} for n, e in evaluations.items()], key)
+            if points[0]:
+                right.plot(*points, style, color="tab:orange", label=label)
         right.set(ylabel="held out", ylim=(0, 1.02))
     if pairs:
         for side, colour in (("chosen", "tab:green"), ("rejected", "tab:red")):
@@ -166,8 +168,9 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out, so nothing was evaluated"
     before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
-    if "eval_exact_match" not in before:
-        key, name = next(h for h in HEADLINES if f"eval_{h[0]}" in before)
+    measured = before.keys() & after.keys()
+    if "eval_exact_match" not in measured:
+        key, name = next(h for h in HEADLINES if f"eval_{h[0]}" in measured)
         return f"{name} {before[f'eval_{key}']:.3f} -> {after[f'eval_{key}']:.3f} (seed {seed})"
     count = len(evaluations[min(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"

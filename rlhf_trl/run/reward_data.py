@@ -1,4 +1,4 @@
-"""The rows of a reward-model run; answers are sampled once, before training, and kept."""
+"""The rows of a reward-model run, and the sampled answers of any: made once, and kept."""
 
 import json
 from functools import partial
@@ -38,7 +38,7 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
         InputError: see the loaders in `tasks/reward_data.py`, and `load_tokenizer`.
     """
     config = own.dataset
-    sample = partial(_kept_samples, sampling_model(model, config), args, config.seed)
+    sample = partial(kept_samples, sampling_model(model, config), args, config.seed)
     if isinstance(config, ProcessData):
         neutral = own.formulation == "code"  # the chapter's loss has two classes
         data = load_traces(config, own.max_samples, sample, neutral)
@@ -52,29 +52,44 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
     return data, load_tokenizer(model, args, data.conversational)
 
 
-def _kept_samples(
+def kept_samples(
     model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
 ) -> list[dict[str, Any]]:
+    """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
+
+    Args:
+        model (`ModelConfig`): whose model answers.
+        args (`TrainingArguments`): see `sample_completions`.
+        seed: of the sampling.
+        rows: rows of `GymTasks`.
+        count: answers to each.
+        side: "train" or "held-out".
+
+    Raises:
+        InputError: the file holds something else than would be sampled now.
+    """
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
+    longest, name = args.max_completion_length, model.model_name_or_path
+    how = {"sampled_from": name, "max_completion_length": longest}
     with args.main_process_first(local=False, desc="sampling answers"):
         if not path.exists():
             answers = sample_completions(model, args, rows, count, seed)
             lines = [
-                json.dumps(_outcome(row, one)) + "\n"
+                json.dumps({**_outcome(row, one), **how}) + "\n"
                 for row, each in zip(rows, answers, strict=True)
                 for one in each
             ]
             write_whole(path, lambda part: part.write_text("".join(lines), encoding="utf-8"))
     try:
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        questions = [row["question"] for row in found]
-    except (ValueError, KeyError, TypeError):  # not as it was written
-        questions = None
-    if questions != [row["question"] for row in rows for _ in range(count)]:
+        asked = [(row["question"], {key: row.pop(key) for key in how}) for row in found]
+    except (ValueError, KeyError, TypeError, AttributeError):  # not as it was written
+        asked = None
+    if asked != [(row["question"], how) for row in rows for _ in range(count)]:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
-            "questions; the data set or the file was changed since, so write elsewhere with "
-            "--output_dir."
+            f"questions, of at most {longest} tokens and by {name}; the run's settings or the file "
+            "were changed since, so write elsewhere with --output_dir."
         )
     return found
 

@@ -24,19 +24,18 @@ def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> Non
     if config.every < 0 or config.count < 1:
         raise InputError("samples: write every: 0 (never) or more, and count: 1 or more.")
     if config.every:
-        prompts = [row["prompt"] for row in rows]
         if config.file is not None:
-            chat = bool(prompts) and isinstance(prompts[0], list)
-            prompts = [
-                [{"role": "user", "content": text}] if chat else text
+            chat = bool(rows) and isinstance(rows[0]["prompt"], list)
+            rows = [
+                {"prompt": [{"role": "user", "content": text}] if chat else text}
                 for text in read_prompts(Path(config.file))
             ]
-        trainer.add_callback(_Panels(trainer, config, prompts))
+        trainer.add_callback(_Panels(trainer, config, rows))
 
 
 class _Panels(TrainerCallback):
-    def __init__(self, trainer: Any, config: Samples, prompts: list[Any]):
-        self._trainer, self._config, self._prompts = trainer, config, prompts
+    def __init__(self, trainer: Any, config: Samples, rows: list[dict[str, Any]]):
+        self._trainer, self._config, self._rows = trainer, config, rows
 
     def on_step_end(self, args, state, control, **kwargs):
         """Answer where it is time to; all processes take part."""
@@ -46,16 +45,16 @@ class _Panels(TrainerCallback):
         first = 0
         if config.choice == "round_robin":  # by the step, so that a resumed run goes on alike
             first = (step // config.every - 1) * config.count
-        chosen = [self._prompts[(first + n) % len(self._prompts)] for n in range(config.count)]
+        chosen = [self._rows[(first + n) % len(self._rows)] for n in range(config.count)]
         trainer = self._trainer
         trainer.model.eval()
-        answers = trainer.answer([{"prompt": prompt} for prompt in chosen])
+        answers = trainer.answer(chosen)
         trainer.model.train()
         if not state.is_world_process_zero:
             return
         panel = [
-            {"prompt": prompt, "greedy": answer["greedy"], "sampled": answer["sampled"]}
-            for prompt, answer in zip(chosen, answers, strict=True)
+            {"prompt": row["prompt"], "greedy": answer["greedy"], "sampled": answer["sampled"]}
+            for row, answer in zip(chosen, answers, strict=True)
         ]
         write_json(Path(args.output_dir) / "samples" / f"step-{step:06d}.json", panel)
         if "wandb" in args.report_to:

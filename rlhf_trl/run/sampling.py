@@ -1,19 +1,11 @@
 """Completions sampled from a model, of which training data are made."""
 
 from copy import copy
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.rollouts import Completion, generate, seeded
 from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
-
-
-class Completion(NamedTuple):
-    """A sampled completion: its text without special tokens, and whether the model ended it."""
-
-    text: str
-    finished: bool
 
 
 def sampling_model(model: Any, data: Any) -> Any:
@@ -67,39 +59,16 @@ def sample_completions(
     policy = policy.to(args.device).eval()
     size = max(1, args.per_device_eval_batch_size // count)
     found: list[list[Completion]] = []
-    devices = [] if args.device.type == "cpu" else [args.device]
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+    with seeded(seed, args.device):
         for first in range(0, len(rows), size):
-            texts = tokenizer.apply_chat_template(
-                [row["prompt"] for row in rows[first : first + size]],
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            inputs = tokenizer(
-                texts,
-                return_tensors="pt",
-                padding=True,
-                padding_side="left",
-                add_special_tokens=False,
-            )
-            output = policy.generate(
-                input_ids=inputs["input_ids"].to(args.device),
-                attention_mask=inputs["attention_mask"].to(args.device),
-                max_new_tokens=args.max_completion_length,
+            answers = generate(
+                policy,
+                tokenizer,
+                rows[first : first + size],
                 do_sample=True,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=0,
-                num_return_sequences=count,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-                disable_compile=True,
+                max_new_tokens=args.max_completion_length,
+                device=args.device,
+                count=count,
             )
-            ids = output[:, inputs["input_ids"].shape[1] :]
-            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            # behind it there is only padding, which may be the same token
-            ended = (ids == tokenizer.eos_token_id).any(dim=1).tolist()
-            answers = [Completion(*each) for each in zip(texts, ended, strict=True)]
             found += [answers[i : i + count] for i in range(0, len(answers), count)]
     return found

@@ -1,6 +1,5 @@
 """One run from trainer to report: train or resume, evaluate, export, summarise."""
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -57,9 +56,12 @@ def begin(loaded: Any, name: str) -> None:
     if main_process:
         try:
             checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
-            found = [checkpoint, any(folder.glob("evaluations/step-*.json")), None]
+            found[0] = checkpoint
             if checkpoint is not None:
-                _check_resume(loaded, folder, checkpoint)
+                step = output.step_of(checkpoint)
+                _check_resume(loaded, checkpoint, step)
+                evaluated = output.numbered(folder / "evaluations", "step-")
+                found[1] = min(evaluated, default=step + 1) <= step
         except InputError as error:
             found[2] = str(error)
     args.resume_from_checkpoint, evaluated, refusal = broadcast_object_list(found)
@@ -76,10 +78,9 @@ def begin(loaded: Any, name: str) -> None:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
 
 
-def _check_resume(loaded: Any, folder: Path, checkpoint: str) -> None:
-    """Refuse to go on where the run would not be the same one; say and keep what else changed."""
+def _check_resume(loaded: Any, checkpoint: str, step: int) -> None:
+    """Refuse to go on where the run would not be the same one; say what else changed."""
     args = loaded.trl
-    step = json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"]
     if 0 < args.max_steps <= step:
         raise InputError(
             f"resume_from_checkpoint: {checkpoint} is at step {step} of max_steps "
@@ -92,23 +93,35 @@ def _check_resume(loaded: Any, folder: Path, checkpoint: str) -> None:
             "sync_ref_model."
         )
     print(f"resuming from {checkpoint}", flush=True)
-    if not (folder / "config.yaml").exists():
-        return
-    before, now = read_config(folder / "config.yaml"), loaded.given
-    changed = {
-        key: (before.get(key, "unset"), now.get(key, "unset"))
-        for key in sorted((before.keys() | now.keys()) - {"resume_from_checkpoint"})
-        if before.get(key) != now.get(key)
-    }
-    for key, (old, new) in changed.items():
+    for key, (old, new) in _changed(loaded, Path(checkpoint).parent).items():
         print(f"changed since the run began: {key}: {old} -> {new}", flush=True)
         if key in ("algorithm", "formulation", "model_name_or_path", "use_peft"):
             raise InputError(
                 f"resume_from_checkpoint: {key} was {old} and is now {new}, which a checkpoint "
                 "cannot take over; restore it, or start a new run in another output_dir."
             )
-    if changed:
-        loaded.save(folder / f"config-from-step-{step}.yaml")
+
+
+def _changed(loaded: Any, folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return what a run's config says and what is given now, where the two differ."""
+    config, now = folder / "config.yaml", loaded.given
+    before = read_config(config) if config.exists() else now
+    return {
+        key: (before.get(key, "unset"), now.get(key, "unset"))
+        for key in sorted((before.keys() | now.keys()) - {"resume_from_checkpoint"})
+        if before.get(key) != now.get(key)
+    }
+
+
+def _keep_config(loaded: Any, folder: Path) -> None:
+    """Write what a new run, or one that goes on with other settings, is given."""
+    if checkpoint := loaded.trl.resume_from_checkpoint:
+        step = output.step_of(checkpoint)
+        output.set_aside(folder, step)
+        if _changed(loaded, folder):
+            loaded.save(folder / f"config-from-step-{step}.yaml")
+    if not (folder / "config.yaml").exists():
+        loaded.save(folder / "config.yaml")
 
 
 def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
@@ -210,8 +223,10 @@ def run(
 ) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 
-    `<output_dir>` then holds `config.yaml` (the run, reproducible), `evaluations/`, `model/`
-    (and `value_model/`), `log.json`, `learning_curve.png`, `summary.json` and the checkpoints.
+    `<output_dir>` then holds `config.yaml` (the run, reproducible; `config-from-step-N.yaml` where
+    it went on with other settings), `evaluations/`, `model/` (and `value_model/`), `log.json`,
+    `learning_curve.png`, `summary.json` and the checkpoints. With `load_best_model_at_end`, the
+    summary, the table and the last line tell of the step whose model is kept.
 
     Args:
         trainer: a TRL trainer with `AnswersHeldOut`.
@@ -234,8 +249,7 @@ def run(
         trainer.add_callback(report.RewardProgress())
 
     if trainer.is_world_process_zero():
-        if not args.resume_from_checkpoint:
-            loaded.save(folder / "config.yaml")
+        _keep_config(loaded, folder)
         if tasks is not None:
             print(
                 f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind "
@@ -258,10 +272,15 @@ def run(
             "the run ended after 0 optimizer steps, so the model is untrained; raise max_steps or "
             "num_train_epochs, or give it more data."
         )
-    log = trainer.state.log_history
+    log, kept = trainer.state.log_history, result.global_step
+    if args.load_best_model_at_end and (best := trainer.state.best_model_checkpoint):
+        kept = trainer.state.global_step = int(best.rpartition("-")[2])
     evaluated = [e["step"] for e in log if any(key.startswith("eval_") for key in e)]
-    if can_evaluate and (not evaluated or evaluated[-1] != trainer.state.global_step):
+    if can_evaluate and (not evaluated or evaluated[-1] != kept):
+        logged = len(log)
         trainer.evaluate()
+        if kept in evaluated:  # said already, in its place
+            del log[logged:]
 
     main_process = trainer.is_world_process_zero()
     output.replace_folder(folder / "model", lambda p: trainer.save_model(str(p)), main_process)
@@ -271,31 +290,33 @@ def run(
     if not main_process:
         return
     evaluations = report.read_evaluations(folder / "evaluations")
-    names = {row["task"] for row in tasks.held_out} if tasks is not None else set()
-    title = ", ".join([name, *(["+".join(sorted(names))] if names else []), f"seed {args.seed}"])
-    if extra is not None:
-        extra(trainer, folder, title)
-    report.learning_curve(
-        folder / "learning_curve.png", trainer.state.log_history, evaluations, title
-    )
-    output.write_json(folder / "log.json", trainer.state.log_history)
+    until = {step: each for step, each in evaluations.items() if step <= kept}
+    output.write_json(folder / "log.json", log)
     output.write_json(
         folder / "summary.json",
         {
             "name": name,
             "seed": args.seed,
-            "steps": trainer.state.global_step,
+            "steps": result.global_step,
+            "model_step": kept,
             "processes": args.world_size,
             "held_out": len(tasks.held_out) if tasks is not None else 0,
             "passed_over": tasks.passed_over if tasks is not None else 0,
-            "before": evaluations[min(evaluations)]["metrics"] if evaluations else {},
-            "after": evaluations[max(evaluations)]["metrics"] if evaluations else {},
+            "before": until[min(until)]["metrics"] if until else {},
+            "after": until[max(until)]["metrics"] if until else {},
             "train_seconds": round(seconds, 2),
             "train_cpu_seconds": round(cpu_seconds, 2),
             "versions": report.versions(),
         },
     )
-    if evaluations:
-        print(f"\n{report.table(evaluations)}")
+    names = {row["task"] for row in tasks.held_out} if tasks is not None else set()
+    title = ", ".join([name, *(["+".join(sorted(names))] if names else []), f"seed {args.seed}"])
+    if extra is not None:
+        extra(trainer, folder, title)
+    report.learning_curve(folder / "learning_curve.png", log, evaluations, title)
+    if until:
+        print(f"\n{report.table(until)}")
+    if kept < result.global_step:
+        print(f"\nmodel/ is the best checkpoint, that of step {kept} of {result.global_step}")
     print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")
-    print(report.headline(evaluations, names, args.seed), flush=True)
+    print(report.headline(until, names, args.seed), flush=True)

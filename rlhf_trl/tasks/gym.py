@@ -36,14 +36,18 @@ class GymData:
     system_prompt: str = "none"
 
 
-def is_held_out(question: str) -> bool:
-    """Whether a question belongs to the held-out side: a fixed tenth, by the hash of its text.
+def is_held_out(entry: dict[str, Any]) -> bool:
+    """Whether an entry belongs to the held-out side: a fixed tenth, by the hash of its question.
 
-    Letter case and outer white space do not count, so a word is never on both sides, whatever the
-    seeds of training and evaluation.
+    Letter case and outer white space do not count, and neither does the order of the terms of a
+    chain_sum, so a word or a sum is never on both sides, whatever the seeds.
     """
-    digest = hashlib.sha256(question.strip().lower().encode()).hexdigest()
-    return int(digest, 16) % HELD_OUT_PART == 0
+    key = entry["question"].strip().lower()
+    if entry["metadata"]["source_dataset"] == "chain_sum":
+        words = f"+ {entry['metadata']['expression']}".split()
+        pairs = zip(words[::2], map(int, words[1::2]), strict=True)
+        key = str(sorted(term if sign == "+" else -term for sign, term in pairs))
+    return int(hashlib.sha256(key.encode()).hexdigest(), 16) % HELD_OUT_PART == 0
 
 
 class GymTasks:
@@ -101,7 +105,7 @@ class GymTasks:
         for index in range(candidates):
             entry = dataset[index]
             key = entry["question"].strip().lower()
-            if is_held_out(key) != held_out:
+            if is_held_out(entry) != held_out:
                 self.passed_over += not held_out
             elif not (held_out and key in seen):
                 seen.add(key)

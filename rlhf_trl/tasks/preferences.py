@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Literal
 
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
-from rlhf_trl.tasks.rewards import exact_match
+from rlhf_trl.tasks.rewards import completion_text, exact_match
 from rlhf_trl.tiny.demonstrator import ONLY_RIGHT, demonstrate, only_errors
 
 PAIRED = ("prompt", "chosen", "rejected")
 UNPAIRED = ("prompt", "completion", "label")
 ATTEMPTS = 100  # orders tried before there are said to be too few different prompts
 Row = dict[str, Any]
+Sample = Callable[[list[Row], int, str], list[Row]]
 # Choices in a `dataset:` block, for `READ_WITH`.
 GYM, PATH = {"source": ("reasoning_gym",)}, {"source": ("path",)}
 ON_POLICY = {**GYM, "pairs": ("on_policy", "mixed")}
@@ -26,10 +27,13 @@ ON_POLICY = {**GYM, "pairs": ("on_policy", "mixed")}
 class FileData(GymData):
     """What every `dataset:` block with labels has beside the questions that `GymData` describes.
 
-    With `source: path`, `path` is a JSON, JSONL or Parquet file or a hub name, read at `split`;
-    `columns` maps this package's column names to the data set's, as in `{chosen: better}`. With
-    `source: reasoning_gym`, answers are sampled from the model or from `sampled_from`,
-    `samples_per_prompt` of each training question.
+    With `source: path`, `path` is a JSON, JSONL or Parquet file or a hub name, read at `split`,
+    such as `train[:90%]` (a file is all `train`); `columns` maps this package's column names to the
+    data set's, as in `{chosen: better}`. With `eval_path` (by default `path`) or `eval_split` (by
+    default `split` without its slice), the first `eval_size` prompts there are held out, with all
+    their rows; training rows with one of them are left out. With `source: reasoning_gym`, answers
+    are sampled from the model or from `sampled_from`, `samples_per_prompt` of each training
+    question.
 
     `READ_WITH` names the choices under which a key is read at all: any one of its mappings has to
     hold, all of it; a choice is one of some values, or with `bool` anything but none.
@@ -133,7 +137,7 @@ def load_preferences(
     config: PreferenceData,
     max_samples: int | None = None,
     unpaired: bool = False,
-    sample: Callable[[list[Row], int, str], list[Row]] | None = None,
+    sample: Sample | None = None,
     margin: bool = False,
 ) -> Preferences:
     """Make or read the rows that a `dataset:` block describes.
@@ -142,8 +146,9 @@ def load_preferences(
         config: the block.
         max_samples: the first so many training rows only; None: all.
         unpaired: whether rows with `UNPAIRED` columns are accepted beside pairs.
-        sample: makes on-policy pairs; takes rows of `GymTasks`, the number of samples of each, and
-            their side, "train" or "held-out".
+        sample: returns answers, as rows with a `completion`, those of one question in a row; takes
+            rows of `GymTasks`, the number of answers to each, and their side, "train" or
+            "held-out". Pairs are made of the first so many, should there be more.
         margin: whether a column `margin` is read.
 
     Raises:
@@ -165,14 +170,20 @@ def load_preferences(
     count = config.samples_per_prompt
     if count < 2:
         raise InputError(f"dataset.samples_per_prompt: {count} is no pair; write 2 or more.")
-    rows = sample(asked, count, "train")
+
+    def pairs(rows: list[Row], side: str) -> list[Row]:
+        each = groups(sample(rows, count, side), len(rows))
+        texts = [[completion_text(row["completion"]) for row in group[:count]] for group in each]
+        return on_policy_pairs(rows, texts, config.seed)
+
+    rows = pairs(asked, "train")
     if not rows:
         raise InputError(
             "dataset.pairs: on no prompt did the model give both right and wrong answers, so there "
             "is no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
         )
     dropped = {f"right and wrong not both among {count} samples": len(asked) - len(rows)}
-    held_out = sample(tasks.held_out, count, "held-out")
+    held_out = pairs(tasks.held_out, "held-out")
     if config.pairs == "mixed":
         rows = mixed_pairs(offline_pairs(asked, config.seed), rows, config.seed)
         offline = offline_pairs(tasks.held_out, config.eval_seed)
@@ -188,6 +199,12 @@ def check_source(config: FileData, max_samples: int | None) -> None:
         raise InputError(
             f"dataset.source: {config.source!r} is not known here; write reasoning_gym or path."
         )
+
+
+def groups(rows: list[Row], number: int) -> list[list[Row]]:
+    """Cut rows into so many groups of neighbors, equally many in each."""
+    size = len(rows) // number
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
@@ -257,27 +274,44 @@ def from_path(
             messages), and counts what it leaves out.
 
     Returns:
-        Training rows, held-out rows or None, and the counts of the training side.
+        Training rows, none with a prompt that is held out; held-out rows or None, all those of
+        `eval_size` prompts; and the counts of the training side.
 
     Raises:
-        InputError: no path, or what `read_rows` and `check` raise.
+        InputError: no path, only held-out prompts, or what `read_rows` and `check` raise.
     """
     if not config.path:
         raise InputError("dataset.path is missing; name a file or a data set on the hub.")
     train, dropped = check(read_rows(config.path, config.split, max_samples), config.path)
     _check_alike(train, train[0], config.path)
-    held_out = None
-    if config.eval_path or config.eval_split:
-        if config.eval_size < 1:
-            raise InputError(
-                f"dataset.eval_size: {config.eval_size} leaves nothing to evaluate on; write 1 or "
-                "more, or remove eval_path and eval_split."
-            )
-        path = config.eval_path or config.path
-        found = read_rows(path, config.eval_split or config.split, config.eval_size)
-        held_out, _ = check(found, path)
-        _check_alike(held_out, train[0], path)
-    return train, held_out, dropped
+    if not (config.eval_path or config.eval_split):
+        return train, None, dropped
+    if config.eval_size < 1:
+        raise InputError(
+            f"dataset.eval_size: {config.eval_size} leaves nothing to evaluate on; write 1 or "
+            "more, or remove eval_path and eval_split."
+        )
+    path = config.eval_path or config.path
+    found, _ = check(read_rows(path, config.eval_split or config.split.partition("[")[0]), path)
+    _check_alike(found, train[0], path)
+    prompts = set([*dict.fromkeys(map(_prompt, found))][: config.eval_size])
+    held_out = [row for row in found if _prompt(row) in prompts]
+    rest = [row for row in train if _prompt(row) not in prompts]
+    if not rest:
+        raise InputError(
+            f"dataset: all {len(train)} training rows of {config.path} have a prompt that is held "
+            "out, so there is nothing to train on; give split and eval_split different slices, "
+            "such as train[:90%] and train[90%:], or evaluate on another file."
+        )
+    return rest, held_out, {**dropped, "the prompt is held out": len(train) - len(rest)}
+
+
+def _prompt(row: Row) -> str:
+    """Return what makes two prompts the same: as in the gym, not letter case or outer space."""
+    prompt = row["prompt"]
+    if isinstance(prompt, list):
+        prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
+    return prompt.strip().lower()
 
 
 def _check_alike(rows: Sequence[Row], model: Row, where: str) -> None:
@@ -303,11 +337,11 @@ def read_rows(path: str, split: str = "train", count: int | None = None) -> list
 
     Args:
         path: the file, or the name of the data set.
-        split: of a data set on the hub.
+        split: of the data set, with slices such as `train[:90%]`; a file is all `train`.
         count: the first so many only; None: all.
 
     Raises:
-        InputError: no such file or data set, or a line that cannot be read.
+        InputError: no such file, data set or split, or a line that cannot be read.
     """
     file = Path(path)
     if file.suffix in (".json", ".jsonl", ".parquet") and not file.is_file():
@@ -316,20 +350,42 @@ def read_rows(path: str, split: str = "train", count: int | None = None) -> list
         import pyarrow.parquet
 
         try:
-            return pyarrow.parquet.read_table(file).slice(0, count).to_pylist()
+            table = pyarrow.parquet.read_table(file)
         except (OSError, ValueError) as error:
             raise InputError(f"dataset.path: {path} is not a Parquet file: {error}.") from error
+        return table.take(_places(table.num_rows, split, path)[:count]).to_pylist()
     if file.suffix == ".jsonl":
         lines = file.read_bytes().splitlines()
         numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
-        return [_json(line, f"{path}, line {n}") for n, line in numbered[:count]]
+        chosen = [numbered[i] for i in _places(len(numbered), split, path)[:count]]
+        return [_json(line, f"{path}, line {n}") for n, line in chosen]
     if file.suffix == ".json":
         rows = _json(file.read_bytes(), path, list)
         for n, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise InputError(f"dataset.path: {path}: element {n} is not an object of columns.")
-        return rows[:count]
+        return [rows[i] for i in _places(len(rows), split, path)[:count]]
     return _from_hub(path, split, count)
+
+
+def _places(count: int, split: str, path: str) -> list[int]:
+    """Return which of the `count` rows of a file a split names."""
+    from datasets import ReadInstruction
+
+    try:
+        parts = ReadInstruction.from_spec(split).to_absolute({"train": count})
+    except (ValueError, AssertionError) as error:
+        raise InputError(
+            f"dataset: {path} is a file, which has no split {split!r}; write train, or a slice "
+            "such as train[:90%], for split and eval_split."
+        ) from error
+    found = [i for part in parts for i in range(part.from_, part.to)]
+    if count and not found:
+        raise InputError(
+            f"dataset: {path} has {count} rows, and split {split!r} holds none of them; write "
+            "slices such as train[:90%] and train[90%:] for split and eval_split."
+        )
+    return found
 
 
 def _json(content: bytes, where: str, kind: type = dict) -> Any:

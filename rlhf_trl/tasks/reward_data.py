@@ -1,7 +1,7 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,12 +13,13 @@ from rlhf_trl.tasks.preferences import (
     FileData,
     PreferenceData,
     Row,
+    Sample,
     Sides,
     check_cell,
     check_source,
     from_path,
+    groups,
     load_preferences,
-    on_policy_pairs,
     renamed,
     split_prompt,
 )
@@ -51,8 +52,6 @@ PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (tr
 
 SAMPLED = {**GYM, "traces": ("sampled",)}
 RANKED = {**GYM, "candidates": bool}  # answers of the model are sampled, for evaluation
-
-Sample = Callable[[list[Row], int, str], list[Row]]
 
 
 @dataclass
@@ -157,16 +156,12 @@ def load_pairs_or_ranked(
         return _load_ranked(config, max_samples, sample)
     held: dict[str, list[Row]] = {}
 
-    def pairs(rows: list[Row], count: int, side: str) -> list[Row]:
+    def answers(rows: list[Row], count: int, side: str) -> list[Row]:
         number = max(count, config.candidates) if side == "held-out" else count
         held[side] = sample(rows, number, side)
-        texts = [
-            [completion_text(row["completion"]) for row in group[:count]]
-            for group in _groups(held[side], len(rows))
-        ]
-        return on_policy_pairs(rows, texts, config.seed)
+        return held[side]
 
-    data = load_preferences(config, max_samples, sample=pairs, margin=True)
+    data = load_preferences(config, max_samples, sample=answers, margin=True)
     candidates = _candidates(config, data.tasks, sample, held.get("held-out"))
     return RewardRows(data.train, data.held_out, candidates, data.tasks, data.dropped)
 
@@ -220,13 +215,13 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
         def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
             return checked_outcomes(rows, where, config.columns), {}
 
-        train, held_out, _ = from_path(config, max_samples, check)
+        train, held_out, dropped = from_path(config, max_samples, check)
         together: dict[str, list[Row]] = {}
         for row in held_out or ():
             together.setdefault(repr(row["prompt"]), []).append(row)
         candidates = [row for group in together.values() if len(group) > 1 for row in group]
         _check_labels((row["label"] for row in train), config.path)
-        return RewardRows(train, held_out, candidates if config.candidates else [], None, {})
+        return RewardRows(train, held_out, candidates if config.candidates else [], None, dropped)
     tasks = GymTasks(config)
     train, held = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
     _check_labels((row["label"] for row in train), "the answers that were sampled")
@@ -420,12 +415,7 @@ def _candidates(
 
 
 def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
-    return [row for group in _groups(held, len(tasks.held_out)) for row in group[:count]]
-
-
-def _groups(rows: list[Row], number: int) -> list[list[Row]]:
-    size = len(rows) // number
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
+    return [row for group in groups(held, len(tasks.held_out)) for row in group[:count]]
 
 
 def _at_least(config: Any, key: str, least: int, none: int | None = None) -> None:

@@ -1,16 +1,17 @@
 """Evaluation by answering: held-out prompts, greedily and by sampling, scored by the task."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
-from trl.data_utils import is_conversational
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
-Score = Callable[..., list[float]]
+from rlhf_trl.rollouts import generate, seeded
+from rlhf_trl.tasks.rewards import checked
+
+Score = Callable[..., list[float | None]]
 
 
 class AnswersHeldOut:
@@ -18,10 +19,13 @@ class AnswersHeldOut:
 
     Replaces `transformers.Trainer.evaluate`, so that `eval_strategy`, `eval_steps`,
     `eval_on_start`, trackers and `metric_for_best_model` work as usual. TRL's own evaluation of a
-    policy-gradient run reports the loss on fresh samples, which says nothing about the task.
+    policy-gradient run reports the loss on fresh samples, which says nothing about the task; it is
+    what an `eval_dataset` that is passed gets, and a trainer without `held_out`.
 
     Metrics are `eval_<score>` for greedy answers and `eval_sampled_<score>` for answers sampled at
-    temperature 1 under a fixed seed. The training's random state is left untouched.
+    temperature 1 under a fixed seed, whatever the checkpoint's generation_config asks for. A score
+    is averaged over the answers to which it applies (is not None); where there is none, it is left
+    out. The training's random state is left untouched.
 
     Attributes:
         held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
@@ -29,7 +33,7 @@ class AnswersHeldOut:
         on_answers (`Callable`): called on the main process with (step, metrics, answers).
     """
 
-    held_out: list[dict[str, Any]]
+    held_out: Sequence[dict[str, Any]] = ()
     scores: dict[str, Score]
     max_completion_length: int
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
@@ -41,6 +45,8 @@ class AnswersHeldOut:
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
+        if eval_dataset is not None or not self.held_out:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         was_training = self.model.training
         metrics, answers = self._scored_answers(metric_key_prefix)
         self.log(dict(metrics))  # a copy: it adds the epoch
@@ -60,8 +66,10 @@ class AnswersHeldOut:
         for kind, infix in (("greedy", ""), ("sampled", "sampled_")):
             columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
             for name, score in self.scores.items():
-                values = score(completions=[a[kind] for a in answers], **columns)
-                metrics[f"{prefix}_{infix}{name}"] = sum(values) / len(values)
+                values = checked(score, name)(completions=[a[kind] for a in answers], **columns)
+                applied = [value for value in values if value is not None]
+                if applied:
+                    metrics[f"{prefix}_{infix}{name}"] = sum(applied) / len(applied)
         return metrics, answers
 
     def _tell(self, metrics: dict[str, float], answers: list[dict[str, Any]]) -> None:
@@ -77,6 +85,10 @@ class AnswersHeldOut:
         mine = [i % len(rows) for i in range(first, first + share)]
         found = []
         device = self.accelerator.device
+        template = None
+        if hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's, which are those of all rows
+            template = {"tools": self.tools or None, "chat_template": self.chat_template}
+            template |= self.chat_template_kwargs
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -84,20 +96,27 @@ class AnswersHeldOut:
                 gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
                 gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
             ) as model,
-            torch.no_grad(),
-            torch.random.fork_rng([] if device.type == "cpu" else [device], device_type="cuda"),
+            seeded(self.args.seed + self.accelerator.process_index, device),
             DistributedBackend(self.accelerator).summon_full_params(
                 self.model_wrapped, recurse=False
             ),
         ):
-            torch.manual_seed(self.args.seed + self.accelerator.process_index)
             size = self.args.per_device_eval_batch_size
             for batch in (mine[i : i + size] for i in range(0, share, size)):
-                prompts = [rows[i]["prompt"] for i in batch]
-                greedy = self._generate_text(model, prompts, do_sample=False)
-                sampled = self._generate_text(model, prompts, do_sample=True)
+                greedy, sampled = (
+                    generate(
+                        model,
+                        self.processing_class,
+                        [rows[i] for i in batch],
+                        do_sample=do_sample,
+                        max_new_tokens=self.max_completion_length,
+                        device=device,
+                        template=template,
+                    )
+                    for do_sample in (False, True)
+                )
                 found += zip(batch, greedy, sampled, strict=True)
-        by_row = {i: (greedy, sampled) for i, greedy, sampled in gather_object(found)}
+        by_row = {i: (greedy.text, sampled.text) for i, greedy, sampled in gather_object(found)}
         return [
             {
                 "question": row.get("question"),
@@ -108,43 +127,12 @@ class AnswersHeldOut:
             for i, row in enumerate(rows)
         ]
 
-    def _generate_text(self, model: Any, prompts: list[Any], do_sample: bool) -> list[str]:
-        tokenizer = self.processing_class
-        if is_conversational({"prompt": prompts[0]}):
-            prompts = tokenizer.apply_chat_template(
-                prompts, add_generation_prompt=True, tokenize=False
-            )
-            inputs = tokenizer(
-                prompts,
-                return_tensors="pt",
-                padding=True,
-                padding_side="left",
-                add_special_tokens=False,
-            )
-        else:
-            inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0} if do_sample else {}
-        output = model.generate(
-            input_ids=inputs["input_ids"].to(self.accelerator.device),
-            attention_mask=inputs["attention_mask"].to(self.accelerator.device),
-            max_new_tokens=self.max_completion_length,
-            do_sample=do_sample,
-            eos_token_id=getattr(self, "eos_token_ids", tokenizer.eos_token_id),
-            pad_token_id=tokenizer.pad_token_id,
-            disable_compile=True,
-            **sampling,
-        )
-        completions = output[:, inputs["input_ids"].size(1) :]
-        return tokenizer.batch_decode(completions, skip_special_tokens=True)
-
 
 class AnswersBesideLoss(AnswersHeldOut):
     """`AnswersHeldOut` for trainers whose own evaluation, on an `eval_dataset`, is of use, too.
 
     Both end in one set of metrics; where there is no `held_out`, nothing is answered.
     """
-
-    held_out = ()
 
     # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
     def evaluate(

@@ -15,6 +15,7 @@ from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
+from rlhf_trl.rollouts import neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.evaluation import AnswersHeldOut
 
@@ -154,6 +155,12 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
                 f"{', '.join(self.reward_func_names)}."
             )
         return self.reward_func_names.index(function)
+
+    # Extends GRPOTrainer._generate_single_turn, which leaves what is no field of its config (min_p,
+    # num_beams, no_repeat_ngram_size, ...) to the generation_config that came with the checkpoint.
+    def _generate_single_turn(self, *args, **kwargs):
+        with neutral(self.accelerator.unwrap_model(self.model)):
+            return super()._generate_single_turn(*args, **kwargs)
 
     # Extends GRPOTrainer._calculate_rewards, which only warns when no reward applies to a sample
     # and then trains on an advantage of 0; keeps the gathered rewards for the advantages.

@@ -388,6 +388,16 @@ class PPOTrainer(PolicyGradientTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         value_model.restore(os.path.join(resume_from_checkpoint, value_model.NAME), self._policy)
 
+    # Extends Trainer._load_best_model: the same for both models of one step.
+    def _load_best_model(self):
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            super()._load_best_model()
+            return
+        with value_model.detached(self._policy):
+            super()._load_best_model()
+        folder = os.path.join(self.state.best_model_checkpoint, value_model.NAME)
+        value_model.restore(folder, self._policy)
+
 
 def _before_tokens(state_values: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
     """Cut (B, L) values after each token down to (B, T) values before each completion token."""

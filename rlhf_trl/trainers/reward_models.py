@@ -197,7 +197,8 @@ class ComparisonTrainer(_Judges):
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
     Raises:
-        InputError: no such algorithm, a model with several labels, or only rows that are too long.
+        InputError: no such algorithm, a model with several labels, only rows that are too long, or
+            ranked lists of unequal length.
     """
 
     known = ("reward", "kwise")
@@ -228,7 +229,15 @@ class ComparisonTrainer(_Judges):
         if not self._ranked:
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
-        if "ranked_ids" in dataset.column_names:
+        done = "ranked_ids" in dataset.column_names
+        lengths = [len(each) for each in dataset["ranked_ids" if done else "ranked"]]
+        for n, length in enumerate(lengths):
+            if length != lengths[0]:  # a batch has no place for where its lists end
+                raise InputError(
+                    f"dataset: row {n} of the {dataset_name} data set ranks {length} completions "
+                    f"and row 0 {lengths[0]}; make all lists equally long."
+                )
+        if done:
             return dataset
 
         def tokenise(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""Where models answer outside TRL's own rollouts: one generation, for evaluation and for data."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig
+from trl.data_utils import is_conversational
+
+
+class Completion(NamedTuple):
+    """A generated completion: its text without special tokens, and whether the model ended it."""
+
+    text: str
+    finished: bool
+
+
+def prompt_texts(
+    tokenizer: Any, rows: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return the texts that a model is given.
+
+    Args:
+        tokenizer: its chat template writes the prompts that are conversations.
+        rows: with a `prompt`.
+        template: what the chat template gets for all rows, as in GRPOTrainer; None: what each row
+            has in `tools` and `chat_template_kwargs`, as in TRL's trainers on data sets.
+    """
+
+    def own(row: Mapping[str, Any]) -> dict[str, Any]:
+        tools = row.get("tools")
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        return {"tools": tools or None, **(row.get("chat_template_kwargs") or {})}
+
+    if not _conversational(rows):
+        return [row["prompt"] for row in rows]
+    return [
+        tokenizer.apply_chat_template(
+            row["prompt"],
+            add_generation_prompt=True,
+            tokenize=False,
+            **(own(row) if template is None else template),
+        )
+        for row in rows
+    ]
+
+
+def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return is_conversational({"prompt": rows[0]["prompt"]})
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return every token that ends a completion: the model's and the tokenizer's, as in TRL."""
+    own = model.generation_config.eos_token_id
+    return sorted({tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None})
+
+
+@contextmanager
+def neutral(model: Any) -> Iterator[None]:
+    """Let nothing of the generation_config that came with a checkpoint shape what is generated.
+
+    `generate` fills whatever its own config leaves open (min_p, num_beams, bad_words_ids, ...) from
+    the model's, and most of these have no value that means "off".
+    """
+    owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's wrapper
+    kept, owner.generation_config = owner.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        owner.generation_config = kept
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw with a seed, and leave the random state of the CPU and of `device` as it was."""
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type):
+        torch.manual_seed(seed)
+        yield
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    do_sample: bool,
+    max_new_tokens: int,
+    device: torch.device,
+    count: int = 1,
+    template: Mapping[str, Any] | None = None,
+) -> list[Completion]:
+    """Answer greedily, or by sampling from the model's own distribution (temperature 1, whole).
+
+    Args:
+        model: a language model; what its generation_config asks for counts for nothing but the
+            tokens that end a completion.
+        tokenizer: it pads and reads; any of `end_tokens` ends a completion.
+        rows: with a `prompt`, all conversations or all texts.
+        do_sample: whether to sample.
+        max_new_tokens: where a completion is cut off.
+        device: where the model is.
+        count: completions of each prompt.
+        template: see `prompt_texts`.
+
+    Returns:
+        The completions, those of one prompt in a row.
+    """
+    ends = end_tokens(model, tokenizer)
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=do_sample,
+        num_return_sequences=count,
+        eos_token_id=ends,
+        pad_token_id=tokenizer.pad_token_id,
+        disable_compile=True,
+        **({"temperature": 1.0, "top_p": 1.0, "top_k": 0} if do_sample else {}),
+    )
+    inputs = tokenizer(
+        prompt_texts(tokenizer, rows, template),
+        return_tensors="pt",
+        padding=True,
+        padding_side="left",
+        add_special_tokens=not _conversational(rows),  # the template has them
+    )
+    with neutral(model):
+        output = model.generate(
+            input_ids=inputs["input_ids"].to(device),
+            attention_mask=inputs["attention_mask"].to(device),
+            generation_config=config,
+        )
+    ids = output[:, inputs["input_ids"].shape[1] :]
+    # behind an end there is only padding, which may be the same token
+    ended = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(dim=1).tolist()
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return [Completion(*each) for each in zip(texts, ended, strict=True)]

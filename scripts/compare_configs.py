@@ -1,0 +1,198 @@
+"""Compare configs/book with a checkout of the book's published code, and print what differs.
+
+    .venv/bin/python scripts/compare_configs.py PATH/TO/rlhf-book
+
+Every config of the code is read as `rlhf-trl translate` reads it, and its settings are held against
+those of the config here that has its name. A difference has to be explained by a comment in the
+config that speaks of the code: at the key, or, where the key is not set, one that names it. The
+exit status is 1 if one is not, or if the code has a field or a default that `translate` lacks.
+"""
+
+import argparse
+import ast
+import re
+import sys
+import tempfile
+from dataclasses import MISSING, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare import translate
+from rlhf_trl.run.config import read_config
+from rlhf_trl.run.race import recipe_of
+
+HERE = Path(__file__).parent.parent / "configs" / "book"
+TABLES = {
+    "policy_gradients": translate._POLICY_GRADIENT,
+    "direct_alignment": translate._DIRECT_ALIGNMENT,
+    "reward_models": translate._REWARD_MODEL,
+}
+NAMES = {"preference_rm": "reward"}  # configs that are called otherwise here
+TRAINERS = "rlhf_trl.trainers."
+CLASSES = {
+    "grpo": "policy_gradient.PolicyGradientConfig",
+    "ppo": "ppo.PPOConfig",
+    "dpo": "direct_alignment.PreferenceConfig",
+    "kto": "direct_alignment.UnpairedConfig",
+    "orpo": "orpo.OddsRatioConfig",
+    "reward": "reward_models.ComparisonConfig",
+    "orm": "reward_models.TokenRewardConfig",
+    "prm": "reward_models.TokenRewardConfig",
+}
+# what chooses the loss in stock TRL (`algorithm` does here), and where a run writes and reports
+NOT_COMPARED = {"loss_type", "loss_weights", "cpo_alpha", "simpo_gamma", "remove_unused_columns"}
+NOT_COMPARED |= {"desirable_weight", "undesirable_weight", "algorithm", "test_split_size"}
+NOT_COMPARED |= {"output_dir", "run_name", "project", "report_to", "save_strategy", "save_steps"}
+NOT_COMPARED |= {"logging_steps", "datasets", "max_samples", "dataset.source"}
+
+
+def flat(block: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Return a mapping with dotted keys; lists stay whole."""
+    found = {}
+    for key, value in block.items():
+        found |= (
+            flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+        )
+    return found
+
+
+def of_the_code(path: Path) -> dict[str, Any]:
+    """Return what a config of the code sets, with the keys of this project's configs."""
+    given = yaml.safe_load(path.read_text())
+    also = {}
+    if "rollouts_per_prompt" in given:
+        also["rollouts_per_prompt"] = given.pop("rollouts_per_prompt")
+    if "max_steps" in given:
+        also["dataset.max_steps"] = given.pop("max_steps")
+        given["max_length"] = given.pop("max_tokens")
+    if "gamma" in given and given.get("loss") == "simpo":
+        also["gamma_beta_ratio"] = given["gamma"]
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / path.name
+        whole.write_text(yaml.safe_dump(given))
+        found = yaml.safe_load(translate.translate(whole, closest=True))
+    if found.get("epsilon_high") == found.get("epsilon"):
+        found.pop("epsilon_high", None)  # TRL's default
+    for data in found.get("datasets", ()):
+        also["formulation"] = "code"
+        also["dataset.path"] = data["path"]
+        split, _, rest = data["split"].partition("[:")
+        rows = int(rest.rstrip("]"))
+        held_out = round(rows * found.get("test_split_size", 0))
+        also["dataset.split"] = f"{split}[:{rows - held_out}]"
+        if held_out:
+            also["dataset.eval_split"] = f"{split}[{rows - held_out}:{rows}]"
+    return flat(found) | also
+
+
+def of_ours(path: Path) -> dict[str, Any]:
+    """Return what a config here sets."""
+    given = read_config(path)
+    data = given["dataset"]
+    if "max_samples" in given:
+        data["split"] = f"{data['split']}[:{given['max_samples']}]"
+    return flat(given)
+
+
+def defaults(algorithm: str, which: str) -> dict[str, Any]:
+    """Return what a config here has for the keys that it does not set."""
+    recipe = Path(recipe_of(algorithm)).stem
+    module, _, name = (TRAINERS + CLASSES[recipe]).rpartition(".")
+    from trl import ModelConfig
+
+    found = {}
+    for each in (ModelConfig, getattr(import_module(module), name)):
+        found |= {f.name: f.default for f in fields(each) if f.default is not MISSING}
+    row = formulation(algorithm, which)
+    return found | dict(row.reads) | dict(getattr(row, "trainer_reads", {}))
+
+
+def comment_on(path: Path, key: str) -> str:
+    """Return the comment at a key, in the file that sets it, or one that names the key."""
+    name = key.rpartition(".")[2]
+    named = ""
+    while True:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        indent = "  " * key.count(".")
+        for n, line in enumerate(lines):
+            if re.match(rf"{indent}{name}:", line):
+                beside, above = line.partition(" # ")[2], lines[n - 1].strip() if n else ""
+                found = [beside, above.removeprefix("# "), named]
+                return next((text for text in found if re.search(r"\bcode\b", text)), "")
+            if re.search(rf"# .*\b{name}\b.*\bcode\b", line):
+                named = named or line.partition("# ")[2]
+        base = next((x.split()[1] for x in lines if x.startswith("extends:")), None)
+        if base is None:
+            return named
+        path = path.parent / base
+
+
+def differences(code: Path, ours: Path) -> list[tuple[str, Any, Any, str]]:
+    """Return key, our value, the code's value and the comment of all that differs."""
+    theirs, mine = of_the_code(code), of_ours(ours)
+    usual = defaults(mine["algorithm"], mine["formulation"])
+    if "steps_per_generation" in usual:
+        usual["steps_per_generation"] = mine["gradient_accumulation_steps"]  # TRL's default
+    found = []
+    for key in sorted({*theirs, *mine} - NOT_COMPARED):
+        if "eval" in key and key not in theirs:  # the code evaluates reward models only
+            continue
+        unset = usual.get(key, "not set")
+        one, other = mine.get(key, unset), theirs.get(key, unset)
+        if one != other:
+            found.append((key, one, other, comment_on(ours, key)))
+    return found
+
+
+def unknown(code: Path, kind: str) -> list[str]:
+    """Return what the code's config class has and `translate` does not, or with another default."""
+    tree = ast.parse((code / kind / "config.py").read_text())
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config")
+    found = []
+    for node in body:
+        if not isinstance(node, ast.AnnAssign) or node.target.id == "model_config":
+            continue
+        value = node.value
+        if isinstance(value, ast.Call):  # pydantic's Field(default=...)
+            value = next(k.value for k in value.keywords if k.arg == "default")
+        name, table = node.target.id, TABLES[kind]
+        if name not in table:
+            found.append(f"{kind}: translate does not know {name}")
+        elif value and ast.literal_eval(value) != table[name].default:
+            found.append(f"{kind}: {name} is {ast.literal_eval(value)!r} where a config is silent")
+    return found
+
+
+def main() -> None:
+    """Print all differences."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("checkout", type=Path, help="a checkout of natolambert/rlhf-book")
+    code = parser.parse_args().checkout / "code"
+    if not code.is_dir():
+        sys.exit(f"error: {code} is no folder; name a checkout of natolambert/rlhf-book.")
+    problems = [line for kind in TABLES for line in unknown(code, kind)]
+    compared = {}
+    for path in sorted(code.glob("*/configs/*.yaml")):
+        ours = HERE / f"{NAMES.get(path.stem, path.stem)}.yaml"
+        if path.parent.parent.name in TABLES and ours.exists():
+            compared[ours] = path
+        else:
+            print(f"{path.relative_to(code)} has no counterpart in configs/book")
+    for ours in sorted(HERE.glob("*.yaml")):
+        if ours not in compared:
+            print(f"configs/book/{ours.name} has no counterpart in the code")
+            continue
+        for key, mine, theirs, why in differences(compared[ours], ours):
+            line = f"{ours.name}: {key} is {mine!r}, the code's {theirs!r}"
+            print(f"{line}: {why}" if why else f"{line}: NOT EXPLAINED")
+            problems += [] if why else [line]
+    if problems:
+        sys.exit("error: not explained:\n" + "\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()
