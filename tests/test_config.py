@@ -16,7 +16,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import load_config, read_config
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
-from rlhf_trl.tasks.preferences import PreferenceData
+from rlhf_trl.tasks.preferences import OfflinePairs, PreferenceData
 
 
 class Unit(Enum):
@@ -731,7 +731,7 @@ def test_a_later_choice_lays_aside_what_it_does_not_read(load):
     child = "extends: base.yaml\ndataset:\n  pairs: offline\n"
     loaded = load(child, own=PairsRun, trl="DPOConfig", head="", files=files)
     assert loaded.given["dataset"] == {"specs": [{"name": "spell_backward"}], "pairs": "offline"}
-    assert loaded.own.dataset.samples_per_prompt == PreferenceData().samples_per_prompt == 8
+    assert isinstance(loaded.own.dataset, OfflinePairs)
     words = ["--dataset.source", "path", "--dataset.path", "x.json"]
     loaded = load("", *words, own=PairsRun, trl="DPOConfig", head=MADE)
     assert loaded.given["dataset"] == {"source": "path", "path": "x.json"}
@@ -753,3 +753,24 @@ def test_a_key_that_the_choice_before_it_does_not_read_is_refused(load, child, w
         "dataset.samples_per_prompt is not read with dataset.pairs: offline; remove it, or write "
         "dataset.pairs: on_policy or mixed."
     )
+
+
+def test_a_source_that_is_none_and_a_file_without_a_name(load):
+    own = {"own": PairsRun, "trl": "DPOConfig"}
+    sentence = refusal(load, "", "--dataset.source", "hub", **own)
+    assert sentence.endswith('dataset.source is "hub"; write one of reasoning_gym, path.')
+    sentence = refusal(load, "", "--dataset.source", "path", **own)
+    assert "dataset.path is missing" in sentence
+
+
+def test_another_source_starts_the_block_anew(load):
+    files = {"base.yaml": BASE.replace("dataset:\n", "dataset:\n  eval_size: 7\n")}
+    child = "extends: base.yaml\ndataset:\n  source: path\n  path: x.json\n"
+    own = {"own": PairsRun, "trl": "DPOConfig", "head": ""}
+    loaded = load(child, **own, files=files)
+    assert loaded.given["dataset"] == {"source": "path", "path": "x.json"}
+    # the same source named again is no other source
+    files["middle.yaml"] = child + "  eval_path: y.json\n"
+    again = "extends: middle.yaml\ndataset:\n  source: path\n  split: train[:9]\n"
+    found = load(again, **own, files=files).own.dataset
+    assert (found.path, found.eval_path, found.split) == ("x.json", "y.json", "train[:9]")

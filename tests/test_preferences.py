@@ -8,7 +8,9 @@ import pytest
 from rlhf_trl.errors import InputError
 from rlhf_trl.tasks.gym import Spec
 from rlhf_trl.tasks.preferences import (
-    PreferenceData,
+    FileData,
+    OfflinePairs,
+    SampledPairs,
     checked_rows,
     kto_order,
     load_preferences,
@@ -23,7 +25,8 @@ SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
 
 
 def data(**given):
-    return PreferenceData(**{"specs": [SPELL], "size": 50, "eval_size": 20, **given})
+    kind = SampledPairs if given.get("pairs", "offline") != "offline" else OfflinePairs
+    return kind(**{"specs": [SPELL], "size": 50, "eval_size": 20, **given})
 
 
 def test_offline_pairs_hold_the_right_answer_and_an_error():
@@ -106,12 +109,12 @@ def written(path, rows):
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
 def test_files_of_every_kind(tmp_path, kind):
     path = written(tmp_path / f"pairs.{kind}", ROWS)
-    found = load_preferences(PreferenceData(source="path", path=path))
+    found = load_preferences(FileData(source="path", path=path))
     assert found.train == [ROWS[0], ROWS[2]]
     assert found.dropped == {"chosen identical to rejected": 1}
     assert (found.held_out, found.tasks, found.conversational) == (None, None, False)
-    assert load_preferences(PreferenceData(source="path", path=path), 1).train == [ROWS[0]]
-    both = PreferenceData(source="path", path=path, eval_path=path, eval_size=1)
+    assert load_preferences(FileData(source="path", path=path), 1).train == [ROWS[0]]
+    both = FileData(source="path", path=path, eval_path=path, eval_size=1)
     found = load_preferences(both)
     assert (found.train, found.held_out) == ([ROWS[2]], [ROWS[0]])
 
@@ -145,12 +148,12 @@ def test_slices_of_files(tmp_path, kind):
 def test_held_out_rows_of_a_file_are_those_of_its_other_slice(tmp_path):
     path = written(tmp_path / "pairs.jsonl", TEN)
     block = {"source": "path", "path": path}
-    found = load_preferences(PreferenceData(**block, split="train[:7]", eval_split="train[7:]"))
+    found = load_preferences(FileData(**block, split="train[:7]", eval_split="train[7:]"))
     assert (found.train, found.held_out) == (TEN[:7], TEN[7:])
     assert found.dropped["the prompt is held out"] == 0
     # a slice is of one file, not of the other
     other = written(tmp_path / "other.jsonl", [{**row, "prompt": "o"} for row in TEN[:2]])
-    found = load_preferences(PreferenceData(**block, split="train[5:]", eval_path=other))
+    found = load_preferences(FileData(**block, split="train[5:]", eval_path=other))
     assert (found.train, len(found.held_out)) == (TEN[5:], 2)
 
 
@@ -161,11 +164,11 @@ def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
     block = yaml.safe_load(config.read_text())["dataset"]
     rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(4600)]
     block["path"] = written(tmp_path / "my.jsonl", rows)
-    found = load_preferences(PreferenceData(**block))
+    found = load_preferences(FileData(**block))
     assert (found.train, found.held_out) == (rows[:4500], rows[4500:])
     written(tmp_path / "my.jsonl", rows[:400])
     with pytest.raises(InputError, match=r"has 400 rows, and split .* holds none") as found:
-        load_preferences(PreferenceData(**block))
+        load_preferences(FileData(**block))
     assert "\n" not in str(found.value)
 
 
@@ -182,13 +185,13 @@ def test_training_rows_with_a_held_out_prompt_are_left_out_and_counted(tmp_path,
     train = written(tmp_path / "train.jsonl", [row(name, n) for n, name in enumerate(names)])
     held = [row(name, n) for n, name in enumerate(["A", "b", "x", "b", "c"])]
     held_out = written(tmp_path / "held-out.jsonl", held)
-    config = PreferenceData(source="path", path=train, eval_path=held_out, eval_size=3)
+    config = FileData(source="path", path=train, eval_path=held_out, eval_size=3)
     found = load_preferences(config, unpaired=unpaired)
     prompts = [row["prompt"] if kind == "texts" else row["prompt"][0] for row in found.train]
     assert [p if kind == "texts" else p["content"] for p in prompts] == ["c", "d", "e", "f"]
     assert found.dropped["the prompt is held out"] == 4
     assert [row["prompt"] for row in found.held_out] == [row["prompt"] for row in held[:4]]
-    config = PreferenceData(source="path", path=train, eval_path=train)
+    config = FileData(source="path", path=train, eval_path=train)
     with pytest.raises(InputError, match=r"all 8 training rows .* have a prompt that is held out"):
         load_preferences(config, unpaired=unpaired)
 
@@ -296,13 +299,6 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, name, content, part):
     with pytest.raises(InputError, match=part) as found:
         read_rows(name)
     assert "\n" not in str(found.value)
-
-
-def test_blocks_that_name_nothing():
-    with pytest.raises(InputError, match=r"dataset\.path is missing"):
-        load_preferences(PreferenceData(source="path"))
-    with pytest.raises(InputError, match="write reasoning_gym or path"):
-        load_preferences(data(source="hub"))
 
 
 # --- token ids -----------------------------------------------------------------------------------

@@ -8,12 +8,21 @@ import pytest
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
-from rlhf_trl.tasks.preferences import PreferenceData, load_preferences, offline_pairs
+from rlhf_trl.tasks.preferences import FileData, SampledPairs, load_preferences, offline_pairs
 from rlhf_trl.tasks.reward_data import (
     ORDER,
+    AnswersFile,
+    OfflineRewardPairs,
     OutcomeData,
-    ProcessData,
+    RankedFile,
+    RankedLists,
     RewardData,
+    RewardPairsFile,
+    SampledAnswers,
+    SampledRewardPairs,
+    SampledTraces,
+    SyntheticTraces,
+    TracesFile,
     checked_outcomes,
     checked_ranked,
     checked_traces,
@@ -79,7 +88,7 @@ def test_mixed_pairs_are_the_offline_and_the_on_policy_ones_shuffled():
             for n in range(count)
         ]
 
-    config = PreferenceData(**GYM, pairs="mixed")
+    config = SampledPairs(**GYM, pairs="mixed")
     found = load_preferences(config, sample=sample)
     tasks = GymTasks(GymData(**GYM))
     offline = offline_pairs(tasks.train, config.seed)
@@ -90,26 +99,28 @@ def test_mixed_pairs_are_the_offline_and_the_on_policy_ones_shuffled():
     assert Counter(row["kind"] for row in found.held_out) == {"offline": 20, "on_policy": 7}
     assert found.dropped == {"right and wrong not both among 8 samples": 33}
     assert load_preferences(config, sample=sample).train == found.train
-    other = load_preferences(PreferenceData(**GYM, pairs="mixed", seed=1), sample=sample)
+    other = load_preferences(SampledPairs(**GYM, pairs="mixed", seed=1), sample=sample)
     kinds = [[row["kind"] for row in rows] for rows in (found.train, other.train)]
     assert kinds[0] != kinds[1]
 
 
 def test_offline_pairs_sample_the_candidates_only():
     sample = Sampler()
-    found = load_pairs_or_ranked(RewardData(**GYM, candidates=4), None, False, sample)
+    found = load_pairs_or_ranked(OfflineRewardPairs(**GYM, candidates=4), None, sample)
     assert sample.calls == [(20, 4, "held-out")]
     assert (len(found.train), len(found.held_out), len(found.candidates)) == (40, 20, 80)
     assert found.conversational
-    none = load_pairs_or_ranked(RewardData(**GYM, candidates=0), None, False, never)
+    none = load_pairs_or_ranked(OfflineRewardPairs(**GYM, candidates=0), None, never)
     assert (none.candidates, none.train) == ([], found.train)
 
 
 @pytest.mark.parametrize(("candidates", "asked"), [(2, 6), (8, 8)])
 def test_pairs_and_candidates_share_the_held_out_samples(candidates, asked):
     sample = Sampler()
-    config = RewardData(**GYM, pairs="on_policy", samples_per_prompt=6, candidates=candidates)
-    found = load_pairs_or_ranked(config, 30, False, sample)
+    config = SampledRewardPairs(
+        **GYM, pairs="on_policy", samples_per_prompt=6, candidates=candidates
+    )
+    found = load_pairs_or_ranked(config, 30, sample)
     assert sample.calls == [(30, 6, "train"), (20, asked, "held-out")]
     assert (len(found.train), len(found.held_out)) == (30, 20)
     assert len(found.candidates) == 20 * candidates
@@ -128,8 +139,8 @@ def test_pairs_are_made_of_as_many_answers_as_asked_for_and_not_of_all_candidate
         numbered = [(row, n) for row in rows for n in range(count)]
         return [{"completion": said(r["answer"] if n >= late[side] else "x")} for r, n in numbered]
 
-    config = RewardData(**GYM, pairs="mixed", samples_per_prompt=3, candidates=8)
-    found = load_pairs_or_ranked(config, None, False, sample)
+    config = SampledRewardPairs(**GYM, pairs="mixed", samples_per_prompt=3, candidates=8)
+    found = load_pairs_or_ranked(config, None, sample)
     assert Counter(row["kind"] for row in found.train) == {"offline": 40, "on_policy": 40}
     assert Counter(row["kind"] for row in found.held_out) == {"offline": 20}
     assert len(found.candidates) == 20 * 8
@@ -145,21 +156,21 @@ def written(tmp_path, rows, name="rows.jsonl"):
 
 def test_margins_are_kept_where_the_recipe_reads_them(tmp_path):
     path = written(tmp_path, [{**PAIR, "better_by": 3}, {**PAIR, "better_by": 0.5}])
-    config = RewardData(source="path", path=path, columns={"margin": "better_by"})
-    found = load_pairs_or_ranked(config, None, False, never)
+    config = RewardPairsFile(source="path", path=path, columns={"margin": "better_by"})
+    found = load_pairs_or_ranked(config, None, never)
     assert found.train == [{**PAIR, "margin": 3.0}, {**PAIR, "margin": 0.5}]
     assert (found.held_out, found.candidates, found.tasks) == (None, [], None)
     plain = written(tmp_path, [{**PAIR, "margin": 1.0}])
-    kept = load_pairs_or_ranked(RewardData(source="path", path=plain), None, False, never)
+    kept = load_pairs_or_ranked(RewardPairsFile(source="path", path=plain), None, never)
     assert kept.train == [{**PAIR, "margin": 1.0}]
-    assert load_preferences(PreferenceData(source="path", path=plain)).train == [PAIR]
+    assert load_preferences(FileData(source="path", path=plain)).train == [PAIR]
 
 
 @pytest.mark.parametrize("margin", [float("nan"), float("inf"), "2", None, True])
 def test_margins_that_are_no_numbers(tmp_path, margin):
-    config = RewardData(source="path", path=written(tmp_path, [{**PAIR, "margin": margin}]))
+    config = RewardPairsFile(source="path", path=written(tmp_path, [{**PAIR, "margin": margin}]))
     with pytest.raises(InputError, match=r"row 0 of .*: margin is .* not a number") as found:
-        load_pairs_or_ranked(config, None, False, never)
+        load_pairs_or_ranked(config, None, never)
     assert "\n" not in str(found.value)
 
 
@@ -216,8 +227,8 @@ def test_questions_without_enough_different_demonstrations_are_left_out():
 def test_ranked_lists_of_a_block_count_what_is_left_out():
     # of the three swaps in a word of three letters, one gives the copied word: four texts only
     short = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 3})
-    config = RewardData([short], size=400, eval_size=20, list_length=5, candidates=0)
-    found = load_pairs_or_ranked(config, None, True, never)
+    config = RankedLists([short], size=400, eval_size=20, list_length=5, candidates=0)
+    found = load_pairs_or_ranked(config, None, never)
     left_out = found.dropped["not 5 different demonstrations"]
     assert left_out == 400 - len(found.train)
     assert abs(left_out / 400 - 1 / 3) < 0.1  # four standard errors
@@ -228,7 +239,7 @@ def test_ranked_lists_of_files(tmp_path):
     rows = [{"q": q, "ranked": ["x", "y", "z"]} for q in "abcd"]
     path = written(tmp_path, rows)
     block = {"source": "path", "path": path, "columns": {"prompt": "q"}}
-    found = load_pairs_or_ranked(RewardData(**block, eval_split="train[2:]"), 1, True, never)
+    found = load_pairs_or_ranked(RankedFile(**block, eval_split="train[2:]"), 1, never)
     assert found.train == [{"prompt": "a", "ranked": ["x", "y", "z"]}]
     assert [row["prompt"] for row in found.held_out] == ["c", "d"]
     assert found.candidates == []
@@ -261,7 +272,7 @@ def test_scored_completions_are_ranked_by_score():
 
 def test_outcomes_are_the_samples_of_both_sides():
     sample = Sampler()
-    config = OutcomeData(**GYM, samples_per_prompt=4, candidates=2)
+    config = SampledAnswers(**GYM, samples_per_prompt=4, candidates=2)
     found = load_outcomes(config, 10, sample)
     assert sample.calls == [(10, 4, "train"), (20, 4, "held-out")]
     assert (len(found.train), len(found.held_out), len(found.candidates)) == (40, 80, 40)
@@ -285,7 +296,7 @@ def test_outcomes_of_files(tmp_path):
     held_out = written(tmp_path, rows)
     other = [{**row, "prompt": "other " + row["prompt"]} for row in rows]
     train = written(tmp_path, other, "train.jsonl")
-    found = load_outcomes(OutcomeData(source="path", path=train, eval_path=held_out), 2, never)
+    found = load_outcomes(AnswersFile(source="path", path=train, eval_path=held_out), 2, never)
     answers = [{"answer": row["answer"]} for row in rows]
     whole = [{**a, **b} for a, b in zip(FLAT, answers, strict=True)]
     assert found.train == [{**row, "prompt": "other " + row["prompt"]} for row in whole[:2]]
@@ -327,7 +338,7 @@ def test_synthetic_traces_have_the_share_of_errors_asked_for():
 
 
 def test_traces_of_a_block():
-    config = ProcessData(**GYM, step_split=LETTERS, candidates=0)
+    config = SyntheticTraces(**GYM, step_split=LETTERS, candidates=0)
     found = load_traces(config, 30, never)
     assert (len(found.train), len(found.held_out), found.candidates) == (30, 20, [])
     for row, task in zip(found.train, found.tasks.train[:30], strict=True):
@@ -340,7 +351,7 @@ def test_traces_of_a_block():
 
 def test_sampled_traces_are_the_samples_cut_into_letters():
     sample = Sampler()
-    config = ProcessData(**GYM, step_split=LETTERS, traces="sampled", samples_per_prompt=2)
+    config = SampledTraces(**GYM, step_split=LETTERS, traces="sampled", samples_per_prompt=2)
     found = load_traces(config, 3, sample)
     assert sample.calls == [(3, 2, "train"), (20, 8, "held-out")]
     assert (len(found.train), len(found.held_out), len(found.candidates)) == (6, 40, 160)
@@ -361,7 +372,7 @@ def test_long_traces_become_several_rows_with_the_same_prompt(tmp_path):
     assert chunked([row], None) == chunked([row], 5) == [row]
     path = written(tmp_path, [row, row, {**row, "prompt": "q"}])
     block = {"source": "path", "path": path, "max_steps": 2}
-    config = ProcessData(**block, split="train[:2]", eval_split="train[2:]")
+    config = TracesFile(**block, split="train[:2]", eval_split="train[2:]")
     found = load_traces(config, 2, never)
     assert (found.train, found.held_out) == (parts[:2], [{**part, "prompt": "q"} for part in parts])
 
@@ -383,10 +394,10 @@ def compared(prompt, n):
 
 
 LOADERS = {
-    "pairs": (RewardData, compared, lambda c: load_pairs_or_ranked(c, None, False, never)),
-    "ranked": (RewardData, ranking, lambda c: load_pairs_or_ranked(c, None, True, never)),
-    "outcomes": (OutcomeData, outcome, lambda c: load_outcomes(c, None, never)),
-    "traces": (ProcessData, trace, lambda c: load_traces(c, None, never)),
+    "pairs": (RewardPairsFile, compared, lambda c: load_pairs_or_ranked(c, None, never)),
+    "ranked": (RankedFile, ranking, lambda c: load_pairs_or_ranked(c, None, never)),
+    "outcomes": (AnswersFile, outcome, lambda c: load_outcomes(c, None, never)),
+    "traces": (TracesFile, trace, lambda c: load_traces(c, None, never)),
 }
 
 
@@ -415,7 +426,7 @@ def test_eval_size_counts_prompts_so_no_group_of_outcomes_is_cut(tmp_path, liste
             for k in range(4)
         ]
     held_out = written(tmp_path, rows)
-    config = OutcomeData(source="path", path=train, eval_path=held_out, eval_size=3)
+    config = AnswersFile(source="path", path=train, eval_path=held_out, eval_size=3)
     found = load_outcomes(config, None, never)
     assert Counter(row["prompt"] for row in found.held_out) == {"p0": 6, "p1": 6, "p2": 6}
     assert Counter(row["prompt"] for row in found.candidates) == {"p0": 6, "p1": 6, "p2": 6}
@@ -465,34 +476,34 @@ TRACE = {"prompt": "p", "completions": ["a", "b"], "labels": [1, 0]}
 RANKED = {"prompt": "p", "ranked": ["a", "b"]}
 BAD_ROWS = {
     "a label outside the set": (
-        ProcessData,
+        TracesFile,
         [{**TRACE, "labels": [1, 2]}],
         "row 0 of .* label of step 1 is 2; write -1",
     ),
-    "a label that is a word": (ProcessData, [{**TRACE, "labels": [1, "good"]}], "is 'good'"),
-    "a label that is NaN": (ProcessData, [{**TRACE, "labels": [float("nan"), 1]}], "is nan"),
+    "a label that is a word": (TracesFile, [{**TRACE, "labels": [1, "good"]}], "is 'good'"),
+    "a label that is NaN": (TracesFile, [{**TRACE, "labels": [float("nan"), 1]}], "is nan"),
     "more steps than labels": (
-        ProcessData,
+        TracesFile,
         [TRACE, {**TRACE, "labels": [1]}],
         "row 1 of .* has 2 completions and 1 labels",
     ),
-    "an empty step": (ProcessData, [{**TRACE, "completions": ["a", " "]}], "step 1 is ' '"),
-    "no steps": (ProcessData, [{**TRACE, "completions": [], "labels": []}], "not two lists"),
-    "steps in one text": (ProcessData, [{**TRACE, "completions": "ab"}], "not two lists"),
+    "an empty step": (TracesFile, [{**TRACE, "completions": ["a", " "]}], "step 1 is ' '"),
+    "no steps": (TracesFile, [{**TRACE, "completions": [], "labels": []}], "not two lists"),
+    "steps in one text": (TracesFile, [{**TRACE, "completions": "ab"}], "not two lists"),
     "only good steps": (
-        ProcessData,
+        TracesFile,
         [{**TRACE, "labels": [1, 1]}],
         "every label of .* is 1, so there is nothing to tell apart",
     ),
-    "no prompt": (ProcessData, [{**TRACE, "prompt": ""}], "row 0 .* prompt is empty"),
-    "columns of something else": (ProcessData, [PAIR], "lacks completions, labels; needed are"),
+    "no prompt": (TracesFile, [{**TRACE, "prompt": ""}], "row 0 .* prompt is empty"),
+    "columns of something else": (TracesFile, [PAIR], "lacks completions, labels; needed are"),
     "nothing rated": (
-        ProcessData,
+        TracesFile,
         [{"question": {"problem": "p"}, "label": {"steps": []}}],
         "nothing to train on",
     ),
     "a rating outside the set": (
-        ProcessData,
+        TracesFile,
         [
             {"question": {"problem": "p"}, "label": {"steps": []}},
             {
@@ -502,42 +513,42 @@ BAD_ROWS = {
         ],
         "row 0 of the rated rows of .* label of step 0 is 2",
     ),
-    "no rows": (ProcessData, [], "has no rows"),
+    "no rows": (TracesFile, [], "has no rows"),
     "an outcome that is a share": (
-        OutcomeData,
+        AnswersFile,
         [{**FLAT[0], "label": 0.5}],
         "row 0 of .* label is 0.5, which is neither boolean nor 0 or 1",
     ),
-    "only right answers": (OutcomeData, FLAT[:1] * 2, "every label of .* is true"),
-    "only wrong answers": (OutcomeData, FLAT[1:], "every label of .* is false"),
-    "finished in words": (OutcomeData, [{**FLAT[0], "finished": "yes"}], "finished is 'yes'"),
-    "an empty completion": (OutcomeData, [{**FLAT[0], "completion": ""}], "completion is empty"),
+    "only right answers": (AnswersFile, FLAT[:1] * 2, "every label of .* is true"),
+    "only wrong answers": (AnswersFile, FLAT[1:], "every label of .* is false"),
+    "finished in words": (AnswersFile, [{**FLAT[0], "finished": "yes"}], "finished is 'yes'"),
+    "an empty completion": (AnswersFile, [{**FLAT[0], "completion": ""}], "completion is empty"),
     "no column of labels": (
-        OutcomeData,
+        AnswersFile,
         [{"prompt": "p", "completion": "a", "correct": True}],
         "lacks label; .* map them with dataset.columns",
     ),
-    "more completions than labels": (OutcomeData, [{**TRACE, "labels": [1]}], "2 completions and"),
-    "a list of one": (RewardData, [{**RANKED, "ranked": ["a"]}], "list of two or more"),
-    "no list": (RewardData, [{**RANKED, "ranked": "ab"}], "list of two or more"),
+    "more completions than labels": (AnswersFile, [{**TRACE, "labels": [1]}], "2 completions and"),
+    "a list of one": (RankedFile, [{**RANKED, "ranked": ["a"]}], "list of two or more"),
+    "no list": (RankedFile, [{**RANKED, "ranked": "ab"}], "list of two or more"),
     "lists of unequal length": (
-        RewardData,
+        RankedFile,
         [RANKED, {**RANKED, "ranked": ["a", "b", "c"]}],
         "row 1 of .* ranked has 3 completions and the rows before have 2",
     ),
     "an empty answer in a list": (
-        RewardData,
+        RankedFile,
         [{**RANKED, "ranked": ["a", ""]}],
         r"row 0 of .* ranked\[1\] is empty",
     ),
-    "pairs for lists": (RewardData, [PAIR], "lacks ranked; needed are prompt, ranked"),
+    "pairs for lists": (RankedFile, [PAIR], "lacks ranked; needed are prompt, ranked"),
     "scores that are missing": (
-        RewardData,
+        RankedFile,
         [{"prompt": "p", "completions": [{"response": "a"}]}],
         "response and a number overall_score",
     ),
     "no different scores": (
-        RewardData,
+        RankedFile,
         [{"prompt": "p", "completions": scored(("a", 1), ("b", 1))}],
         "no row of .* has 4 completions of different scores",
     ),
@@ -546,7 +557,7 @@ BAD_ROWS = {
 
 def load(config, sample):
     if isinstance(config, RewardData):
-        return load_pairs_or_ranked(config, None, True, sample)
+        return load_pairs_or_ranked(config, None, sample)
     return (load_outcomes if isinstance(config, OutcomeData) else load_traces)(config, None, sample)
 
 
@@ -561,21 +572,30 @@ def test_bad_rows(tmp_path, name):
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        (RewardData(**GYM, list_length=1), "list_length: 1 is too few; write 2 or more"),
-        (RewardData(**GYM, list_length=6), "has 5 kinds of demonstrations"),
-        (RewardData(**{**GYM, "specs": [SUM]}, list_length=5), "chain_sum has 4 kinds"),
-        (RewardData(**GYM, pairs="mixed"), "dataset.pairs: mixed makes no ranked lists"),
-        (RewardData(**GYM, candidates=1), "candidates: 1 is too few; write 2 or more, or 0"),
-        (OutcomeData(**GYM, samples_per_prompt=0), "samples_per_prompt: 0 is too few"),
-        (OutcomeData(**GYM, samples_per_prompt=1), "every label of the answers that were sampled"),
-        (ProcessData(**GYM, step_split="("), "not a regular expression"),
-        (ProcessData(**GYM), "does not cut '<think></think><answer>.* into letters"),
-        (ProcessData(**GYM, step_split=LETTERS, errors=1.5), "errors: 1.5 is no share"),
-        (ProcessData(**GYM, step_split=LETTERS, errors=0), "every label of the synthetic traces"),
-        (ProcessData(**GYM, step_split=LETTERS, max_steps=0), "max_steps: 0 is too few"),
-        (ProcessData(**{**GYM, "specs": [SUM]}, step_split=LETTERS), "'chain_sum' have no rule"),
-        (ProcessData(source="path"), "dataset.path is missing"),
-        (OutcomeData(source="hub"), "write reasoning_gym or path"),
+        (RankedLists(**GYM, list_length=1), "list_length: 1 is too few; write 2 or more"),
+        (RankedLists(**GYM, list_length=6), "has 5 kinds of demonstrations"),
+        (RankedLists(**{**GYM, "specs": [SUM]}, list_length=5), "chain_sum has 4 kinds"),
+        (
+            OfflineRewardPairs(**GYM, candidates=1),
+            "candidates: 1 is too few; write 2 or more, or 0",
+        ),
+        (SampledAnswers(**GYM, samples_per_prompt=0), "samples_per_prompt: 0 is too few"),
+        (
+            SampledAnswers(**GYM, samples_per_prompt=1),
+            "every label of the answers that",
+        ),
+        (SyntheticTraces(**GYM, step_split="("), "not a regular expression"),
+        (SyntheticTraces(**GYM), "does not cut '<think></think><answer>.* into letters"),
+        (SyntheticTraces(**GYM, step_split=LETTERS, errors=1.5), "errors: 1.5 is no share"),
+        (
+            SyntheticTraces(**GYM, step_split=LETTERS, errors=0),
+            "every label of the synthetic",
+        ),
+        (SyntheticTraces(**GYM, step_split=LETTERS, max_steps=0), "max_steps: 0 is too few"),
+        (
+            SyntheticTraces(**{**GYM, "specs": [SUM]}, step_split=LETTERS),
+            "'chain_sum' have no",
+        ),
     ],
 )
 def test_blocks_that_cannot_be(config, part):
@@ -602,7 +622,7 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
     from rlhf_trl.run import reward_data as run_data
 
     args, model = run
-    config = OutcomeData(**GYM, samples_per_prompt=3, candidates=2)
+    config = SampledAnswers(**GYM, samples_per_prompt=3, candidates=2)
     own = SimpleNamespace(dataset=config, max_samples=None, algorithm="orm")
     data, tokenizer = run_data.prepare_rewards(own, args, model)
     kept = [json.loads(line) for line in (tmp_path / "samples-train.jsonl").open()]
@@ -612,7 +632,7 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
     assert [float(row["label"]) for row in kept] == right(kept, "completion")
     assert tokenizer.eos_token == "<|end|>"
     # such a file is a data set of its own
-    from_file = OutcomeData(source="path", path=str(tmp_path / "samples-train.jsonl"))
+    from_file = AnswersFile(source="path", path=str(tmp_path / "samples-train.jsonl"))
     assert load_outcomes(from_file, None, never).train == data.train
     # a resumed run samples nothing
     monkeypatch.setattr(run_data, "sample_completions", never)
@@ -670,7 +690,7 @@ def test_another_model_may_be_sampled(run, monkeypatch):
         return [[Completion("no", False)] * count for _ in rows]
 
     monkeypatch.setattr(run_data, "sample_completions", sample)
-    config = ProcessData(**GYM, step_split=LETTERS, sampled_from="elsewhere", candidates=2)
+    config = SyntheticTraces(**GYM, step_split=LETTERS, sampled_from="elsewhere", candidates=2)
     own = SimpleNamespace(dataset=config, max_samples=5, algorithm="prm", formulation="code")
     data, _ = run_data.prepare_rewards(own, args, model)
     assert (asked, model.model_name_or_path) == (["elsewhere"], "tiny")

@@ -108,7 +108,6 @@ def test_system_prompts():
             ["refused", "chain_sum", "max_terms must be >= min_terms"],
         ),
         (GymData(specs=[SPELL], size=0), ["dataset.size: 0", "1 or more"]),
-        (GymData(specs=[SPELL], source="hub"), ["dataset.source: 'hub'", "reasoning_gym"]),
         (
             GymData(specs=[Spec("chain_sum", config={**SUM.config, "max_terms": 2})]),
             ["dataset.eval_size", "held-out questions for the 256 asked"],

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
+from itertools import takewhile
 from json import dumps
 from math import isnan
 from pathlib import Path
@@ -92,9 +93,6 @@ def load_config(
     if "algorithm" in own_fields:
         runs = own_fields["algorithm"][1].metadata.get("runs")
         fixed = _check_algorithm(config, own_run, runs)
-    if config.lay_aside(own_run):
-        own_given = config.check_block(config.pick(own_fields), own_fields, ())
-        own_run = config.build(own_given, own, ())
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
     trl_fields, model_fields = _fields(trl_class), _fields(model_class)
@@ -241,6 +239,7 @@ class _Config:
         self.file = file
         self.values: dict[str, Any] = {}
         self._written: dict[tuple[str, ...], str] = {}
+        self._history: dict[tuple[str, ...], list[tuple[str, Any]]] = {}  # of each plain value
         self._layers: list[str] = []  # the files, the deepest base first
 
     def source(self, path: tuple[str, ...]) -> str:
@@ -272,6 +271,7 @@ class _Config:
             if value is UNSET:
                 del base[key]
                 self._forget(here)
+                self._history.setdefault(here, []).append((source, UNSET))
             elif isinstance(value, dict):
                 if not isinstance(base.get(key), dict):
                     base[key] = {}
@@ -280,6 +280,7 @@ class _Config:
             else:
                 base[key] = _copy(value)
                 self._note(here, source)
+                self._history.setdefault(here, []).append((source, value))
 
     def _note(self, path: tuple[str, ...], source: str) -> None:
         self._forget(path)
@@ -324,60 +325,77 @@ class _Config:
             node[place] = child
             node = child
         self._note(path, COMMAND_LINE)
+        self._history.setdefault(path, []).append((COMMAND_LINE, _plain(new)))
 
-    def lay_aside(self, run: Any) -> bool:
-        """Remove keys of blocks that nothing reads (see `FileData.READ_WITH`); tell whether any.
+    def kind_of(self, value: dict[str, Any], kinds: list[Any], path: tuple[str, ...]) -> Any:
+        """Return which of several dataclasses a block is: the first whose tags all hold.
 
-        That is what becomes of a base file's keys when a file that extends it, or the command line,
-        chooses otherwise.
+        Tags are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`.
 
         Raises:
-            InputError: the key was written with the choice or after it.
+            InputError: a tag that holds for none of them.
         """
-        unread = []
-        for block, values in self.values.items():
-            chosen = getattr(run, block, None)
-            if not hasattr(chosen, "READ_WITH"):
-                continue
-            if isinstance(values, _Words):
-                self.values[block] = values = values.untyped()
-            for key in [key for key in values if key in chosen.READ_WITH]:
-                missed: dict[tuple[str, ...], Any] = {}
-                for choices in chosen.READ_WITH[key]:
-                    missing = {
-                        (block, name) if hasattr(chosen, name) else (name,): allowed
-                        for name, allowed in choices.items()
-                        if not _chosen(getattr(chosen, name, getattr(run, name, None)), allowed)
-                    }
-                    if not missing:
-                        break
-                    missed = missing | missed
-                else:
-                    self._refuse_unread(run, (block, key), missed)
-                    unread.append((block, key))
-        for block, key in unread:
-            del self.values[block][key]
-        return bool(unread)
+        if len(kinds) == 1:
+            return kinds[0]
+        tags = [_tags(kind, path) for kind in kinds]
+        for tag in (tag for tag in tags[0] if len(tag) > len(path)):
+            allowed = dict.fromkeys(v for each in tags for v in each.get(tag, ()))
+            if (given := self._tag(tag, tags)) not in allowed:
+                self._refuse_choice(given, list(allowed), tag)
+        found = (
+            kind
+            for kind, each in zip(kinds, tags, strict=True)
+            if all(self._tag(tag, tags) in allowed for tag, allowed in each.items())
+        )
+        return next(found, kinds[0])
 
-    def _refuse_unread(
-        self, run: Any, path: tuple[str, ...], missed: dict[tuple[str, ...], Any]
+    def _tag(self, tag: tuple[str, ...], tags: list[dict[tuple[str, ...], list[Any]]]) -> Any:
+        """Return the value of a tag: the one that is given, or that of the first dataclass."""
+        node: Any = self.values
+        for key in tag:
+            if (node := _plain(node).get(key, UNSET)) is UNSET:
+                return next(each[tag] for each in tags if tag in each)[0]
+        return _plain(node)
+
+    def _lay_aside(
+        self, value: dict[str, Any], kind: Any, kinds: list[Any], path: tuple[str, ...]
     ) -> None:
-        """Stop unless one of the choices that leave a key unread was made after it was written."""
-        if any(self._layer(choice) > self._layer(path) for choice in missed):
-            return
-        choice, allowed = next(iter(missed.items()))
-        value = run
-        for name in choice:
-            value = getattr(value, name)
-        name, instead = ".".join(choice), "" if allowed is bool else f": {' or '.join(allowed)}"
-        shown = value if isinstance(value, str) else _show(value)
-        self.fail(path, f"is not read with {name}: {shown}; remove it, or write {name}{instead}")
+        """Remove the keys that were written for another dataclass before this one was chosen.
+
+        Raises:
+            InputError: such a key was written with the choice or after it.
+        """
+        known, own, tags = _fields(kind), _tags(kind, path), [_tags(k, path) for k in kinds]
+        for key in [key for key in value if (*path, key) not in own]:
+            missed = {
+                tag: allowed
+                for other, each in zip(kinds, tags, strict=True)
+                for tag, allowed in each.items()
+                if key in _fields(other) and self._tag(tag, tags) not in allowed
+            }
+            # another source, the first tag, starts the block anew
+            chosen = [next(iter(own))] if key in known else missed
+            if any(self._since(tag) > self._layer((*path, key)) for tag in chosen):
+                del value[key]
+            elif key not in known and missed:
+                tag, allowed = next(iter(missed.items()))
+                name, shown = ".".join(tag), self._tag(tag, tags)
+                remedy = f"remove it, or write {name}: {' or '.join(allowed)}"
+                self.fail((*path, key), f"is not read with {name}: {shown}; {remedy}")
+
+    def _since(self, tag: tuple[str, ...]) -> int:
+        """Return the layer since which a tag has had its value; -1: nobody wrote it."""
+        history = self._history.get(tag, [])
+        same = takewhile(lambda entry: entry[1] == history[-1][1], reversed(history))
+        return min((self._places()[source] for source, _ in same), default=-1)
+
+    def _places(self) -> dict[str, int]:
+        return {source: n for n, source in enumerate([*self._layers, COMMAND_LINE])}
 
     def _layer(self, path: tuple[str, ...]) -> int:
         """Return the place of what last wrote the key, part of it or its block; -1: nobody did."""
-        places = {source: n for n, source in enumerate([*self._layers, COMMAND_LINE])}
         written = [s for p, s in self._written.items() if p[: len(path)] == path[: len(p)]]
-        return max((places[source] for source in written), default=-1)
+        return max((self._places()[source] for source in written), default=-1)
 
     def refuse_unknown(self, values: dict, known: dict[str, Any], path: tuple[str, ...]) -> None:
         """Stop at the first key of `values` that is not one of the `known`."""
@@ -422,6 +440,10 @@ class _Config:
         if member is Any and isinstance(value, dict | list):
             member = dict[str, Any] if isinstance(value, dict) else list[Any]
         if is_dataclass(member):
+            kinds = [m for m in members if is_dataclass(m)]
+            member = self.kind_of(value, kinds, path)
+            if len(kinds) > 1:
+                self._lay_aside(value, member, kinds, path)
             return self.check_block(value, _fields(member), path)
         if isinstance(value, list):
             item = (type_args(member) or (Any,))[0]  # TRL's tuples are of one type, too
@@ -462,6 +484,7 @@ class _Config:
         """Turn a checked plain value into instances of the dataclasses and enums of its type."""
         member = next(m for m in _members(kind) if _fits(value, m))
         if is_dataclass(member):
+            member = self.kind_of(value, [m for m in _members(kind) if is_dataclass(m)], path)
             known = _fields(member)
             inner = {k: self.build(v, known[k][0], (*path, k)) for k, v in value.items()}
             try:
@@ -479,8 +502,15 @@ class _Config:
         return member(value) if isinstance(member, type) and issubclass(member, Enum) else value
 
 
-def _chosen(value: Any, allowed: Any) -> bool:
-    return bool(value) if allowed is bool else value in allowed
+def _tags(kind: Any, path: tuple[str, ...]) -> dict[tuple[str, ...], list[Any]]:
+    """Return what chooses a dataclass among those that a block may be, and its allowed values."""
+    literals = {(*path, n): _choices(k) for n, (k, _) in _fields(kind).items() if _choices(k)}
+    outside = {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
+    return literals | outside
+
+
+def _plain(value: Any) -> Any:
+    return value.untyped() if isinstance(value, _Words) else value
 
 
 def _copy(value: Any) -> Any:
@@ -602,10 +632,7 @@ def _check_algorithm(
             ("algorithm",),
             f"is {_show(run.algorithm)}, which this recipe does not run; write {_one_of(runs)}",
         )
-    given = {
-        key: value.untyped() if isinstance(value, _Words) else value
-        for key, value in config.values.items()
-    }
+    given = {key: _plain(value) for key, value in config.values.items()}
     others = {
         other: each
         for other in runs or algorithms.ALGORITHMS

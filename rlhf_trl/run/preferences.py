@@ -1,13 +1,11 @@
 """A direct-alignment run; its data are read, made, or sampled from a model once and kept."""
 
-from functools import partial
 from typing import Any
 
 from rlhf_trl.run import train
 from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
-from rlhf_trl.run.reward_data import kept_samples
+from rlhf_trl.run.reward_data import sampler
 from rlhf_trl.run.samples import add_panels
-from rlhf_trl.run.sampling import sampling_model
 from rlhf_trl.tasks.preferences import Preferences, load_preferences
 
 
@@ -62,8 +60,7 @@ def prepare_preferences(
     Raises:
         InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
-    sampled = sampling_model(model, own.dataset)
-    sample = partial(kept_samples, sampled, args, own.dataset.seed)
+    sample = sampler(model, args, own.dataset)
     data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:

@@ -9,6 +9,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run.model import load_tokenizer
 from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.sampling import sample_completions, sampling_model
+from rlhf_trl.tasks.preferences import FileData
 from rlhf_trl.tasks.reward_data import (
     GYM_COLUMNS,
     OutcomeData,
@@ -38,18 +39,25 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
         InputError: see the loaders in `tasks/reward_data.py`, and `load_tokenizer`.
     """
     config = own.dataset
-    sample = partial(kept_samples, sampling_model(model, config), args, config.seed)
+    sample = sampler(model, args, config)
     if isinstance(config, ProcessData):
         neutral = own.formulation == "code"  # the chapter's loss has two classes
         data = load_traces(config, own.max_samples, sample, neutral)
     elif isinstance(config, OutcomeData):
         data = load_outcomes(config, own.max_samples, sample)
     else:
-        data = load_pairs_or_ranked(config, own.max_samples, own.algorithm == "kwise", sample)
+        data = load_pairs_or_ranked(config, own.max_samples, sample)
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count}: {reason}", flush=True)
     return data, load_tokenizer(model, args, data.conversational)
+
+
+def sampler(model: Any, args: Any, config: Any) -> Any:
+    """Return what samples answers of a `dataset:` block, or None for a block of files."""
+    if isinstance(config, FileData):
+        return None
+    return partial(kept_samples, sampling_model(model, config), args, config.seed)
 
 
 def kept_samples(

@@ -13,10 +13,10 @@ def sampling_model(model: Any, data: Any) -> Any:
 
     Args:
         model (`ModelConfig`): the model to train.
-        data (`FileData`): `sampled_from` may name another one.
+        data (`GymData`): `sampled_from`, if it has that, may name another one.
     """
     other = copy(model)
-    other.model_name_or_path = data.sampled_from or model.model_name_or_path
+    other.model_name_or_path = getattr(data, "sampled_from", None) or model.model_name_or_path
     return other
 
 

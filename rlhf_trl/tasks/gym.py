@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_trl.errors import InputError, nearest
 
@@ -28,7 +28,7 @@ class GymData:
     """
 
     specs: list[Spec]
-    source: str = "reasoning_gym"
+    source: Literal["reasoning_gym"] = "reasoning_gym"
     size: int = 2000
     seed: int = 0
     eval_size: int = 256
@@ -63,10 +63,6 @@ class GymTasks:
     """
 
     def __init__(self, config: GymData):
-        if config.source != "reasoning_gym":
-            raise InputError(
-                f"dataset.source: {config.source!r} is not known here; write reasoning_gym."
-            )
         for key in ("size", "eval_size"):
             if (count := getattr(config, key)) < 1:
                 raise InputError(

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
+from rlhf_trl.tasks.gym import GymData, GymTasks
 from rlhf_trl.tasks.rewards import completion_text, exact_match
 from rlhf_trl.tiny.demonstrator import ONLY_RIGHT, demonstrate, only_errors
 
@@ -18,60 +18,49 @@ UNPAIRED = ("prompt", "completion", "label")
 ATTEMPTS = 100  # orders tried before there are said to be too few different prompts
 Row = dict[str, Any]
 Sample = Callable[[list[Row], int, str], list[Row]]
-# Choices in a `dataset:` block, for `READ_WITH`.
-GYM, PATH = {"source": ("reasoning_gym",)}, {"source": ("path",)}
-ON_POLICY = {**GYM, "pairs": ("on_policy", "mixed")}
 
 
 @dataclass
-class FileData(GymData):
-    """What every `dataset:` block with labels has beside the questions that `GymData` describes.
+class FileData:
+    """The `dataset:` block of a data set of one's own.
 
-    With `source: path`, `path` is a JSON, JSONL or Parquet file or a hub name, read at `split`,
-    such as `train[:90%]` (a file is all `train`); `columns` maps this package's column names to the
-    data set's, as in `{chosen: better}`. With `eval_path` (by default `path`) or `eval_split` (by
-    default `split` without its slice), the first `eval_size` prompts there are held out, with all
-    their rows; training rows with one of them are left out. With `source: reasoning_gym`, answers
-    are sampled from the model or from `sampled_from`, `samples_per_prompt` of each training
-    question.
-
-    `READ_WITH` names the choices under which a key is read at all: any one of its mappings has to
-    hold, all of it; a choice is one of some values, or with `bool` anything but none.
+    `path` is a JSON, JSONL or Parquet file or a hub name, read at `split`, such as `train[:90%]` (a
+    file is all `train`); `columns` maps this package's column names to the data set's, as in
+    `{chosen: better}`. With `eval_path` (by default `path`) or `eval_split` (by default `split`
+    without its slice), the first `eval_size` prompts there (by default 256) are held out, with all
+    their rows; training rows with one of them are left out.
     """
 
-    READ_WITH: ClassVar[dict[str, tuple[dict[str, Any], ...]]] = {
-        **dict.fromkeys(("specs", "size", "seed", "eval_seed", "system_prompt"), (GYM,)),
-        **dict.fromkeys(("samples_per_prompt", "sampled_from"), (GYM,)),
-        **dict.fromkeys(("path", "split", "eval_path", "eval_split", "columns"), (PATH,)),
-        "eval_size": (GYM, {"eval_split": bool}, {"eval_path": bool}),
-    }
-
-    specs: list[Spec] = field(default_factory=list)
-    samples_per_prompt: int = 8
-    sampled_from: str | None = None
-    path: str | None = None
+    path: str
+    source: Literal["path"] = "path"
     split: str = "train"
     eval_path: str | None = None
     eval_split: str | None = None
+    eval_size: int | None = None
     columns: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
-class PreferenceData(FileData):
-    """The `dataset:` block of preference data.
+class OfflinePairs(GymData):
+    """Pairs of the right answer and one of the demonstrator's errors."""
 
-    With `source: reasoning_gym`, `pairs` are `offline` (the right answer and one of the
-    demonstrator's errors), `on_policy` (a right and a wrong one among `samples_per_prompt` sampled
-    answers) or `mixed`: the offline pairs of all questions and the on-policy ones, shuffled.
+    pairs: Literal["offline"] = "offline"
+
+
+@dataclass
+class SampledPairs(GymData):
+    """Pairs of a right and a wrong answer among `samples_per_prompt` that a model samples.
+
+    The model is `sampled_from`, or the one that is trained. `mixed` are these (`on_policy`) and the
+    offline pairs of all questions, shuffled.
     """
 
-    READ_WITH: ClassVar = {
-        **FileData.READ_WITH,
-        "pairs": (GYM,),
-        **dict.fromkeys(("samples_per_prompt", "sampled_from"), (ON_POLICY,)),
-    }
+    pairs: Literal["on_policy", "mixed"] = "on_policy"
+    samples_per_prompt: int = 8
+    sampled_from: str | None = None
 
-    pairs: Literal["offline", "on_policy", "mixed"] = "offline"
+
+PreferenceData = OfflinePairs | SampledPairs | FileData  # the `dataset:` block of preference data
 
 
 @dataclass
@@ -154,8 +143,8 @@ def load_preferences(
     Raises:
         InputError: nothing to train on, or data that cannot be: see `checked_rows`.
     """
-    check_source(config, max_samples)
-    if config.source == "path":
+    check_max_samples(max_samples)
+    if isinstance(config, FileData):
 
         def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
             return checked_rows(rows, where, config.columns, unpaired, margin)
@@ -191,14 +180,10 @@ def load_preferences(
     return Preferences(rows, held_out or None, tasks, dropped)
 
 
-def check_source(config: FileData, max_samples: int | None) -> None:
-    """Refuse a source that is not known, and a `max_samples` that leaves nothing."""
+def check_max_samples(max_samples: int | None) -> None:
+    """Refuse a `max_samples` that leaves nothing."""
     if max_samples is not None and max_samples < 1:
         raise InputError(f"max_samples: {max_samples} leaves the data set empty; write 1 or more.")
-    if config.source not in ("reasoning_gym", "path"):
-        raise InputError(
-            f"dataset.source: {config.source!r} is not known here; write reasoning_gym or path."
-        )
 
 
 def groups(rows: list[Row], number: int) -> list[list[Row]]:
@@ -280,21 +265,25 @@ def from_path(
     Raises:
         InputError: no path, only held-out prompts, or what `read_rows` and `check` raise.
     """
-    if not config.path:
-        raise InputError("dataset.path is missing; name a file or a data set on the hub.")
     train, dropped = check(read_rows(config.path, config.split, max_samples), config.path)
     _check_alike(train, train[0], config.path)
     if not (config.eval_path or config.eval_split):
+        if config.eval_size is not None:
+            raise InputError(
+                "dataset.eval_size is not read without eval_path or eval_split; write one of them, "
+                "or remove it."
+            )
         return train, None, dropped
-    if config.eval_size < 1:
+    size = 256 if config.eval_size is None else config.eval_size
+    if size < 1:
         raise InputError(
-            f"dataset.eval_size: {config.eval_size} leaves nothing to evaluate on; write 1 or "
+            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or "
             "more, or remove eval_path and eval_split."
         )
     path = config.eval_path or config.path
     found, _ = check(read_rows(path, config.eval_split or config.split.partition("[")[0]), path)
     _check_alike(found, train[0], path)
-    prompts = set([*dict.fromkeys(map(_prompt, found))][: config.eval_size])
+    prompts = set([*dict.fromkeys(map(_prompt, found))][:size])
     held_out = [row for row in found if _prompt(row) in prompts]
     rest = [row for row in train if _prompt(row) not in prompts]
     if not rest:

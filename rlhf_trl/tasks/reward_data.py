@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.gym import GymTasks
+from rlhf_trl.tasks.gym import GymData, GymTasks
 from rlhf_trl.tasks.preferences import (
-    GYM,
-    ON_POLICY,
     FileData,
-    PreferenceData,
+    OfflinePairs,
     Row,
     Sample,
+    SampledPairs,
     Sides,
     check_cell,
-    check_source,
+    check_max_samples,
     from_path,
     groups,
     load_preferences,
@@ -50,69 +49,109 @@ OUTCOME = ("prompt", "completion", "label")
 GYM_COLUMNS = ("question", "answer", "task")
 PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
 
-SAMPLED = {**GYM, "traces": ("sampled",)}
-RANKED = {**GYM, "candidates": bool}  # answers of the model are sampled, for evaluation
+
+@dataclass
+class _Ranks:
+    """Evaluation ranks `candidates` sampled answers of each held-out question (0: none)."""
+
+    candidates: int = 8
+    sampled_from: str | None = None
 
 
 @dataclass
-class RewardData(PreferenceData):
-    """The `dataset:` block of reward models that compare whole texts.
+class OfflineRewardPairs(_Ranks, OfflinePairs):
+    """`OfflinePairs` for a Bradley-Terry model."""
 
-    Pairs are those of `PreferenceData`, with a column `margin` where a file has one. Ranked lists,
-    which K-wise models train on, are `list_length` demonstrations of one question in `ORDER`.
-    Evaluation ranks `candidates` sampled answers of each held-out question (0: none).
-    """
+    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
 
-    READ_WITH: ClassVar = {
-        **PreferenceData.READ_WITH,
-        "pairs": ({**GYM, "algorithm": ("reward",)},),
-        "samples_per_prompt": ({**ON_POLICY, "algorithm": ("reward",)},),
-        "sampled_from": (ON_POLICY, RANKED),
-        "list_length": ({"algorithm": ("kwise",)},),
-        "candidates": (GYM,),
-    }
+
+@dataclass
+class SampledRewardPairs(_Ranks, SampledPairs):
+    """`SampledPairs` for a Bradley-Terry model."""
+
+    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
+
+
+@dataclass
+class RankedLists(_Ranks, GymData):
+    """Lists for a K-wise model: `list_length` demonstrations of one question in `ORDER`."""
+
+    ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
     list_length: int = 4
-    candidates: int = 8
 
 
 @dataclass
-class OutcomeData(FileData):
-    """The `dataset:` block of outcome reward models.
+class RewardPairsFile(FileData):
+    """A file or hub data set of pairs, with a column `margin` where it has one."""
 
-    `samples_per_prompt` answers of each question are sampled at temperature 1 and labelled by exact
-    match; evaluation ranks `candidates` answers of each held-out question (0: none).
-    """
+    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
+
+
+@dataclass
+class RankedFile(FileData):
+    """A file or hub data set of ranked lists; `list_length` is that of lists made from scores."""
+
+    ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
+
+    list_length: int = 4
+
+
+RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairsFile | RankedFile
+
+
+@dataclass
+class SampledAnswers(_Ranks, GymData):
+    """`samples_per_prompt` answers of each question, labelled by exact match."""
+
+    samples_per_prompt: int = 8
+
+
+@dataclass
+class AnswersFile(FileData):
+    """A file or hub data set of labelled answers; evaluation ranks those of one prompt."""
 
     candidates: int = 8
 
 
-@dataclass
-class ProcessData(FileData):
-    """The `dataset:` block of process reward models.
+OutcomeData = SampledAnswers | AnswersFile
 
-    `synthetic` traces are one demonstration of each question, a share of `errors` of them with an
-    error; `sampled` ones are `samples_per_prompt` answers of the model. The text of a trace is each
-    step followed by `step_separator`; `step_split` is the regular expression that cuts a completion
-    into steps. A trace of more than `max_steps` becomes several rows with the same prompt, each
-    with the next so many steps. Evaluation ranks `candidates` sampled answers of each held-out
-    question (0: none).
+
+@dataclass
+class _Steps:
+    """How steps are put together: the text of a trace is each step followed by `step_separator`.
+
+    `step_split` is the regular expression that cuts a completion into steps. A trace of more than
+    `max_steps` becomes several rows with the same prompt, each with the next so many steps.
     """
 
-    READ_WITH: ClassVar = {
-        **FileData.READ_WITH,
-        **dict.fromkeys(("traces", "candidates"), (GYM,)),
-        "errors": ({**GYM, "traces": ("synthetic",)},),
-        "samples_per_prompt": (SAMPLED,),
-        "sampled_from": (SAMPLED, RANKED),
-    }
-
-    traces: Literal["synthetic", "sampled"] = "synthetic"
-    errors: float = 0.6
     step_separator: str = "\n"
     step_split: str = r"\n+"
     max_steps: int | None = None
-    candidates: int = 8
+
+
+@dataclass
+class SyntheticTraces(_Steps, _Ranks, GymData):
+    """One demonstration of each question, a share of `errors` of them with an error."""
+
+    traces: Literal["synthetic"] = "synthetic"
+    errors: float = 0.6
+
+
+@dataclass
+class SampledTraces(_Steps, _Ranks, GymData):
+    """`samples_per_prompt` answers of a model to each question."""
+
+    traces: Literal["sampled"] = "sampled"
+    samples_per_prompt: int = 8
+
+
+@dataclass
+class TracesFile(_Steps, FileData):
+    """A file or hub data set of traces."""
+
+
+ProcessData = SyntheticTraces | SampledTraces | TracesFile
 
 
 @dataclass
@@ -136,23 +175,20 @@ class RewardRows(Sides):
     dropped: dict[str, int]
 
 
-def load_pairs_or_ranked(
-    config: RewardData, max_samples: int | None, ranked: bool, sample: Sample
-) -> RewardRows:
+def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sample) -> RewardRows:
     """Make or read pairs, or lists for a K-wise model.
 
     Args:
         config: the block.
         max_samples: the first so many training rows or questions only; None: all.
-        ranked: whether lists are wanted.
         sample: returns outcomes of rows of `GymTasks`; takes the rows, the number of answers to
             each, and their side, "train" or "held-out".
 
     Raises:
         InputError: see `load_preferences`, `checked_ranked` and `ranked_demonstrations`.
     """
-    _at_least(config, "candidates", 2, none=0)
-    if ranked:
+    _check(config, max_samples)
+    if isinstance(config, RankedLists | RankedFile):
         return _load_ranked(config, max_samples, sample)
     held: dict[str, list[Row]] = {}
 
@@ -166,22 +202,18 @@ def load_pairs_or_ranked(
     return RewardRows(data.train, data.held_out, candidates, data.tasks, data.dropped)
 
 
-def _load_ranked(config: RewardData, max_samples: int | None, sample: Sample) -> RewardRows:
-    check_source(config, max_samples)
+def _load_ranked(
+    config: RankedLists | RankedFile, max_samples: int | None, sample: Sample
+) -> RewardRows:
     length = config.list_length
     _at_least(config, "list_length", 2)
-    if config.source == "path":
+    if isinstance(config, RankedFile):
 
         def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
             return checked_ranked(rows, where, config.columns, length)
 
         train, held_out, dropped = from_path(config, max_samples, check)
         return RewardRows(train, held_out, [], None, dropped)
-    if config.pairs != "offline":
-        raise InputError(
-            f"dataset.pairs: {config.pairs} makes no ranked lists, which are demonstrations; "
-            "remove it."
-        )
     tasks = GymTasks(config)
     asked = tasks.train[:max_samples]
     train = ranked_demonstrations(asked, length, config.seed)
@@ -208,9 +240,8 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     Raises:
         InputError: see `checked_outcomes`, or all training labels are the same.
     """
-    check_source(config, max_samples)
-    _at_least(config, "candidates", 2, none=0)
-    if config.source == "path":
+    _check(config, max_samples)
+    if isinstance(config, AnswersFile):
 
         def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
             return checked_outcomes(rows, where, config.columns), {}
@@ -245,15 +276,13 @@ def load_traces(
         InputError: see `checked_traces`; a `step_split` that does not fit the task; or all labels
             of the training rows are the same.
     """
-    check_source(config, max_samples)
+    _check(config, max_samples)
     check_step_split(config.step_split)
-    _at_least(config, "candidates", 2, none=0)
     if config.max_steps is not None:
         _at_least(config, "max_steps", 1)
-    if not 0 <= config.errors <= 1:
-        raise InputError(f"dataset.errors: {config.errors} is no share; write 0 to 1.")
-    tasks, held, dropped = None, None, {}
-    if config.source == "path":
+    tasks, held, dropped, where = None, None, {}, "the synthetic traces"
+    if isinstance(config, TracesFile):
+        where = config.path
 
         def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
             return checked_traces(rows, where, config.columns)
@@ -263,20 +292,22 @@ def load_traces(
         tasks = GymTasks(config)
         asked = tasks.train[:max_samples]
         _check_cut(asked, config.step_split)
-        if config.traces == "sampled":
+        if isinstance(config, SampledTraces):
+            where = "the sampled traces"
             train, held = _samples_of_both(config, tasks, asked, sample)
             held_out = _first(held, tasks, config.samples_per_prompt)
         else:
+            if not 0 <= config.errors <= 1:
+                raise InputError(f"dataset.errors: {config.errors} is no share; write 0 to 1.")
             train = synthetic_traces(asked, config.errors, config.seed)
             held_out = synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
         train = labelled_traces(train, config.step_split)
         held_out = labelled_traces(held_out, config.step_split)
     train = chunked(train, config.max_steps)
-    if config.source == "path":
+    if tasks is None:
         train = train[:max_samples]
     if held_out is not None:
         held_out = chunked(held_out, config.max_steps)
-    where = config.path if tasks is None else f"the {config.traces} traces"
     learnt = (label for row in train for label in row["labels"] if neutral or label)
     _check_labels(learnt, where, "" if neutral else " that is not neutral")
     return RewardRows(train, held_out, _candidates(config, tasks, sample, held), tasks, dropped)
@@ -396,7 +427,7 @@ def _check_cut(rows: Sequence[Row], step_split: str) -> None:
 
 
 def _samples_of_both(
-    config: FileData, tasks: GymTasks, asked: list[Row], sample: Sample
+    config: SampledAnswers | SampledTraces, tasks: GymTasks, asked: list[Row], sample: Sample
 ) -> tuple[list[Row], list[Row]]:
     count = config.samples_per_prompt
     _at_least(config, "samples_per_prompt", 1)
@@ -416,6 +447,20 @@ def _candidates(
 
 def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
     return [row for group in groups(held, len(tasks.held_out)) for row in group[:count]]
+
+
+def _check(config: Any, max_samples: int | None) -> None:
+    """Refuse what leaves nothing to train on or to rank."""
+    check_max_samples(max_samples)
+    if not hasattr(config, "candidates"):
+        return
+    _at_least(config, "candidates", 2, none=0)
+    answered = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
+    if getattr(config, "sampled_from", None) and not (config.candidates or answered):
+        raise InputError(
+            "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write 2 or "
+            "more candidates."
+        )
 
 
 def _at_least(config: Any, key: str, least: int, none: int | None = None) -> None:
