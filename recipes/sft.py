@@ -7,9 +7,9 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/sft.py \
 from dataclasses import dataclass
 from typing import Literal
 
+from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.launch import Expect, recipe
-from rlhf_trl.tasks.gym import GymData, GymTasks
 
 
 @dataclass
@@ -30,9 +30,9 @@ def main() -> None:
     from datasets import Dataset
     from trl import get_peft_config, get_quantization_config
 
+    from rlhf_trl.data.demonstrations import demonstrations
+    from rlhf_trl.models import load_tokenizer, prepare_model
     from rlhf_trl.run import train
-    from rlhf_trl.run.model import load_tokenizer, prepare_model
-    from rlhf_trl.tasks.demonstrations import demonstrations
     from rlhf_trl.trainers.sft import AnsweringSFTTrainer
 
     train.begin(loaded, "sft")

@@ -118,7 +118,7 @@ def _drift(args: argparse.Namespace) -> None:
     if args.record and Path(args.record).exists() and not args.overwrite:
         raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
     from rlhf_trl.compare import drift, surface
-    from rlhf_trl.run.output import write_whole
+    from rlhf_trl.output import write_whole
 
     if args.record:
         found = surface.read()
@@ -148,7 +148,7 @@ def _race(args: argparse.Namespace) -> None:
 
 
 def _best_of_n(args: argparse.Namespace) -> None:
-    from rlhf_trl.run.best_of_n import best_of_n
+    from rlhf_trl.evaluation.best_of_n import best_of_n
 
     print(best_of_n(args.runs, args.seeds))
 

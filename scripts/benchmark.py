@@ -28,8 +28,8 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from rlhf_trl import tiny
-from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
-from rlhf_trl.tasks.rewards import exact_match, format_reward, load_rewards
+from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.verifiers import exact_match, format_reward, load_rewards
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 from rlhf_trl.trainers.ppo import PPOConfig, PPOTrainer
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_trl.cli import main
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.best_of_n import best_of_n, read_candidates
+from rlhf_trl.evaluation.best_of_n import best_of_n, read_candidates
 
 # Two prompts with four candidates each: answers, labels; None has no answer.
 ANSWERS = [["nus", "nus", "sun", None], ["tac", "cat", "cat", "cat"]]

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from rlhf_trl import algorithms
+from rlhf_trl.data.preferences import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import load_config, read_config
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
-from rlhf_trl.tasks.preferences import OfflinePairs, PreferenceData
 
 
 class Unit(Enum):
@@ -652,7 +652,7 @@ def test_bad_yaml_fails_before_trl_is_imported(tmp_path, name):
         "import sys\n"
         "from rlhf_trl.errors import InputError\n"
         "from rlhf_trl.run.config import load_config\n"
-        "from rlhf_trl.tasks.gym import GymData\n"
+        "from rlhf_trl.data.gym import GymData\n"
         "from dataclasses import dataclass\n"
         "@dataclass\n"
         "class Run:\n"

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rlhf_trl import output
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import launch, output
+from rlhf_trl.run import launch
 from rlhf_trl.run.launch import Expect
 
 

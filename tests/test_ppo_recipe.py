@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_trl.run.reward_model import load_reward_model
+from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers import value_model
 

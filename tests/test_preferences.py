@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.gym import Spec
-from rlhf_trl.tasks.preferences import (
+from rlhf_trl.data.gym import Spec
+from rlhf_trl.data.preferences import (
     FileData,
     OfflinePairs,
     SampledPairs,
@@ -19,7 +18,8 @@ from rlhf_trl.tasks.preferences import (
     read_rows,
     shortened,
 )
-from rlhf_trl.tasks.rewards import exact_match
+from rlhf_trl.data.verifiers import exact_match
+from rlhf_trl.errors import InputError
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
 
@@ -362,7 +362,7 @@ def test_kto_orders_that_do_not_exist(labels, batch, part):
 def test_rotation_asserts_that_no_pair_is_of_one_prompt():
     from datasets import Dataset
 
-    from rlhf_trl.tasks.preferences import rotated
+    from rlhf_trl.data.preferences import rotated
 
     rows = [{"prompt_ids": [n], "completion_ids": [10 + n]} for n in (0, 1, 2)]
     found = rotated(Dataset.from_list(rows), 3)

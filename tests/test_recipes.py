@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_trl.run import output, report
+from rlhf_trl import output
+from rlhf_trl.evaluation import report
 from rlhf_trl.run.config import read_config
 from rlhf_trl.tiny import checkpoint_path
 
@@ -292,7 +293,7 @@ def test_warnings_when_nothing_can_be_learnt(run, caplog):
     words = ["--max_completion_length", 2, "--max_steps", 11, "--eval_strategy", "no"]
     rewards = ["--reward_funcs", "exact_match", "--reward_weights", 1.0]
     run("grpo", "grpo", *SMALL, *words, *rewards)
-    said = [r.getMessage() for r in caplog.records if r.name == "rlhf_trl.run.report"]
+    said = [r.getMessage() for r in caplog.records if r.name == "rlhf_trl.evaluation.report"]
     assert len([m for m in said if "every completion was cut off" in m]) == 1
     assert len([m for m in said if "equal rewards for 10 logged steps" in m]) == 1
 

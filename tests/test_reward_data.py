@@ -6,10 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
-from rlhf_trl.tasks.preferences import FileData, SampledPairs, load_preferences, offline_pairs
-from rlhf_trl.tasks.reward_data import (
+from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.judgments import (
     ORDER,
     AnswersFile,
     OfflineRewardPairs,
@@ -33,8 +31,10 @@ from rlhf_trl.tasks.reward_data import (
     ranked_demonstrations,
     synthetic_traces,
 )
-from rlhf_trl.tasks.rewards import exact_match
-from rlhf_trl.tasks.steps import LETTERS
+from rlhf_trl.data.preferences import FileData, SampledPairs, load_preferences, offline_pairs
+from rlhf_trl.data.steps import LETTERS
+from rlhf_trl.data.verifiers import exact_match
+from rlhf_trl.errors import InputError
 from rlhf_trl.tiny.demonstrator import MIXTURES
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
@@ -650,7 +650,7 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
 
 @pytest.mark.parametrize("pad", ["<|pad|>", "<|end|>"])
 def test_completions_tell_whether_they_ended(run, monkeypatch, pad):
-    from rlhf_trl.run import sampling
+    from rlhf_trl.rollouts import sampling
 
     args, model = run
     load = sampling.load_tokenizer
@@ -684,7 +684,7 @@ def test_another_model_may_be_sampled(run, monkeypatch):
     asked = []
 
     def sample(model, args, rows, count, seed):
-        from rlhf_trl.run.sampling import Completion
+        from rlhf_trl.rollouts.sampling import Completion
 
         asked.append(model.model_name_or_path)
         return [[Completion("no", False)] * count for _ in rows]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.trainers.reward_metrics import (
+from rlhf_trl.reward_models.metrics import (
     budgets,
     calibration,
     majority_by_budget,

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.reward_report import draw_reward_report
+from rlhf_trl.reward_models.report import draw_reward_report
 
 PAIRS = ([3.0, 0.0, 1.0], [1.0, 1.0, 1.0])
 RIGHT, GROUPS = [True, False, False, True, True, False], [0, 0, 1, 1, 2, 2]

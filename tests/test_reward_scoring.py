@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import reward_model
-from rlhf_trl.run.reward_model import load_reward_model
+from rlhf_trl.reward_models import as_reward as reward_model
+from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 ARGS = SimpleNamespace(device="cpu")

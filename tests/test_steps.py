@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlhf_trl.data.steps import LETTERS, check_step_split, label_steps, split_steps
 from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.steps import LETTERS, check_step_split, label_steps, split_steps
 
 HEAD = "<think></think><answer>"
 

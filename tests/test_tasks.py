@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.verifiers import checked, exact_match, format_reward, load_rewards, task_metrics
 from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
-from rlhf_trl.tasks.rewards import checked, exact_match, format_reward, load_rewards, task_metrics
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
 SUM = Spec("chain_sum", config={"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1})

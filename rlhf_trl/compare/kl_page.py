@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf_trl.book import kl
-from rlhf_trl.run.output import write_whole
+from rlhf_trl.output import write_whole
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
 

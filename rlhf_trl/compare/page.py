@@ -11,7 +11,7 @@ from rlhf_trl.compare import explain, kl_page, report
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS, pair_stock, stock_fields
-from rlhf_trl.run.output import write_whole
+from rlhf_trl.output import write_whole
 
 FAMILIES = {
     "policy_gradient": "Policy gradients",

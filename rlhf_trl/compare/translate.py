@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.run.output import write_whole
+from rlhf_trl.output import write_whole
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 
 WIDTH = 100

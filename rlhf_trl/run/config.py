@@ -21,7 +21,7 @@ from typing import get_args as type_args
 from typing import get_origin as type_origin
 
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.run.output import write_whole
+from rlhf_trl.output import write_whole
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
 
 COMMAND_LINE = "command line"

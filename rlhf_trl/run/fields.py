@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_trl.algorithms import of_recipe
+from rlhf_trl.data.gym import GymData
+from rlhf_trl.data.preferences import PreferenceData, Samples
 from rlhf_trl.run.launch import Expect
-from rlhf_trl.tasks.gym import GymData
-from rlhf_trl.tasks.preferences import PreferenceData, Samples
 
 
 def algorithm_of(recipe: str) -> Any:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.output import write_json, write_whole
+from rlhf_trl.evaluation.report import read_evaluations
+from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.race import draw_band, train_all
-from rlhf_trl.run.report import read_evaluations
 
 CONFIGS = Path("configs/tiny")
 WORDS = 8  # held-out words whose answers are shown

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from rlhf_trl.data.preferences import Preferences, load_preferences
+from rlhf_trl.evaluation.samples import add_panels
+from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
 from rlhf_trl.run import train
-from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
 from rlhf_trl.run.reward_data import sampler
-from rlhf_trl.run.samples import add_panels
-from rlhf_trl.tasks.preferences import Preferences, load_preferences
 
 
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:

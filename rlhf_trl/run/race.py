@@ -12,8 +12,8 @@ from typing import Any
 
 from rlhf_trl.algorithms import ALGORITHMS, names
 from rlhf_trl.errors import InputError
+from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.config import read_config
-from rlhf_trl.run.output import write_json, write_whole
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 ASKED = "asked.json"  # beside a run: what it was started with

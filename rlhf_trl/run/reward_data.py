@@ -5,12 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.errors import InputError
-from rlhf_trl.run.model import load_tokenizer
-from rlhf_trl.run.output import write_whole
-from rlhf_trl.run.sampling import sample_completions, sampling_model
-from rlhf_trl.tasks.preferences import FileData
-from rlhf_trl.tasks.reward_data import (
+from rlhf_trl.data.judgments import (
     GYM_COLUMNS,
     OutcomeData,
     ProcessData,
@@ -19,7 +14,12 @@ from rlhf_trl.tasks.reward_data import (
     load_pairs_or_ranked,
     load_traces,
 )
-from rlhf_trl.tasks.rewards import exact_match
+from rlhf_trl.data.preferences import FileData
+from rlhf_trl.data.verifiers import exact_match
+from rlhf_trl.errors import InputError
+from rlhf_trl.models import load_tokenizer
+from rlhf_trl.output import write_whole
+from rlhf_trl.rollouts.sampling import sample_completions, sampling_model
 
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
@@ -36,7 +36,7 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
         model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
 
     Raises:
-        InputError: see the loaders in `tasks/reward_data.py`, and `load_tokenizer`.
+        InputError: see the loaders in `data/judgments.py`, and `load_tokenizer`.
     """
     config = own.dataset
     sample = sampler(model, args, config)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.models import UNTRAINED, prepare_model
+from rlhf_trl.output import write_whole
+from rlhf_trl.reward_models.reader import good, judged_class
+from rlhf_trl.reward_models.report import draw_reward_report
 from rlhf_trl.run import train
-from rlhf_trl.run.model import UNTRAINED, prepare_model
-from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.reward_data import prepare_rewards
-from rlhf_trl.run.reward_report import draw_reward_report
-from rlhf_trl.trainers.scoring import good, judged_class
 
 CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 

@@ -12,13 +12,15 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
+from rlhf_trl import output
+from rlhf_trl.data.gym import GymTasks
+from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import launch, output, report
+from rlhf_trl.evaluation import report
+from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
+from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.run import launch
 from rlhf_trl.run.config import read_config
-from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
-from rlhf_trl.run.reward_model import load_reward_model
-from rlhf_trl.tasks.gym import GymTasks
-from rlhf_trl.tasks.rewards import load_rewards, task_metrics
 
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 

@@ -14,10 +14,10 @@ from trl import GRPOConfig, GRPOTrainer
 from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
-from rlhf_trl.rollouts import neutral
+from rlhf_trl.rollouts.generate import neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
-from rlhf_trl.trainers.evaluation import AnswersHeldOut
 
 STATE_FILE = "policy_gradient_state.json"
 

@@ -17,13 +17,13 @@ from trl.trainer.utils import create_model_from_path
 from rlhf_trl.algorithms import Resolved, RowConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import scores_loss
-from rlhf_trl.trainers.reward_metrics import (
+from rlhf_trl.reward_models.metrics import (
     pair_metrics,
     prompt_groups,
     ranking_metrics,
     step_metrics,
 )
-from rlhf_trl.trainers.scoring import CLASSES, Encoded, Reader, judged_class, pad_texts
+from rlhf_trl.reward_models.reader import CLASSES, Encoded, Reader, judged_class, pad_texts
 
 
 @dataclass

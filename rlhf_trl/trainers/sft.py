@@ -2,7 +2,7 @@
 
 from trl import SFTTrainer
 
-from rlhf_trl.trainers.evaluation import AnswersHeldOut
+from rlhf_trl.evaluation.held_out import AnswersHeldOut
 
 
 class AnsweringSFTTrainer(AnswersHeldOut, SFTTrainer):

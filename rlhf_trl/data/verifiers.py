@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.tasks.gym import GymTasks
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Tasks whose answer is a number, whatever way it is written.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.output import write_whole
-from rlhf_trl.trainers.reward_metrics import (
+from rlhf_trl.output import write_whole
+from rlhf_trl.reward_models.metrics import (
     STEP_CLASSES,
     budgets,
     calibration,

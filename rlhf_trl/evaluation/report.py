@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from rlhf_trl.run.output import numbered, write_json, write_whole
+from rlhf_trl.output import numbered, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from accelerate.utils import gather_object
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
-from rlhf_trl.rollouts import generate, seeded
-from rlhf_trl.tasks.rewards import checked
+from rlhf_trl.data.verifiers import checked
+from rlhf_trl.rollouts.generate import generate, seeded
 
 Score = Callable[..., list[float | None]]
 

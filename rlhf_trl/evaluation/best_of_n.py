@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data.verifiers import completion_text, extract_answer, normalise
 from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.rewards import completion_text, extract_answer, normalise
-from rlhf_trl.trainers.reward_metrics import (
+from rlhf_trl.reward_models.metrics import (
     budgets,
     majority_by_budget,
     prompt_groups,

@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from rlhf_trl.data.preferences import Samples, read_prompts
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.output import write_json
-from rlhf_trl.tasks.preferences import Samples, read_prompts
+from rlhf_trl.output import write_json
 
 
 def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> None:

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.gym import GymData, GymTasks
-from rlhf_trl.tasks.preferences import (
+from rlhf_trl.data.gym import GymData, GymTasks
+from rlhf_trl.data.preferences import (
     FileData,
     OfflinePairs,
     Row,
@@ -22,8 +21,9 @@ from rlhf_trl.tasks.preferences import (
     renamed,
     split_prompt,
 )
-from rlhf_trl.tasks.rewards import completion_text
-from rlhf_trl.tasks.steps import LABELS, LETTERS, check_step_split, label_steps, split_steps
+from rlhf_trl.data.steps import LABELS, LETTERS, check_step_split, label_steps, split_steps
+from rlhf_trl.data.verifiers import completion_text
+from rlhf_trl.errors import InputError
 from rlhf_trl.tiny.demonstrator import (
     COMPLETION,
     MALFORMED,

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data.verifiers import checked
 from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.rewards import checked
-from rlhf_trl.trainers.scoring import Reader
+from rlhf_trl.reward_models.reader import Reader
 
 BATCH = 64  # texts scored at once
 

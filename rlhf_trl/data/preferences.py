@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf_trl.data.gym import GymData, GymTasks
+from rlhf_trl.data.verifiers import completion_text, exact_match
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.tasks.gym import GymData, GymTasks
-from rlhf_trl.tasks.rewards import completion_text, exact_match
 from rlhf_trl.tiny.demonstrator import ONLY_RIGHT, demonstrate, only_errors
 
 PAIRED = ("prompt", "chosen", "rejected")

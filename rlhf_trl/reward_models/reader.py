@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from rlhf_trl import algorithms
+from rlhf_trl.data.steps import check_step_split, split_steps
+from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError
-from rlhf_trl.tasks.rewards import completion_text
-from rlhf_trl.tasks.steps import check_step_split, split_steps
 
 FILE = "reward_model.json"  # beside the weights of every model that is trained here
 CLASSES = (-1, 0, 1)  # bad, neutral, good, in the order of a process model's logits

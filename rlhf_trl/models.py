@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.output import weights_fault
+from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
@@ -86,7 +86,7 @@ def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: 
     """
     from transformers import AutoConfig
 
-    from rlhf_trl.rollouts import prompt_texts
+    from rlhf_trl.rollouts.generate import prompt_texts
 
     if model.model_name_or_path == UNTRAINED:
         return

@@ -1,0 +1,1 @@
+"""How good a policy is: held-out answers, best-of-n, samples, tables and figures."""

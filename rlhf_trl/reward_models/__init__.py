@@ -1,0 +1,1 @@
+"""How a reward model reads a text, scores it, and how good its scores are."""

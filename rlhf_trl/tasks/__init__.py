@@ -1,1 +1,0 @@
-"""Tasks, rewards and data sets in the formats that TRL's trainers take."""
