@@ -16,7 +16,6 @@ from rlhf_trl.book import advantages as book_advantages
 from rlhf_trl.compare.measure import Comparison, Measured, accumulate, batches, flat_gradient
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.policy_gradient import read_row
 from rlhf_trl.trainers.ppo import PPOConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "policy_gradient.json"
@@ -398,7 +397,8 @@ def test_refused_in_one_sentence(case):
 
 def test_the_other_trainers_config_is_refused():
     with pytest.raises(InputError, match=r"grpo .* has no critic: use recipes/grpo\.py"):
-        read_row("grpo", "chapter", PPOConfig(use_cpu=True, bf16=False, report_to="none"))
+        args = PPOConfig(use_cpu=True, bf16=False, report_to="none")
+        PPOConfig.resolve(args, "grpo", "chapter")
 
 
 def test_the_row_says_since_when_trl_has_none():
