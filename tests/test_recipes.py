@@ -137,8 +137,8 @@ def test_what_is_told_is_told_of_the_model_that_is_kept(run):
     start, best, last = (scores_at(folder, step)["eval_exact_match"] for step in (0, 1, 3))
     assert best > last
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["steps"], summary["model_step"]) == (3, 1)
     assert summary["after"] == scores_at(folder, 1)
+    assert (summary["steps"], summary["model_step"]) == (3, 1)
     lines = out.splitlines()
     assert "model/ is the best checkpoint, that of step 1 of 3" in lines
     assert lines[-1].startswith(f"exact match {start:.3f} -> {best:.3f} ")
