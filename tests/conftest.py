@@ -67,6 +67,33 @@ def launch(tmp_path):
     return launch
 
 
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Let `race` and `overoptimise` start a function in place of the recipes; return the calls.
+
+    The function takes the run's folder as it will be, the one to write to, and the options.
+    """
+
+    def stand_in(leave):
+        started = []
+
+        def start(command, **_):
+            words = command[command.index("configs/accelerate/cpu.yaml") + 2 :]
+            options = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
+            part = Path(options["--output_dir"])
+            folder = part.with_name(part.name.removeprefix(".").removesuffix(".part"))
+            started.append((str(folder), options))
+            part.mkdir(parents=True)
+            (part / "config.yaml").write_text(f"output_dir: {part}\nseed: {options['--seed']}\n")
+            leave(folder, part, options)
+            return subprocess.CompletedProcess(command, 0, "the last line\n")
+
+        monkeypatch.setattr("rlhf_trl.run.race.subprocess.run", start)
+        return started
+
+    return stand_in
+
+
 @pytest.fixture(scope="module")
 def two_processes(request, tmp_path_factory):
     """The folder in which the script beside a test module, run on two processes, left its results.

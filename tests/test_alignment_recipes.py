@@ -70,13 +70,9 @@ def test_the_answers_of_on_policy_pairs_are_kept_for_a_resumed_run(run, refused,
         shutil.copy(whole / name, stopped)
     resume = [*saving, "--resume_from_checkpoint", "auto"]
     for change, part in {
-        ("--dataset.samples_per_prompt", 3): "3 answers to each of the 24 train questions",
         ("--dataset.size", 20): "4 answers to each of the 20 train questions",
-        ("--max_samples", 9): "4 answers to each of the 9 train questions",
         ("--dataset.eval_size", 7): "4 answers to each of the 7 held-out questions",
-        ("--dataset.seed", 1): "4 answers to each of the 24 train questions",
         ("--max_completion_length", 19): "questions, of at most 19 tokens and by tiny",
-        ("--dataset.sampled_from", whole / "model"): f"and by {whole / 'model'}",
     }.items():
         sentence = refused("dpo", "dpo", *resume, *change, folder=stopped)
         assert "samples-" in sentence and part in sentence

@@ -40,6 +40,15 @@ def test_gradient_is_that_of_the_public_function(name, which, accumulation):
     agrees(measured(trainer, Reference(name, which)))
 
 
+@pytest.mark.parametrize("which", ["chapter", "code", "trl"])
+def test_a_tie_is_not_right(which):
+    trainer = build("dpo", which)
+    trainer.eval_dataset = trainer.train_dataset
+    metrics = trainer.evaluate()  # the policy is the reference still
+    assert metrics["eval_loss"] == pytest.approx(math.log(2))
+    assert metrics["eval_rewards/margins"] == metrics["eval_rewards/accuracies"] == 0.0
+
+
 @pytest.mark.parametrize(("name", "which"), REFERENCE)
 def test_precomputed_reference_log_probabilities_change_nothing(name, which):
     trainer = build(name, which, precompute_ref_log_probs=True)

@@ -180,6 +180,35 @@ def test_auto_resumes_from_the_newest_whole_checkpoint(tmp_path):
     refused("checkpoint-10.*trainer_state.json", output.claim, str(tmp_path), str(half))
 
 
+def test_what_a_run_left_after_a_step_is_set_aside_whole(tmp_path, capsys):
+    stays = [
+        *["checkpoint-20/optimizer.pt", "checkpoint-old/x", "evaluations/step-000020.json"],
+        *["samples/step-000005.json", "completions/completions_00020.parquet", "pairs-train.jsonl"],
+        *["config-from-step-10.yaml", "runs/events.30", "earlier-9/model/w"],
+    ]
+    goes = [
+        *[
+            "checkpoint-100/optimizer.pt",
+            "evaluations/step-000021.json",
+            "samples/step-100000.json",
+        ],
+        *["completions/completions_00030.parquet", "config-from-step-20.yaml", "model/w"],
+        *["value_model/w", "summary.json", "log.json", "learning_curve.png", "scores.jsonl"],
+    ]
+    for name in [*stays, *goes, "config.yaml"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    output.set_aside(tmp_path, 20)
+    for name in goes:
+        assert not (tmp_path / name).exists()
+        assert (tmp_path / "earlier-10" / name).read_text() == name
+    for name in [*stays, "config.yaml", "earlier-10/config.yaml"]:
+        assert (tmp_path / name).read_text() == name.removeprefix("earlier-10/")
+    assert f"after step 20 before is now in {tmp_path / 'earlier-10'}" in capsys.readouterr().out
+    output.set_aside(tmp_path, 20)  # nothing is left to move
+    assert not (tmp_path / "earlier-11").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [

@@ -1,11 +1,14 @@
 """Over-optimisation: what the command writes, and what a reward model does to a policy."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from rlhf_trl.cli import main
+from rlhf_trl.errors import InputError
 from rlhf_trl.run import overoptimisation
 
 ROOT = Path(__file__).parent.parent
@@ -14,7 +17,7 @@ TINY = ["--dataset.eval_size", "8", "--per_device_train_batch_size", "8", "--max
 
 def finished(folder, gold, rewards, answers=()):
     """Write what a policy's run leaves behind: evaluations every 2 steps, a reward every step."""
-    (folder / "evaluations").mkdir(parents=True)
+    (folder / "evaluations").mkdir()
     log = [{"step": step + 1, "reward": reward} for step, reward in enumerate(rewards)]
     for n, value in enumerate(gold):
         metrics = {"eval_sampled_exact_match": value}
@@ -27,29 +30,34 @@ def finished(folder, gold, rewards, answers=()):
 
 
 @pytest.fixture
-def done(tmp_path):
+def done(tmp_path, monkeypatch, stand_in):
     """A folder in which every run of one seed is finished."""
-    for name in overoptimisation.REWARD_MODELS:
-        folder = tmp_path / "reward_models" / name / "seed-0"
-        folder.mkdir(parents=True)
-        after = {"eval_best_of_n": 0.64 if name == "weak" else 0.8}
-        (folder / "summary.json").write_text(json.dumps({"after": after}))
+    monkeypatch.chdir(ROOT)
 
     def answers(text):
         return [{"question": "Spell sun", "answer": "nus", "sampled": text}]
 
     usual = "<think></think><answer>{}</answer>"
     weak = [answers(usual.format(word)) for word in ("sun", "nus", "nusSS")]
-    finished(tmp_path / "weak" / "seed-0", [0.3, 0.5, 0.0], [-1, 1, 3, 5], weak)
-    for name in ("weak_beta", "better"):
-        finished(
-            tmp_path / name / "seed-0", [0.3, 0.4, 0.5], [-1, 0, 0, 0], [answers("<answer>n|s")] * 3
-        )
-    return tmp_path
+
+    def leave(folder, part, options):
+        name = folder.parent.name
+        if folder.parent.parent.name == "reward_models":
+            after = {"eval_best_of_n": 0.64 if name == "weak" else 0.8}
+            (part / "summary.json").write_text(json.dumps({"after": after}))
+        elif name == "weak":
+            finished(part, [0.3, 0.5, 0.0], [-1, 1, 3, 5], weak)
+        else:
+            finished(part, [0.3, 0.4, 0.5], [-1, 0, 0, 0], [answers("<answer>n|s")] * 3)
+
+    run = subprocess.run
+    stand_in(leave)
+    overoptimisation.overoptimise(tmp_path / "out", 1)
+    monkeypatch.setattr(subprocess, "run", run)
+    return tmp_path / "out"
 
 
-def test_gold_and_proxy_by_step_their_peak_and_the_answers(done, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+def test_gold_and_proxy_by_step_their_peak_and_the_answers(done, capsys):
     main(["overoptimise", "--seeds", "1", "--output_dir", str(done)])  # nothing left to train
     lines = capsys.readouterr().out.splitlines()
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
@@ -67,12 +75,28 @@ def test_gold_and_proxy_by_step_their_peak_and_the_answers(done, monkeypatch, ca
     assert results["weak"][0]["proxy"] == [[0, -1], [2, 0.0], [4, 4.0]]
 
 
-def test_other_options_are_not_mixed(done, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    main(["overoptimise", "--seeds", "1", "--output_dir", str(done)])
+def test_other_options_are_not_mixed(done):
     with pytest.raises(SystemExit) as stop:
         main(["overoptimise", "--seeds", "1", "--output_dir", str(done), "--beta", "0.5"])
-    assert "holds runs with other options" in str(stop.value.code)
+    assert f"{done}/weak/seed-0 holds a run with other settings (options)" in str(stop.value.code)
+
+
+def test_edited_configs_and_models_trained_anew_are_noticed(done, monkeypatch, tmp_path, stand_in):
+    copy = shutil.copytree(ROOT / "configs" / "tiny", tmp_path / "configs")
+    monkeypatch.setattr(overoptimisation, "CONFIGS", copy)
+    overoptimisation.overoptimise(done, 1)  # the same, in another place
+    again = done.rename(done.with_name("again"))
+    overoptimisation.overoptimise(again, 1)
+    config = copy / "weak_reward.yaml"
+    config.write_text(config.read_text() + "warmup_steps: 3\n")
+    weak = again / "reward_models" / "weak" / "seed-0"
+    with pytest.raises(InputError, match=r"weak/seed-0 holds a .* settings \(warmup_steps\)"):
+        overoptimisation.overoptimise(again, 1)
+    # a policy belongs to the reward model that it was trained on
+    shutil.move(weak, tmp_path)
+    stand_in(lambda folder, part, _: shutil.copy(tmp_path / "seed-0" / "summary.json", part))
+    with pytest.raises(InputError, match=r"again/weak/seed-0 holds a .* settings \(options\)"):
+        overoptimisation.overoptimise(again, 1)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +142,9 @@ def test_the_whole_command_on_two_steps(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_wrong_option_is_the_recipes_own_sentence(done, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    (done / "better" / "seed-0").rename(done / "elsewhere")
+def test_a_wrong_option_is_the_recipes_own_sentence(done):
+    for name in overoptimisation.SETTINGS:
+        shutil.rmtree(done / name)
     with pytest.raises(SystemExit) as stop:
         main(["overoptimise", "--seeds", "1", "--output_dir", str(done), "--betta", "1"])
     assert "betta" in str(stop.value.code) and "\n" not in str(stop.value.code)

@@ -248,6 +248,18 @@ def test_only_the_code_holds_orpos_odds():
     assert run("orpo", "chapter", inputs=inputs)[0].loss.item() < code.loss.item()
 
 
+def test_only_the_code_holds_the_odds_of_orpos_rejected():
+    for which, logp in (("code", -1e-6), ("chapter", -1e-9)):
+        inputs = POLICY | {"policy_rejected_logps": f64([-1e-9, -2.0]), "chosen_nll": f64([0, 0])}
+        found, (_, rejected) = run("orpo", which, inputs=inputs, beta=1.0)
+        # -log sigmoid(x) = log(1 + e^-x), with the odds p / (1 - p) of both sides
+        pairs = ((-4.0, logp), (-6.0, -2.0))
+        odds = [[math.log(math.exp(x) / -math.expm1(x)) for x in pair] for pair in pairs]
+        expected = sum(math.log1p(math.exp(low - high)) for high, low in odds) / 2
+        assert found.loss.item() == pytest.approx(expected, rel=1e-6)
+        assert (rejected[0] == 0) == (which == "code")
+
+
 def test_orpos_likelihood_may_be_one_number():
     whole, _ = run("orpo")
     scalar, _ = run("orpo", inputs=batch("orpo", "chapter") | {"chosen_nll": f64(5.0)})

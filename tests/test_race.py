@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,15 @@ import pytest
 from rlhf_trl.cli import main
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import race
+from rlhf_trl.run.config import read_config
 
 ROOT = Path(__file__).parent.parent
 
 
-def finished(folder, exact, reward):
-    """Write what a run leaves behind."""
-    folder.mkdir(parents=True)
-    before, after = {"eval_exact_match": 0.4}, {"eval_exact_match": exact}
-    summary = {"before": before, "after": after, "train_cpu_seconds": 20.0}
+def finished(folder, exact, reward=0.1, **more):
+    """Write what a run leaves behind, and more of the last evaluation."""
+    before, after = {"eval_exact_match": 0.4}, {"eval_exact_match": exact, **more}
+    summary = {"before": before, "after": after, "train_cpu_seconds": 20.0, "model_step": 12}
     log = [{"step": 0, "eval_exact_match": 0.4}]
     log += [{"step": n, "reward": reward * n, "clip_ratio/region_mean": 0.01} for n in range(1, 13)]
     log += [{"step": 12, "eval_exact_match": exact}]
@@ -25,11 +26,15 @@ def finished(folder, exact, reward):
     (folder / "log.json").write_text(json.dumps(log))
 
 
-def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys):
+def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys, stand_in):
     monkeypatch.chdir(ROOT)
-    for seed, exact in enumerate([0.9, 0.8, 0.7]):
-        finished(tmp_path / "grpo" / f"seed-{seed}", exact, reward=0.1)
-    main(["race", "--algorithms", "grpo", "--output_dir", str(tmp_path)])  # nothing left to train
+    started = stand_in(lambda folder, part, _: finished(part, 0.9 - int(folder.name[-1]) / 10))
+    command = ["race", "--algorithms", "grpo", "--output_dir", str(tmp_path)]
+    main(command)
+    capsys.readouterr()
+    main(command)  # nothing left to train
+    assert [folder[-6:] for folder, _ in started] == ["seed-0", "seed-1", "seed-2"]
+    assert [options["--seed"] for _, options in started] == ["0", "1", "2"]
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| grpo"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1] == "0.800 ± 0.100"
@@ -55,27 +60,102 @@ def test_ppo_races_through_its_own_recipe(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeypatch):
+def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(ROOT)
-    finished(tmp_path / "grpo" / "seed-0", 0.9, reward=0.1)
+    small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "2"]
+    batch = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
+    run = subprocess.run
+    stand_in(lambda folder, part, _: finished(part, 0.9))
+    race.race(["grpo"], 1, tmp_path, extra=small + batch)
+    monkeypatch.setattr(subprocess, "run", run)
     interrupted = tmp_path / "grpo" / ".seed-1.part"
     interrupted.mkdir()
     (interrupted / "half").write_text("")
-    small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "2"]
-    batch = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
     race.race(["grpo"], 2, tmp_path, extra=small + batch)
     assert json.loads((tmp_path / "grpo" / "seed-1" / "summary.json").read_text())["steps"] == 2
     kept = json.loads((tmp_path / "grpo" / "seed-0" / "summary.json").read_text())
     assert kept["after"] == {"eval_exact_match": 0.9}
     assert not interrupted.exists()
+    config = read_config(tmp_path / "grpo" / "seed-1" / "config.yaml")
+    assert config["output_dir"] == str(tmp_path / "grpo" / "seed-1")
 
 
-def test_runs_with_other_options_are_not_mixed(tmp_path, monkeypatch):
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A config, and the base that it extends."""
     monkeypatch.chdir(ROOT)
-    finished(tmp_path / "grpo" / "seed-0", 0.9, reward=0.1)
-    race.race(["grpo"], 1, tmp_path, extra=["--max_steps", "5"])
-    with pytest.raises(InputError, match="runs with other options"):
-        race.race(["grpo"], 1, tmp_path, extra=["--max_steps", "6"])
+    (tmp_path / "base.yaml").write_text("learning_rate: 1.0e-3\nmax_steps: 4\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\nmax_steps: 8\n")
+    return tmp_path / "mine.yaml"
+
+
+def test_runs_with_other_options_are_not_mixed(tmp_path, config, stand_in):
+    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    folder, options = tmp_path / "race", {"config": str(config)}
+    race.race(["grpo"], 1, folder, **options, extra=["--max_steps", "5"])
+    for change in ({"extra": ["--max_steps", "6"]}, {}, {"iterations": 2}):
+        with pytest.raises(InputError, match=r"grpo/seed-0 holds a run with other settings \(opt"):
+            race.race(["grpo"], 2, folder, **options, **change)
+    assert len(started) == 1
+    # others may stand beside it
+    race.race(["gspo"], 1, folder, **options, extra=["--max_steps", "6"])
+
+
+def test_a_run_is_not_reused_after_its_config_was_edited(tmp_path, config, stand_in):
+    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    folder, options = tmp_path / "race", {"config": str(config)}
+    race.race(["grpo"], 1, folder, **options)
+    config.with_name("base.yaml").write_text("learning_rate: 1.0e-3\nmax_steps: 5\n")
+    race.race(["grpo"], 1, folder, **options)  # what the config has itself counts
+    assert len(started) == 1
+    config.with_name("base.yaml").write_text("learning_rate: 2.0e-3\n")
+    with pytest.raises(InputError, match=r"other settings \(learning_rate\)"):
+        race.race(["grpo"], 2, folder, **options)
+    assert len(started) == 1
+    (folder / "grpo" / "seed-0" / "asked.json").unlink()
+    with pytest.raises(InputError, match=r"other settings \(unknown ones\)"):
+        race.race(["grpo"], 2, folder, **options)
+
+
+def test_a_config_edited_during_the_race_is_found(tmp_path, config, stand_in):
+    def leave(folder, part, options):
+        finished(part, 0.9)
+        config.write_text("extends: base.yaml\nmax_steps: 9\n")
+
+    stand_in(leave)
+    with pytest.raises(InputError, match=r"seed-0 holds a run with other settings \(max_steps\)"):
+        race.race(["grpo"], 2, tmp_path / "race", config=str(config))
+    assert not (tmp_path / "race" / "race.json").exists()
+
+
+def test_a_finished_run_names_its_own_folder(tmp_path, config, stand_in):
+    stand_in(lambda folder, part, _: finished(part, 0.9))
+    race.race(["grpo"], 2, tmp_path / "race", config=str(config))
+    for seed in (0, 1):
+        folder = tmp_path / "race" / "grpo" / f"seed-{seed}"
+        assert read_config(folder / "config.yaml") == {"output_dir": str(folder), "seed": seed}
+
+
+def test_final_numbers_are_those_of_the_model_that_is_kept(tmp_path, config, stand_in):
+    def leave(folder, part, options):
+        finished(part, 0.9)
+        summary = json.loads((part / "summary.json").read_text())
+        (part / "summary.json").write_text(json.dumps({**summary, "model_step": 3}))
+
+    stand_in(leave)
+    race.race(["grpo"], 1, tmp_path / "race", config=str(config))
+    results = json.loads((tmp_path / "race" / "race.json").read_text())
+    assert results["grpo"][0]["reward"] == pytest.approx(0.1 * (1 + 2 + 3) / 3)
+
+
+def test_a_band_is_drawn_where_all_seeds_were_measured():
+    from matplotlib.figure import Figure
+
+    axis = Figure().subplots()
+    race.draw_band(axis, [[[0, 0.2], [5, 0.4], [9, 0.6]], [[0, 0.4], [9, 1.0]]], "orm")
+    (line,) = axis.lines
+    assert line.get_xdata().tolist() == [0, 9]
+    assert line.get_ydata().tolist() == pytest.approx([0.3, 0.8])
 
 
 @pytest.mark.parametrize(
@@ -112,16 +192,10 @@ def test_every_algorithm_has_its_recipe(algorithm, recipe):
     assert (ROOT / race.recipe_of(algorithm)).is_file()
 
 
-def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch):
+def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(ROOT)
-    for name, pairs in (
-        ("dpo", {"eval_rewards/margins": 1, "eval_rewards/accuracies": 0.75}),
-        ("sft_chosen", {}),
-    ):
-        finished(tmp_path / name / "seed-0", 0.9, reward=0.1)
-        summary = json.loads((tmp_path / name / "seed-0" / "summary.json").read_text())
-        summary["after"] |= pairs
-        (tmp_path / name / "seed-0" / "summary.json").write_text(json.dumps(summary))
+    pairs = {"dpo": {"eval_rewards/margins": 1, "eval_rewards/accuracies": 0.75}, "sft_chosen": {}}
+    stand_in(lambda folder, part, _: finished(part, 0.9, **pairs[folder.parent.name]))
     lines = race.race(["dpo", "sft_chosen"], 1, tmp_path).splitlines()
     assert lines[0] == (
         "| algorithm | exact match | sampled | pair accuracy | log p chosen | log p rejected | "
@@ -131,17 +205,16 @@ def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch):
     assert lines[3].split(" | ")[:4] == ["| sft_chosen", "0.900", "-", "-"]
 
 
-def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch):
+def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(ROOT)
-    for name, metric in (("orm", "eval_auc"), ("prm", "eval_first_error")):
-        folder = tmp_path / name / "seed-0"
-        finished(folder, 0.9, reward=0.1)
-        for file in ("summary.json", "log.json"):
-            text = (folder / file).read_text().replace("eval_exact_match", "eval_best_of_n")
-            (folder / file).write_text(text)
-        summary = json.loads((folder / "summary.json").read_text())
-        summary["after"][metric] = 0.75
-        (folder / "summary.json").write_text(json.dumps(summary))
+    metrics = {"orm": {"eval_auc": 0.75}, "prm": {"eval_first_error": 0.75}}
+
+    def leave(folder, part, options):
+        finished(part, 0.9, **metrics[folder.parent.name])
+        for file in (part / "summary.json", part / "log.json"):
+            file.write_text(file.read_text().replace("eval_exact_match", "eval_best_of_n"))
+
+    stand_in(leave)
     lines = race.race(["orm", "prm"], 1, tmp_path).splitlines()
     assert lines[0] == "| algorithm | first error | AUC | best of n | CPU s |"
     assert lines[2:] == ["| orm | - | 0.750 | 0.900 | 20.0 |", "| prm | 0.750 | - | 0.900 | 20.0 |"]

@@ -16,6 +16,13 @@ SECTION = README[README.index("## Add an algorithm") : README.index("## What is 
 FUNCTION, ROW, CONFIG = re.findall(r"```(?:python|yaml)\n(.*?)```", SECTION, re.DOTALL)
 
 
+def test_documented_races_have_folders_of_their_own():
+    text = (ROOT / "recipes" / "README.md").read_text().replace("\\\n", " ")
+    races = re.findall(r"^rlhf-trl race .*$", text, re.MULTILINE)
+    folders = [re.search(r"--output_dir (\S+)", f"{r} --output_dir outputs/race")[1] for r in races]
+    assert len(races) >= 4 and len(set(folders)) == len(folders), folders
+
+
 @pytest.fixture
 def spo(monkeypatch):
     """Do what the section says, in memory."""

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,8 +138,8 @@ def test_what_is_told_is_told_of_the_model_that_is_kept(run):
     start, best, last = (scores_at(folder, step)["eval_exact_match"] for step in (0, 1, 3))
     assert best > last
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["steps"], summary["model_step"]) == (3, 1)
     assert summary["after"] == scores_at(folder, 1)
+    assert (summary["steps"], summary["model_step"]) == (3, 1)
     lines = out.splitlines()
     assert "model/ is the best checkpoint, that of step 1 of 3" in lines
     assert lines[-1].startswith(f"exact match {start:.3f} -> {best:.3f} ")
@@ -296,6 +297,19 @@ def test_warnings_when_nothing_can_be_learnt(run, caplog):
     said = [r.getMessage() for r in caplog.records if r.name == "rlhf_trl.evaluation.report"]
     assert len([m for m in said if "every completion was cut off" in m]) == 1
     assert len([m for m in said if "equal rewards for 10 logged steps" in m]) == 1
+
+
+@pytest.mark.parametrize("sign", list(report.Watch.signs))
+def test_a_warning_needs_ten_total_steps_in_a_row_and_comes_once(sign, caplog):
+    watch, said = report.Watch(), []
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    for value in [1.0] * 9 + [0.99] + [1.0] * 9 + [None] + [1.0] * 12:
+        state.global_step += 1
+        watch.on_log(None, state, None, logs={} if value is None else {sign: value})
+        said.append(len(caplog.records))
+    # a step without the metric neither counts nor resets: it is the tenth of those that follow
+    assert said == [0] * 20 + [1] * 12
+    assert "10 logged steps up to step 21" in caplog.records[0].getMessage()
 
 
 # --- bad input, one sentence each

@@ -24,7 +24,9 @@ class GymData:
     """The `dataset:` block: a weighted mixture of reasoning-gym tasks.
 
     `size` training rows are drawn with `seed`, `eval_size` different held-out rows with
-    `eval_seed`. `system_prompt` is `none`, `deepseek_zero` (the gym's own text) or the text itself.
+    `eval_seed`. Seeds s and s + 1 share nearly all rows, since reasoning-gym draws entry i of seed
+    s + 1 as entry i + 1 of seed s; for other rows, write one that is 100,000 away.
+    `system_prompt` is `none`, `deepseek_zero` (the gym's own text) or the text itself.
     """
 
     specs: list[Spec]

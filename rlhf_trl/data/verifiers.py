@@ -171,10 +171,9 @@ def _per_sample(value: Any, sample: dict[str, Any]) -> bool:
 def _where(sample: dict[str, Any], index: int = 0) -> str:
     state = sample.get("trainer_state")
     step = f"at step {state.global_step} " if state is not None else ""
-    prompts = sample.get("prompts") or sample.get("prompt") or [None]
-    prompt, completion = prompts[index], sample["completions"][index]
-    if prompt is not None:
-        prompt = completion_text(prompt)
+    prompts = sample.get("prompts") or sample.get("prompt")
+    completion = sample["completions"][index]
+    prompt = completion_text(prompts[index]) if prompts else None
     return f"{step}(prompt {prompt!r}, completion {completion_text(completion)!r})"
 
 

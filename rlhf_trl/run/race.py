@@ -64,7 +64,8 @@ def race(
 ) -> str:
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
-    A finished run is not repeated, so an interrupted race goes on where it stopped.
+    A finished run with the same settings is not repeated, so an interrupted race goes on where it
+    stopped.
 
     Args:
         algorithms: names of rows, or of other configs; each uses `configs/tiny/NAME.yaml`, unless

@@ -1,0 +1,327 @@
+"""Configs and trainers of users, against the formulations they are closest to."""
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_trl.cli import main
+from rlhf_trl.compare import closest
+from rlhf_trl.compare.closest import distances, read_subject
+from rlhf_trl.compare.matrix import EQUAL, Matrix
+from rlhf_trl.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return Matrix()
+
+
+@pytest.fixture(autouse=True)
+def one_matrix(shared, monkeypatch):
+    """Measure the windows and the book's sides once for all subjects of this file."""
+    monkeypatch.setattr(closest, "Matrix", lambda: shared)
+
+
+# As TRL's documentation gives them for these papers, with what people have around them.
+CONFIGS = {
+    "GRPO": (
+        """
+        model_name_or_path: Qwen/Qwen2-0.5B-Instruct
+        dataset_name: trl-lib/DeepMath-103K
+        loss_type: grpo
+        num_generations: 16
+        beta: 0.04
+        epsilon: 0.2
+        use_bias_correction_kl: false
+        learning_rate: 1e-6
+        """,
+        "grpo/chapter",
+        ("drgrpo", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    ),
+    "TRL's defaults": (
+        "{num_generations: 8, gradient_accumulation_steps: 8, reward_funcs: [x.y]}",
+        "dapo/chapter",
+        ("grpo", {"loss_type": "grpo"}),
+    ),
+    "Dr. GRPO": (
+        "{loss_type: dr_grpo, scale_rewards: none, beta: 0.0, num_generations: 8}",
+        "drgrpo/chapter",
+        ("grpo", {"loss_type": "grpo", "scale_rewards": "group"}),
+    ),
+    "DAPO": (
+        """
+        epsilon: 0.2
+        epsilon_high: 0.28
+        beta: 0.0
+        loss_type: dapo
+        mask_truncated_completions: true
+        max_completion_length: 20480
+        num_generations: 16
+        per_device_train_batch_size: 512
+        num_iterations: 16
+        """,
+        "dapo/chapter",
+        ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+    ),
+    "GSPO": (
+        """
+        importance_sampling_level: sequence
+        loss_type: grpo
+        beta: 0.0
+        epsilon: 3e-4
+        epsilon_high: 4e-4
+        gradient_accumulation_steps: 1
+        steps_per_generation: 4
+        """,
+        "gspo/chapter",
+        ("grpo", {"importance_sampling_level": "token"}),
+    ),
+    "CISPO": (
+        "{loss_type: cispo, epsilon_high: 5.0, num_iterations: 16, scale_rewards: batch}",
+        None,
+        ("cispo/trl", {"scale_rewards": "group"}),
+    ),
+    "DPO": (
+        "{loss_type: sigmoid, beta: 0.1, label_smoothing: 0.1, max_length: 512}",
+        "dpo/chapter",
+        (
+            "cdpo",
+            {"loss_type": ["sigmoid", "robust"], "loss_weights": pytest.approx([1.8, -0.8])},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_users_config(case, tmp_path):
+    text, closest, (other, changes) = CONFIGS[case]
+    path = tmp_path / "run.yaml"
+    path.write_text("\n".join(line.strip() for line in text.splitlines()))
+    subject = read_subject(path, None)
+    if closest:
+        first = distances(subject)[0]
+        assert (f"{first.algorithm}/{first.formulation}", first.equal) == (closest, True)
+        assert first.changes == {} and first.worst.grad_rel_error < EQUAL
+    name, _, which = other.partition("/")
+    [asked] = distances(subject, [(name, which or "chapter")])
+    assert not asked.equal and asked.worst.grad_rel_error > 1e-3
+    assert asked.changes == changes
+    assert asked.then.verdict == "equal"
+
+
+def test_ours_with_the_lower_bound_is_the_chapters_cispo():
+    first = distances(read_subject(ROOT / "configs/tiny/cispo.yaml", None))[0]
+    assert (first.algorithm, first.formulation, first.equal) == ("cispo", "chapter", True)
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo", "dapo", "reinforce", "maxrl", "dpo", "cdpo", "ipo", "simpo", "orpo"]
+)
+def test_our_configs_compute_what_they_are_called(name):
+    subject = read_subject(ROOT / f"configs/tiny/{name}.yaml", None)
+    [asked] = distances(subject, [(name, "chapter")])
+    assert asked.equal
+
+
+TRAINER = """
+from __future__ import annotations
+from dataclasses import dataclass
+from trl import DPOTrainer, GRPOConfig, GRPOTrainer
+
+class Same(GRPOTrainer):
+    pass
+
+class Doubled(GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return 2 * super()._compute_loss(model, inputs)
+
+class Shortened(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        out = super()._generate_and_score_completions(inputs)
+        out["completion_ids"] = out["completion_ids"][:, :-1]
+        out["completion_mask"] = out["completion_mask"][:, :-1]
+        out.pop("old_per_token_logps", None)
+        return out
+
+class Negated(GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return -super()._compute_loss(model, inputs)
+
+@dataclass
+class OwnConfig(GRPOConfig):
+    my_coef: float = 0.5
+
+class Weighted(GRPOTrainer):
+    def __init__(self, model, reward_funcs, args: OwnConfig, **kwargs):
+        super().__init__(model, reward_funcs, args, **kwargs)
+
+    def _compute_loss(self, model, inputs):
+        return self.args.my_coef * super()._compute_loss(model, inputs)
+
+class Demanding(GRPOTrainer):
+    def __init__(self, *args, needed, **kwargs):
+        super().__init__(*args, **kwargs)
+
+class Hinged(DPOTrainer):
+    def _compute_loss(self, model, inputs, return_outputs):
+        self.loss_types = ["hinge"]
+        return super()._compute_loss(model, inputs, return_outputs)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    name = f"users_{abs(hash(str(tmp_path))) % 10**9}"
+    (tmp_path / f"{name}.py").write_text(TRAINER)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_users_trainer(package):
+    [same] = distances(read_subject(None, f"{package}.Same"), [("dapo", "chapter")])
+    assert same.equal
+    [twice] = distances(read_subject(None, f"{package}.Doubled"), [("dapo", "chapter")])
+    assert twice.worst.verdict == "scaled"
+    assert twice.worst.grad_norm_ratio == pytest.approx(2, rel=1e-5)
+    [hinged] = distances(read_subject(None, f"{package}.Hinged"), [("dpo", "chapter")])
+    assert hinged.worst.verdict == "differs"
+    [negated] = distances(read_subject(None, f"{package}.Negated"), [("dapo", "chapter")])
+    assert negated.worst.verdict == "differs"
+    for name, sentence in (
+        ("Shortened", "Shortened changed the completions"),
+        ("Demanding", "Demanding cannot be run on the fixed batches: TypeError: .*needed"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            distances(read_subject(None, f"{package}.{name}"), [("dapo", "chapter")])
+
+
+def test_a_users_own_config_field_counts(package, tmp_path):
+    for value, equal in ((1.0, True), (0.25, False)):
+        path = tmp_path / f"{value}.yaml"
+        path.write_text(f"my_coef: {value}\nloss_type: grpo")
+        subject = read_subject(path, f"{package}.Weighted")
+        [asked] = distances(subject, [("grpo", "chapter")])
+        assert asked.equal == equal
+
+
+# text, algorithm asked for, equal, changes, what else the answer must say
+ASKED = {
+    "several losses": (
+        "{loss_type: [sigmoid, bco_pair, sft], loss_weights: [0.8, 0.2, 1.0], beta: 0.1}",
+        "dpo",
+        False,
+        {"loss_type": ["sigmoid"], "loss_weights": None},
+    ),
+    "a weight on one loss": (
+        "{loss_type: [sigmoid], loss_weights: [0.5], beta: 0.1}",
+        "dpo",
+        False,
+        {"loss_weights": None},
+    ),
+    "plain DPO is no cDPO": (
+        "{loss_type: sigmoid, beta: 0.1, max_length: 9}",
+        "cdpo",
+        False,
+        {
+            "loss_type": ["sigmoid", "robust"],
+            "loss_weights": [1.8, -0.8],
+            "label_smoothing": 0.1,
+        },
+    ),
+    "KTO without reference point": (
+        "{loss_type: apo_zero_unpaired, desirable_weight: 1.0}",
+        "kto",
+        False,
+        {"loss_type": "kto"},
+    ),
+    "a term that no batch triggers": (
+        "{loss_type: grpo, delta: 10.0, num_generations: 8}",
+        "grpo",
+        False,
+        {"delta": None},
+    ),
+    "a KL that DAPO has not": (
+        "{loss_type: dapo, epsilon_high: 0.28, beta: 0.04, num_generations: 8}",
+        "dapo",
+        False,
+        {"beta": 0.0},
+    ),
+    "several windows of a generation": (
+        "{loss_type: dapo, epsilon_high: 0.28, num_generations: 8, generation_batch_size: 64, "
+        "per_device_train_batch_size: 8}",
+        "dapo",
+        False,
+        {"steps_per_generation": 1},
+    ),
+    "a relative bound of CISPO": (
+        "{loss_type: cispo, epsilon_high: 0.2, num_generations: 8}",
+        "cispo/trl",
+        False,
+        {"epsilon_high": 1.2},
+    ),
+    "SimPO with its own margin": (
+        "{loss_type: simpo, beta: 2.5, simpo_gamma: 1.0, cpo_alpha: 0.0}",
+        "simpo",
+        True,
+        {},
+    ),
+    "a boolean for scale_rewards": (
+        "{loss_type: dr_grpo, scale_rewards: false, num_generations: 8}",
+        "drgrpo",
+        True,
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_a_config_is_asked(case, tmp_path):
+    text, asked_for, equal, changes = ASKED[case]
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    name, _, which = asked_for.partition("/")
+    [asked] = distances(read_subject(path, None), [(name, which or "chapter")])
+    assert (asked.equal, asked.changes) == (equal, changes)
+    if changes:
+        assert asked.then.verdict == "equal"
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("{loss_type: grpo, num_generations: 8, mask_truncated_completions: true}")
+    main(["compare", "--config", str(path), "--algorithms", "grpo"])
+    assert "not measured: mask_truncated_completions, num_generations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "trainer", "sentence"),
+    [
+        ("loss_typ: grpo\nepsilon: 0.2", None, r"loss_typ is not a known key.*loss_type"),
+        (
+            "epsilon: wide\nnum_generations: 4",
+            None,
+            r'run.yaml: epsilon is "wide", a string; write a number',
+        ),
+        ("beta: 0.1", None, r"fit .*DPOTrainer.*; say which with --trainer"),
+        ("loss_type: grop", None, r"fit no single trainer; say which with --trainer"),
+        ("loss_type: grop", "GRPOTrainer", r"cannot be run .*Unknown loss type: grop"),
+        ("temperature: 0.0", "GRPOTrainer", r"cannot be run .*ZeroDivisionError"),
+        ("epsilon: -1.0", "GRPOTrainer", r"epsilon must be at least 0"),
+        ("algorithm: kto", None, r"a config for kto is not compared"),
+        ("algorithm: ppo", None, r"a config for ppo is not compared"),
+        ("algorithm: gropo", None, r"unknown algorithm 'gropo'.*grpo"),
+        ("a: [", None, r"run.yaml"),
+        ("beta: 0.1", "nowhere.Trainer", r"nowhere cannot be imported"),
+        ("beta: 0.1", "trl.Trainers", r"trl has no Trainers"),
+        ("beta: 0.1", "pathlib.Path", r"not a subclass of a trainer of TRL"),
+        ("beta: 0.1", "GRPOTrainr", r"has no module.*GRPOTrainer"),
+    ],
+)
+def test_bad_input_ends_in_one_sentence(text, trainer, sentence, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=sentence) as caught:
+        distances(read_subject(path, trainer))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,207 @@
+"""Tampering with TRL flips the verdicts it concerns, and no others."""
+
+import re
+
+import pytest
+import torch
+
+from rlhf_trl.compare.matrix import Matrix
+from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.rows import ROWS
+from rlhf_trl.errors import InputError
+
+BATCH = {batch.name: batch for batch in BATCHES}
+
+
+def edited(monkeypatch, owner, name, old, new):
+    """Replace a method by its own source with one change."""
+    import inspect
+    import textwrap
+
+    method = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(method))
+    assert source.count(old) >= 1, f"{old!r} is not in {name}"
+    space = dict(vars(inspect.getmodule(method)))
+    space["__class__"] = owner
+    source = re.sub(r"super\(\)", f"super({owner.__name__}, self)", source.replace(old, new, 1))
+    exec(compile(source, f"<edited {name}>", "exec"), space)
+    monkeypatch.setattr(owner, name, space[name])
+
+
+GRPO_LOSS = "trl.GRPOTrainer._compute_loss"
+TAMPERINGS = {
+    "sign of the surrogate": (
+        GRPO_LOSS,
+        "per_token_loss = -torch.min(per_token_loss1, per_token_loss2)",
+        "per_token_loss = torch.min(per_token_loss1, per_token_loss2)",
+        {"grpo", "drgrpo", "gspo", "dapo"},
+    ),
+    "a detach": (
+        GRPO_LOSS,
+        "torch.clamp(coef_1, max=self.epsilon_high).detach()",
+        "torch.clamp(coef_1, max=self.epsilon_high)",
+        {"cispo"},
+    ),
+    "normaliser of dr_grpo": (
+        GRPO_LOSS,
+        "(per_token_loss.size(0) * self.max_completion_length)",
+        "(per_token_loss.size(0) * self.max_completion_length + 1)",
+        {"drgrpo"},
+    ),
+    "normaliser of dapo": (
+        GRPO_LOSS,
+        'inputs["num_items_in_batch"].clamp(min=1.0)',
+        "mask.sum().clamp(min=1.0)",
+        {"cispo", "dapo"},
+    ),
+    "epsilon of the standard deviation": (
+        "trl.GRPOTrainer._generate_and_score_completions",
+        "std_rewards + 1e-4",
+        "std_rewards + 1e-2",
+        {"grpo", "gspo", "cispo", "sapo", "dapo"},
+    ),
+    "clipped from above only": (
+        GRPO_LOSS,
+        "torch.clamp(coef_1, 1 - self.epsilon_low, 1 + self.epsilon_high)",
+        "torch.clamp(coef_1, max=1 + self.epsilon_high)",
+        {"grpo", "drgrpo", "gspo", "dapo"},
+    ),
+    "sapo's temperatures exchanged": (
+        GRPO_LOSS,
+        "advantages > 0, self.args.sapo_temperature_pos, self.args.sapo_temperature_neg",
+        "advantages > 0, self.args.sapo_temperature_neg, self.args.sapo_temperature_pos",
+        {"sapo"},
+    ),
+    "rewards of the reward model exchanged": (
+        "trl.RewardTrainer.compute_loss",
+        "rewards_chosen - rewards_rejected).mean()",
+        "rewards_rejected - rewards_chosen).mean()",
+        {"reward", "kwise"},
+    ),
+    "DPO's mask shifted by one": (
+        "trl.DPOTrainer._compute_loss",
+        'inputs["input_ids"].masked_fill(completion_mask == 0, -100)',
+        'inputs["input_ids"].masked_fill(completion_mask.roll(1, 1) == 0, -100)',
+        {"dpo", "cdpo", "ipo", "dpo_norm", "apo_zero", "apo_down"},
+    ),
+    "IPO's target": (
+        "trl.DPOTrainer._compute_loss",
+        "(ipo_delta - 1 / (2 * self.beta)) ** 2",
+        "(ipo_delta - 1 / self.beta) ** 2",
+        {"ipo"},
+    ),
+    "KTO without a reference point": (
+        "trl.KTOTrainer._compute_loss",
+        "self.accelerator.gather_for_metrics(kl).mean().clamp(min=0)",
+        "self.accelerator.gather_for_metrics(kl).mean().clamp(min=0) * 0",
+        {"kto"},
+    ),
+    "KTO's reference point not clamped": (
+        "trl.KTOTrainer._compute_loss",
+        ".mean().clamp(min=0)",
+        ".mean()",
+        {"kto"},
+    ),
+}
+
+
+def clean_rows():
+    """One row per algorithm whose sides are equal, stock TRL on the right."""
+    rows = {}
+    for row in ROWS:
+        if row.right.label.startswith("TRL") and row.algorithm != "kl":
+            rows.setdefault(row.algorithm, row)
+    pick = {"grpo": "", "cispo": "no lower bound", "rloo": "beta 0", "ipo": "on averages"}
+    for row in ROWS:
+        stock = row.right.label.startswith("TRL") and row.left.label != "code"
+        if stock and pick.get(row.algorithm) == row.variant:
+            rows[row.algorithm] = row
+    return [row for row in rows.values() if row.algorithm not in ("orpo", "sft")]
+
+
+WINDOWS = [BATCH["clipped"], BATCH["accumulation"]]
+
+
+@pytest.fixture(scope="module")
+def clean():
+    """All clean rows, measured before anything is changed."""
+    matrix = Matrix()
+    matrix.run(clean_rows(), WINDOWS)
+    return matrix
+
+
+def broken(matrix, rows):
+    found = set()
+    for result in matrix.run(rows, WINDOWS):
+        usual = ["differs"] if result.row.algorithm == "rloo" else ["equal", "both zero"]
+        if result.verdict not in usual or not result.explained:
+            found.add(result.row.algorithm)
+    return found
+
+
+def test_nothing_is_found_where_nothing_was_changed(clean):
+    assert broken(clean, clean_rows()) == set()
+
+
+@pytest.mark.parametrize("case", TAMPERINGS)
+def test_tampering_flips_those_verdicts_and_no_others(case, clean, monkeypatch):
+    import trl
+
+    place, old, new, concerned = TAMPERINGS[case]
+    _, owner, name = place.split(".")
+    edited(monkeypatch, getattr(trl, owner), name, old, new)
+    # the rows of that trainer, and one of another as the control
+    own = [row for row in clean_rows() if row.right.trainer == owner]
+    control = next(row for row in clean_rows() if row.right.trainer != owner)
+    matrix = Matrix()
+    matrix._windows = clean._windows
+    books = {repr(row.left) for row in own}
+    matrix._measured = {key: side for key, side in clean._measured.items() if key[0] in books}
+    assert broken(matrix, [*own, control]) == concerned
+
+
+COLLATORS = {
+    "chosen and rejected": ("dpo", "dpo_trainer", "DataCollatorForPreference", "chosen_ids"),
+    "margins": ("reward", "reward_trainer", "DataCollatorForPreference", "margin"),
+    "labels": ("kto", "kto_trainer", "DataCollatorForUnpairedPreference", "label"),
+}
+
+
+@pytest.mark.parametrize("what", COLLATORS)
+def test_a_collator_that_changes_the_data_is_found_out(what, monkeypatch):
+    from importlib import import_module
+
+    algorithm, module, name, column = COLLATORS[what]
+    collator = getattr(import_module(f"trl.trainer.{module}"), name)
+    collate = collator.torch_call
+
+    def changed(self, examples):
+        examples = [dict(each) for each in examples]
+        for each in examples:
+            if column == "chosen_ids":
+                each["chosen_ids"], each["rejected_ids"] = each["rejected_ids"], each["chosen_ids"]
+            elif column in each:
+                each[column] = not each[column] if column == "label" else -each[column]
+        return collate(self, examples)
+
+    monkeypatch.setattr(collator, "torch_call", changed)
+    rows = [row for row in ROWS if row.algorithm == algorithm]
+    rows = [row for row in rows if what != "margins" or row.variant == "margin"]
+    with pytest.raises(InputError, match=f"does not collate the fixed data as it is: {what}"):
+        Matrix().run(rows, [BATCH["ragged"]])
+
+
+def test_a_shuffle_that_tears_rows_apart_is_found_out(monkeypatch):
+    from trl.trainer import grpo_trainer
+
+    from rlhf_trl.compare import policy
+
+    policy._check_shuffle.cache_clear()
+    monkeypatch.setattr(
+        grpo_trainer,
+        "shuffle_sequence_dict",
+        lambda batch: {name: t[torch.randperm(len(t))] for name, t in batch.items()},
+    )
+    with pytest.raises(InputError, match="tears the rows of a batch apart"):
+        Matrix().run([row for row in ROWS if row.algorithm == "grpo"], [BATCH["mild"]])
+    policy._check_shuffle.cache_clear()

@@ -1,0 +1,255 @@
+"""Every seed of the project: its value arrives, and another one gives something else."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import direct_alignment_cases
+import policy_gradient_cases
+import pytest
+import reward_model_cases
+import torch
+from trl import DPOConfig, ModelConfig
+
+from rlhf_trl.run import overoptimisation, preferences, race, reward_data, sampling
+from rlhf_trl.run.model import prepare_model
+from rlhf_trl.run.sampling import Completion
+from rlhf_trl.tasks import demonstrations as demonstration_module
+from rlhf_trl.tasks import preferences as preference_tasks
+from rlhf_trl.tasks import reward_data as reward_tasks
+from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
+from rlhf_trl.tasks.preferences import PreferenceData, load_preferences, offline_pairs
+from rlhf_trl.tasks.reward_data import OutcomeData, ProcessData, RewardData
+from rlhf_trl.tasks.steps import LETTERS
+from rlhf_trl.tiny import checkpoint_path
+
+ROOT = Path(__file__).parent.parent
+SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
+GYM = {"specs": [SPELL], "size": 30, "eval_size": 30}
+ROWS = GymTasks(GymData(**GYM)).train
+
+
+@pytest.fixture
+def same_questions(monkeypatch):
+    """Let seeds choose no questions, so that what is made of them shows its own seed."""
+
+    def tasks(config):
+        return GymTasks(replace(config, seed=0, eval_seed=1000))
+
+    for module in (preference_tasks, reward_tasks):
+        monkeypatch.setattr(module, "GymTasks", tasks)
+
+
+# --- seed and eval_seed of a data set: one side each ---------------------------------------------
+
+
+def some(rows, count, side):
+    """Stand in for sampling: pairs that depend on nothing but the questions."""
+    return offline_pairs(rows[:7], 99)
+
+
+def outcomes(rows, count, side):
+    """Stand in for sampling: right and wrong answers of several kinds."""
+    found = []
+    for row in rows:
+        for n in range(count):
+            text = f"<answer>{row['answer'] if n % 2 else 'no' * n}</answer>" + " " * n
+            completion = [{"role": "assistant", "content": text}]
+            found.append({"prompt": row["prompt"], "completion": completion, "label": n % 2 == 1})
+    return found
+
+
+def on_policy(**seeds):
+    config = RewardData(**GYM, pairs="on_policy", samples_per_prompt=8, candidates=0, **seeds)
+    return reward_tasks.load_pairs_or_ranked(config, None, False, outcomes)
+
+
+SIDES = {
+    "questions": lambda **seeds: GymTasks(GymData(**GYM, **seeds)),
+    "offline pairs": lambda **seeds: load_preferences(PreferenceData(**GYM, **seeds)),
+    "mixed pairs": lambda **seeds: load_preferences(
+        PreferenceData(**GYM, pairs="mixed", **seeds), sample=some
+    ),
+    "ranked lists": lambda **seeds: reward_tasks.load_pairs_or_ranked(
+        RewardData(**GYM, list_length=3, candidates=0, **seeds), None, True, outcomes
+    ),
+    "traces": lambda **seeds: reward_tasks.load_traces(
+        ProcessData(**GYM, step_split=LETTERS, candidates=0, **seeds), None, outcomes
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_each_side_of_a_data_set_has_its_own_seed(name, same_questions):
+    first = SIDES[name](seed=0, eval_seed=1000)
+    again, train, held_out = (
+        SIDES[name](seed=seed, eval_seed=eval_seed)
+        for seed, eval_seed in ((0, 1000), (7000, 1000), (0, 9000))  # see GymData
+    )
+    assert (first.train, first.held_out) == (again.train, again.held_out)
+    assert first.train != train.train and first.held_out == train.held_out
+    assert first.train == held_out.train and first.held_out != held_out.held_out
+
+
+# --- every other one -----------------------------------------------------------------------------
+
+
+def evaluation(seed):
+    trainer = policy_gradient_cases.build(
+        "grpo",
+        model=checkpoint_path(),
+        answer=None,
+        seed=seed,
+        per_device_eval_batch_size=32,
+        max_completion_length=20,
+    )
+    answers = trainer.answer(ROWS)
+    assert [one["greedy"] for one in answers] == greedy(trainer)
+    return [one["sampled"] for one in answers]
+
+
+def greedy(trainer):
+    """The answers under a third seed, on which greedy ones do not depend."""
+    trainer.args.seed = 99
+    return [one["greedy"] for one in trainer.answer(ROWS)]
+
+
+def dynamic_sampling(seed):
+    trainer = policy_gradient_cases.build("dapo", seed=seed, dynamic_sampling_rounds=1)
+    return [row["word"] for row in trainer._fresh(8)]
+
+
+def order_of_prompts(seed):
+    trainer = policy_gradient_cases.build("grpo", seed=seed)
+    return [row["word"] for batch in trainer.get_train_dataloader() for row in batch]
+
+
+def order_of_kto(seed):
+    return direct_alignment_cases.build("kto", seed=seed).train_dataset["prompt_ids"][:]
+
+
+def untrained_model(seed):
+    model = ModelConfig(model_name_or_path="tiny_untrained")
+    return prepare_model(model, SimpleNamespace(seed=seed)).lm_head.weight.tolist()
+
+
+def head_of(name):
+    def head(seed):
+        torch.manual_seed(5)
+        return reward_model_cases.build(name, seed=seed).model.score.weight.tolist()
+
+    return head
+
+
+def sampled(seed):
+    args = SimpleNamespace(
+        device=torch.device("cpu"),
+        per_device_eval_batch_size=60,
+        max_completion_length=20,
+        model_init_kwargs=None,
+    )
+    model = ModelConfig(model_name_or_path="tiny", dtype="float32")
+    return sampling.sample_completions(model, args, ROWS, 2, seed)
+
+
+SEEDS = {
+    "demonstrations": lambda seed: demonstration_module.demonstrations(ROWS, "imperfect", seed),
+    "sampled answers": sampled,
+    "on-policy pairs of a reward model": lambda seed: on_policy(seed=seed).train,
+    "evaluation": evaluation,
+    "dynamic sampling": dynamic_sampling,
+    "order of prompts": order_of_prompts,
+    "order of KTO's examples": order_of_kto,
+    "untrained model": untrained_model,
+    **{f"head of a model of kind {name}": head_of(name) for name in ("reward", "orm", "prm")},
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_another_seed_gives_something_else(name, same_questions, monkeypatch):
+    monkeypatch.setattr(reward_model_cases, "move", lambda model: None)  # heads stay as drawn
+    draw = SEEDS[name]
+    assert draw(3) == draw(3) != draw(4)
+
+
+# --- where another place hands it over -----------------------------------------------------------
+
+
+def sampling_of_pairs(seed):
+    data = PreferenceData(**GYM, pairs="on_policy", seed=seed)
+    own = SimpleNamespace(dataset=data, max_samples=None)
+    return preferences, preferences.prepare_preferences, own
+
+
+def sampling_of_answers(seed):
+    own = SimpleNamespace(dataset=OutcomeData(**GYM, seed=seed), max_samples=None, algorithm="orm")
+    return reward_data, reward_data.prepare_rewards, own
+
+
+@pytest.mark.parametrize("prepare", [sampling_of_pairs, sampling_of_answers])
+def test_a_data_sets_seed_is_that_of_its_sampling(prepare, tmp_path, same_questions, monkeypatch):
+    """The seed arrives at the sampling, and pairs made of equal samples differ by it, too."""
+    model, made = ModelConfig(model_name_or_path="tiny", dtype="float32"), []
+    for seed in (3, 4):
+        seeds = []
+
+        def sample(model, args, rows, count, seed, seeds=seeds):
+            seeds.append(seed)
+            found = outcomes(rows, count, None)
+            texts = [Completion(row["completion"][0]["content"], True) for row in found]
+            return [texts[i : i + count] for i in range(0, len(texts), count)]
+
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        args = DPOConfig(output_dir=str(folder), use_cpu=True, bf16=False)
+        args.max_completion_length = 20
+        module, function, own = prepare(seed)
+        monkeypatch.setattr(module, "sample_completions", sample)
+        made.append(function(own, args, model)[0].train)
+        assert seeds == [seed, seed]
+    assert (made[0] != made[1]) == (prepare is sampling_of_pairs)
+
+
+class Stop(Exception):
+    """Ends a run that has shown what was to be seen."""
+
+
+def test_the_sft_recipe_demonstrates_with_the_data_sets_seed(run, monkeypatch):
+    def demonstrations(rows, kind, seed):
+        raise Stop(kind, seed)
+
+    monkeypatch.setattr(demonstration_module, "demonstrations", demonstrations)
+    with pytest.raises(Stop, match=r"\('imperfect', 5\)"):
+        run("sft", "sft", "--dataset.seed", 5)
+
+
+@pytest.mark.parametrize("kind", ["race", "overoptimise"])
+def test_every_run_of_several_gets_its_seed(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    module = race if kind == "race" else overoptimisation
+    trained = []
+
+    def train_all(runs, jobs):
+        trained.extend(runs)
+        if kind == "race" or len(trained) > len(runs):  # policies come after their reward models
+            raise Stop
+
+    monkeypatch.setattr(module, "train_all", train_all)
+    with pytest.raises(Stop):
+        if kind == "race":
+            race.race(["grpo", "dpo"], 3, tmp_path)
+        else:
+            overoptimisation.overoptimise(tmp_path, 3)
+    assert {folder.name for folder, _, _ in trained} == {"seed-0", "seed-1", "seed-2"}
+    for folder, _, words in trained:
+        assert words.count("--seed") == 1
+        assert folder.name == f"seed-{words[words.index('--seed') + 1]}"
+
+
+def test_a_runs_seed_is_that_of_its_trainer(run):
+    small = ["--dataset.size", 20, "--dataset.eval_size", 4, "--max_steps", 1]
+    batch = ["--per_device_train_batch_size", 8, "--num_generations", 4]
+    folder, _ = run("grpo", "grpo", *small, *batch, "--seed", 7)
+    assert json.loads((folder / "summary.json").read_text())["seed"] == 7
+    assert torch.load(folder / "model" / "training_args.bin", weights_only=False).seed == 7
