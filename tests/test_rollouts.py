@@ -16,12 +16,12 @@ from direct_alignment_cases import message, pairs
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3ForCausalLM
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
+from rlhf_trl.data.preferences import Samples
 from rlhf_trl.errors import InputError
-from rlhf_trl.rollouts import end_tokens, generate, neutral, prompt_texts, seeded
-from rlhf_trl.run import sampling
-from rlhf_trl.run.model import check_prompts
-from rlhf_trl.run.samples import add_panels
-from rlhf_trl.tasks.preferences import Samples
+from rlhf_trl.evaluation.samples import add_panels
+from rlhf_trl.models import check_prompts
+from rlhf_trl.rollouts import sampling
+from rlhf_trl.rollouts.generate import end_tokens, generate, neutral, prompt_texts, seeded
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE, build_tokenizer

@@ -12,16 +12,17 @@ import reward_model_cases
 import torch
 from trl import DPOConfig, ModelConfig
 
-from rlhf_trl.run import overoptimisation, preferences, race, reward_data, sampling
-from rlhf_trl.run.model import prepare_model
-from rlhf_trl.run.sampling import Completion
-from rlhf_trl.tasks import demonstrations as demonstration_module
-from rlhf_trl.tasks import preferences as preference_tasks
-from rlhf_trl.tasks import reward_data as reward_tasks
-from rlhf_trl.tasks.gym import GymData, GymTasks, Spec
-from rlhf_trl.tasks.preferences import PreferenceData, load_preferences, offline_pairs
-from rlhf_trl.tasks.reward_data import OutcomeData, ProcessData, RewardData
-from rlhf_trl.tasks.steps import LETTERS
+from rlhf_trl.data import demonstrations as demonstration_module
+from rlhf_trl.data import judgments as reward_tasks
+from rlhf_trl.data import preferences as preference_tasks
+from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.judgments import OutcomeData, ProcessData, RewardData
+from rlhf_trl.data.preferences import PreferenceData, load_preferences, offline_pairs
+from rlhf_trl.data.steps import LETTERS
+from rlhf_trl.models import prepare_model
+from rlhf_trl.rollouts import sampling
+from rlhf_trl.rollouts.sampling import Completion
+from rlhf_trl.run import overoptimisation, preferences, race, reward_data
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
