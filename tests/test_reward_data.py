@@ -634,7 +634,7 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
     # such a file is a data set of its own
     from_file = AnswersFile(source="path", path=str(tmp_path / "samples-train.jsonl"))
     assert load_outcomes(from_file, None, never).train == data.train
-    block = PreferenceData(source="path", path=from_file.path)
+    block = FileData(source="path", path=from_file.path)
     labelled = load_preferences(block, unpaired=True).train
     assert [row["label"] for row in labelled] == [row["label"] for row in kept]
     # a resumed run samples nothing
