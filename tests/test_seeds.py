@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,17 +13,41 @@ import reward_model_cases
 import torch
 from trl import DPOConfig, ModelConfig
 
+<<<<<<< HEAD
 from rlhf_trl.data import demonstrations as demonstration_module
 from rlhf_trl.data import judgments as reward_tasks
 from rlhf_trl.data import preferences as preference_tasks
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
-from rlhf_trl.data.judgments import OutcomeData, ProcessData, RewardData
-from rlhf_trl.data.preferences import PreferenceData, load_preferences, offline_pairs
+from rlhf_trl.data.judgments import (
+    RankedLists,
+    SampledAnswers,
+    SampledRewardPairs,
+    SyntheticTraces,
+)
+from rlhf_trl.data.preferences import OfflinePairs, SampledPairs, load_preferences, offline_pairs
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.models import prepare_model
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.sampling import Completion
 from rlhf_trl.run import overoptimisation, preferences, race, reward_data
+=======
+from rlhf_trl.run import overoptimisation, preferences, race, reward_data
+from rlhf_trl.rollouts import sampling
+from rlhf_trl.models import prepare_model
+from rlhf_trl.rollouts.sampling import Completion
+from rlhf_trl.data import demonstrations as demonstration_module
+from rlhf_trl.data import preferences as preference_tasks
+from rlhf_trl.data import judgments as reward_tasks
+from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.preferences import OfflinePairs, SampledPairs, load_preferences
+from rlhf_trl.data.judgments import (
+    RankedLists,
+    SampledAnswers,
+    SampledRewardPairs,
+    SyntheticTraces,
+)
+from rlhf_trl.data.steps import LETTERS
+>>>>>>> mainrepo/main
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
@@ -45,38 +70,34 @@ def same_questions(monkeypatch):
 # --- seed and eval_seed of a data set: one side each ---------------------------------------------
 
 
-def some(rows, count, side):
-    """Stand in for sampling: pairs that depend on nothing but the questions."""
-    return offline_pairs(rows[:7], 99)
-
-
-def outcomes(rows, count, side):
-    """Stand in for sampling: right and wrong answers of several kinds."""
+def outcomes(rows, count, side, kinds=99):
+    """Stand in for sampling: right and wrong answers of so many kinds."""
     found = []
     for row in rows:
         for n in range(count):
-            text = f"<answer>{row['answer'] if n % 2 else 'no' * n}</answer>" + " " * n
+            kind = n % kinds
+            text = f"<answer>{row['answer'] if n % 2 else 'no' * kind}</answer>" + " " * kind
             completion = [{"role": "assistant", "content": text}]
             found.append({"prompt": row["prompt"], "completion": completion, "label": n % 2 == 1})
     return found
 
 
 def on_policy(**seeds):
-    config = RewardData(**GYM, pairs="on_policy", samples_per_prompt=8, candidates=0, **seeds)
-    return reward_tasks.load_pairs_or_ranked(config, None, False, outcomes)
+    config = SampledRewardPairs(**GYM, samples_per_prompt=8, candidates=0, **seeds)
+    return reward_tasks.load_pairs_or_ranked(config, None, outcomes)
 
 
 SIDES = {
     "questions": lambda **seeds: GymTasks(GymData(**GYM, **seeds)),
-    "offline pairs": lambda **seeds: load_preferences(PreferenceData(**GYM, **seeds)),
+    "offline pairs": lambda **seeds: load_preferences(OfflinePairs(**GYM, **seeds)),
     "mixed pairs": lambda **seeds: load_preferences(
-        PreferenceData(**GYM, pairs="mixed", **seeds), sample=some
+        SampledPairs(**GYM, pairs="mixed", **seeds), sample=partial(outcomes, kinds=1)
     ),
     "ranked lists": lambda **seeds: reward_tasks.load_pairs_or_ranked(
-        RewardData(**GYM, list_length=3, candidates=0, **seeds), None, True, outcomes
+        RankedLists(**GYM, list_length=3, candidates=0, **seeds), None, outcomes
     ),
     "traces": lambda **seeds: reward_tasks.load_traces(
-        ProcessData(**GYM, step_split=LETTERS, candidates=0, **seeds), None, outcomes
+        SyntheticTraces(**GYM, step_split=LETTERS, candidates=0, **seeds), None, outcomes
     ),
 }
 
@@ -178,14 +199,14 @@ def test_another_seed_gives_something_else(name, same_questions, monkeypatch):
 
 
 def sampling_of_pairs(seed):
-    data = PreferenceData(**GYM, pairs="on_policy", seed=seed)
+    data = SampledPairs(**GYM, seed=seed)
     own = SimpleNamespace(dataset=data, max_samples=None)
-    return preferences, preferences.prepare_preferences, own
+    return preferences.prepare_preferences, own
 
 
 def sampling_of_answers(seed):
-    own = SimpleNamespace(dataset=OutcomeData(**GYM, seed=seed), max_samples=None, algorithm="orm")
-    return reward_data, reward_data.prepare_rewards, own
+    own = SimpleNamespace(dataset=SampledAnswers(**GYM, seed=seed), max_samples=None, algorithm="orm")
+    return reward_data.prepare_rewards, own
 
 
 @pytest.mark.parametrize("prepare", [sampling_of_pairs, sampling_of_answers])
@@ -205,8 +226,8 @@ def test_a_data_sets_seed_is_that_of_its_sampling(prepare, tmp_path, same_questi
         folder.mkdir()
         args = DPOConfig(output_dir=str(folder), use_cpu=True, bf16=False)
         args.max_completion_length = 20
-        module, function, own = prepare(seed)
-        monkeypatch.setattr(module, "sample_completions", sample)
+        function, own = prepare(seed)
+        monkeypatch.setattr(reward_data, "sample_completions", sample)
         made.append(function(own, args, model)[0].train)
         assert seeds == [seed, seed]
     assert (made[0] != made[1]) == (prepare is sampling_of_pairs)
