@@ -13,7 +13,6 @@ import reward_model_cases
 import torch
 from trl import DPOConfig, ModelConfig
 
-<<<<<<< HEAD
 from rlhf_trl.data import demonstrations as demonstration_module
 from rlhf_trl.data import judgments as reward_tasks
 from rlhf_trl.data import preferences as preference_tasks
@@ -24,30 +23,12 @@ from rlhf_trl.data.judgments import (
     SampledRewardPairs,
     SyntheticTraces,
 )
-from rlhf_trl.data.preferences import OfflinePairs, SampledPairs, load_preferences, offline_pairs
-from rlhf_trl.data.steps import LETTERS
-from rlhf_trl.models import prepare_model
-from rlhf_trl.rollouts import sampling
-from rlhf_trl.rollouts.sampling import Completion
-from rlhf_trl.run import overoptimisation, preferences, race, reward_data
-=======
-from rlhf_trl.run import overoptimisation, preferences, race, reward_data
-from rlhf_trl.rollouts import sampling
-from rlhf_trl.models import prepare_model
-from rlhf_trl.rollouts.sampling import Completion
-from rlhf_trl.data import demonstrations as demonstration_module
-from rlhf_trl.data import preferences as preference_tasks
-from rlhf_trl.data import judgments as reward_tasks
-from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.preferences import OfflinePairs, SampledPairs, load_preferences
-from rlhf_trl.data.judgments import (
-    RankedLists,
-    SampledAnswers,
-    SampledRewardPairs,
-    SyntheticTraces,
-)
 from rlhf_trl.data.steps import LETTERS
->>>>>>> mainrepo/main
+from rlhf_trl.models import prepare_model
+from rlhf_trl.rollouts import sampling
+from rlhf_trl.rollouts.sampling import Completion
+from rlhf_trl.run import overoptimisation, preferences, race, reward_data
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
@@ -205,7 +186,8 @@ def sampling_of_pairs(seed):
 
 
 def sampling_of_answers(seed):
-    own = SimpleNamespace(dataset=SampledAnswers(**GYM, seed=seed), max_samples=None, algorithm="orm")
+    data = SampledAnswers(**GYM, seed=seed)
+    own = SimpleNamespace(dataset=data, max_samples=None, algorithm="orm")
     return reward_data.prepare_rewards, own
 
 
