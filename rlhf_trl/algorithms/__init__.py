@@ -15,29 +15,3 @@ from rlhf_trl.algorithms.formulations import (
 )
 from rlhf_trl.algorithms.resolve import FieldError, Resolved, RowConfig, of_the_row, resolve
 from rlhf_trl.algorithms.table import ALGORITHMS, algorithm, formulation, names, of_recipe
-
-__all__ = [
-    "ALGORITHMS",
-    "BASELINES",
-    "FORMULATIONS",
-    "LOSS_FIELDS",
-    "NEUTRAL_FIELDS",
-    "REQUIRED",
-    "SHARED_FIELDS",
-    "Algorithm",
-    "Family",
-    "FieldError",
-    "Formulation",
-    "Part",
-    "PolicyGradient",
-    "Preference",
-    "Resolved",
-    "RewardModel",
-    "RowConfig",
-    "algorithm",
-    "formulation",
-    "names",
-    "of_recipe",
-    "of_the_row",
-    "resolve",
-]
