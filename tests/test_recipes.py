@@ -140,7 +140,7 @@ def test_what_is_told_is_told_of_the_model_that_is_kept(run):
     assert summary["after"] == scores_at(folder, 1)
     assert (summary["steps"], summary["model_step"]) == (3, 1)
     lines = out.splitlines()
-    assert "model/ is the best checkpoint, that of step 1 of 3" in lines
+    assert "load_best_model_at_end: model/ is that of step 1 of 3" in lines
     assert lines[-1].startswith(f"exact match {start:.3f} -> {best:.3f} ")
     shown = next(n for n, line in enumerate(lines) if line.split() == ["step", "0", "step", "1"])
     assert lines[shown + 1].split() == ["exact", "match", f"{start:.3f}", f"{best:.3f}"]
