@@ -9,15 +9,9 @@ from pathlib import Path
 
 from rlhf_trl.errors import InputError
 
-# What a run leaves at a step, as (folder, start of the name), and what it leaves at its end.
-BY_STEP = (
-    *(("", "checkpoint-"), ("", "config-from-step-"), ("evaluations", "step-")),
-    *(("samples", "step-"), ("completions", "completions_")),
-)
-AT_END = (
-    *("model", "value_model", "log.json", "summary.json", "learning_curve.png"),
-    *("scores.jsonl", "reward_report.png"),
-)
+# What a run leaves at a step, up to its number, and what it leaves at its end.
+BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
+AT_END = "model value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png"
 
 
 def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
@@ -105,7 +99,8 @@ def claim(output_dir: str, resume: str | None) -> str | None:
 
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:
     """Return what is called `prefix` and a number (and an ending), by that number."""
-    found = {p.name.removeprefix(prefix).partition(".")[0]: p for p in folder.glob(f"{prefix}*")}
+    start = len(str(folder / prefix))
+    found = {str(path)[start:].partition(".")[0]: path for path in folder.glob(f"{prefix}*")}
     return {int(number): p for number, p in found.items() if number.isdigit()}
 
 
@@ -121,11 +116,11 @@ def set_aside(folder: Path, step: int) -> None:
     """
     later = [
         path
-        for place, prefix in BY_STEP
-        for number, path in numbered(folder / place, prefix).items()
+        for prefix in BY_STEP.split()
+        for number, path in numbered(folder, prefix).items()
         if number > step or (number == step and path.suffix == ".yaml")
     ]
-    later += [path for name in AT_END if (path := folder / name).exists()]
+    later += [path for name in AT_END.split() if (path := folder / name).exists()]
     if not later:
         return
     aside = folder / f"earlier-{max(numbered(folder, 'earlier-'), default=0) + 1}"

@@ -4,6 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 # Before any library reads them.
@@ -13,6 +14,36 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+
+@contextmanager
+def same_environment():
+    """Undo whatever is done to the environment: a run names its project in WANDB_PROJECT."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _same_environment():
+    with same_environment():
+        yield
+
+
+def cause(output, limit=6000):
+    """Return a failed launch's output from its cause on, which launchers bury in their own.
+
+    That is the first line that begins with `error:` or a traceback, whichever process wrote it
+    (a launcher may put `[rank0]: ` before it).
+    """
+    lines = output.splitlines(keepends=True)
+    signs = ("error: ", "Traceback (most recent call last)")
+    starts = (n for n, line in enumerate(lines) if line.rpartition("]: ")[2].startswith(signs))
+    first = next(starts, None)
+    return output[-limit:] if first is None else "".join(lines[first:])[:limit]
 
 
 @pytest.fixture
@@ -117,5 +148,5 @@ def two_processes(request, tmp_path_factory):
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, cause(done.stderr)
     return folder

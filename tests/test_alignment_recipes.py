@@ -5,8 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import cause
+from safetensors.torch import load_file
 
 from rlhf_trl.run.config import read_config
+from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
 RECIPES = ["dpo", "kto", "orpo"]
@@ -16,6 +19,14 @@ SMALL = [*STEPS, "--dataset.size", 24, "--dataset.eval_size", 8, "--dataset.pair
 
 def weights(folder, name="model.safetensors"):
     return (folder / "model" / name).read_bytes()
+
+
+def moved(folder):
+    """Return how far the weight that moved most is from the embedded model's, where runs start."""
+    start = load_file(Path(checkpoint_path()) / "model.safetensors")
+    now = load_file(folder / "model" / "model.safetensors")
+    assert start.keys() <= now.keys()
+    return max(float((now[name] - weight).abs().max()) for name, weight in start.items())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -31,6 +42,10 @@ def test_a_run_answers_and_measures_pairs(run, tmp_path, recipe):
     steps = sorted(p.stem for p in (folder / "evaluations").glob("*"))
     assert steps == ["step-000000", "step-000001", "step-000002"]
     log = json.loads((folder / "log.json").read_text())
+    assert 1e-5 < moved(folder) < 0.01
+    # what is trained on: the margin grows, or (ORPO) the loss falls
+    gain = {k: summary["after"][k] - summary["before"][k] for k in summary["before"]}
+    assert gain["eval_rewards/margins"] > 0 > gain["eval_loss"]
     trained = [entry for entry in log if "loss" in entry]
     assert len(trained) == 2 and all("rewards/margins" in entry for entry in trained)
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
@@ -271,7 +286,7 @@ def test_two_processes_train_on_the_pairs_that_one_has_sampled(launch, tmp_path)
     config = ["--config", "configs/tiny/dpo.yaml", "--output_dir", tmp_path / "out"]
     accelerate = ["--config_file", "configs/accelerate/cpu_2proc.yaml"]
     done = launch(accelerate, "dpo", *map(str, [*config, *words]))
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.returncode == 0, cause(done.stdout)
     assert "dpo (chapter) on cpu, 2 processes, strategy ddp" in done.stdout
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["steps"], summary["processes"]) == (2, 2)

@@ -1,12 +1,14 @@
 """The launch guard and the output folder: every refusal is one sentence with a remedy."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import cause, same_environment
 from safetensors.torch import save_file
 
 from rlhf_trl import output
@@ -17,6 +19,24 @@ from rlhf_trl.run.launch import Expect
 
 def args_with(world_size, **more):
     return SimpleNamespace(world_size=world_size, **more)
+
+
+def test_what_a_test_does_to_the_environment_is_undone(monkeypatch):
+    monkeypatch.setenv("KEPT", "before")
+    with pytest.raises(RuntimeError), same_environment():
+        os.environ["WANDB_PROJECT"] = "speller"  # as a run does
+        os.environ["KEPT"] = "changed"
+        raise RuntimeError
+    assert "WANDB_PROJECT" not in os.environ and os.environ["KEPT"] == "before"
+
+
+def test_the_cause_of_a_failed_launch_is_shown():
+    noise = "W1121 elastic: closing signal SIGTERM\n" * 200
+    raised = "[rank1]: Traceback (most recent call last):\n[rank1]:   File x\nKeyError: 'here'\n"
+    summary = "Traceback (most recent call last):\nChildFailedError\n"
+    assert cause(noise + raised + noise + summary).startswith(raised)
+    assert cause("warning\n" + "error: no rows.\n" + noise).startswith("error: no rows.\n")
+    assert cause(noise + "killed") == (noise + "killed")[-6000:]
 
 
 def trainer_with(kind, processes=1, device="cpu", model=None):

@@ -38,8 +38,25 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize(("name", "which"), ROWS)
+# accumulation over a generation, over part of one, and a second use of it
+FEWER = [(1, 1, 2, HEAVY), (2, 1, 1, MILD), (2, 4, 1, HEAVY)]
+
+
+def scheduled():
+    """All schedules for one row of each class, the fewer for the others.
+
+    What a schedule can break is where the loss is normalised, whether there is a ratio to the
+    policy that generated, and where the KL stands; the rows of a class are alike in these.
+    """
+    seen = set()
+    for name, which in ROWS:
+        row = formulation(name, which)
+        alike = row.window, row.ratio != "none", row.kl
+        yield from ((name, which, s) for s in (FEWER if alike in seen else SCHEDULES))
+        seen.add(alike)
+
+
+@pytest.mark.parametrize(("name", "which", "schedule"), list(scheduled()), ids=str)
 def test_gradient_is_the_public_functions(name, which, schedule, in_order):
     accumulation, per_generation, iterations, scale = schedule
     reads_beta = "beta" in formulation(name, which).reads

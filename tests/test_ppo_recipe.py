@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import cause
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -286,7 +287,7 @@ def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
     def start(folder, *more):
         config = ["--config", "configs/tiny/ppo.yaml", "--output_dir", str(folder)]
         done = launch(accelerate, "ppo", *config, *map(str, words), *more)
-        assert done.returncode == 0, done.stdout[-3000:]
+        assert done.returncode == 0, cause(done.stdout)
         return folder
 
     whole = start(tmp_path / "whole")

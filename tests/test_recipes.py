@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import cause
 
 from rlhf_trl import output
 from rlhf_trl.evaluation import report
@@ -141,7 +144,7 @@ def test_what_is_told_is_told_of_the_model_that_is_kept(run):
     assert summary["after"] == scores_at(folder, 1)
     assert (summary["steps"], summary["model_step"]) == (3, 1)
     lines = out.splitlines()
-    assert "model/ is the best checkpoint, that of step 1 of 3" in lines
+    assert "load_best_model_at_end: model/ is that of step 1 of 3" in lines
     assert lines[-1].startswith(f"exact match {start:.3f} -> {best:.3f} ")
     shown = next(n for n, line in enumerate(lines) if line.split() == ["step", "0", "step", "1"])
     assert lines[shown + 1].split() == ["exact", "match", f"{start:.3f}", f"{best:.3f}"]
@@ -242,7 +245,9 @@ def test_trackers_work_offline_and_without_a_key(run, tracker, monkeypatch, tmp_
     monkeypatch.setenv("WANDB_MODE", "offline")
     logs = tmp_path / "out" / "runs"
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(logs))
-    run("grpo", "grpo", *SMALL, "--report_to", tracker, "--project", "speller")
+    # read once, when the first test of this process imports TRL
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
+    folder, _ = run("grpo", "grpo", *SMALL, "--report_to", tracker, "--project", "speller")
     if tracker == "tensorboard":
         assert list(logs.rglob("events.out.tfevents.*"))
     elif tracker == "wandb":
@@ -253,6 +258,18 @@ def test_trackers_work_offline_and_without_a_key(run, tracker, monkeypatch, tmp_
         assert list(Path(wandb.run.dir).parent.glob("*.wandb"))
         assert wandb.run.name == "by-hand"
         wandb.finish()
+    else:
+        database = sqlite3.connect(tmp_path / "trackio" / "speller.db")
+        logged = {}
+        for name, text in database.execute("select run_name, metrics from metrics"):
+            assert name == "by-hand"
+            metrics = json.loads(text)
+            logged.setdefault(metrics.get("train/global_step"), {}).update(metrics)
+        for entry in json.loads((folder / "log.json").read_text())[:4]:  # evaluation and training
+            for key, value in entry.items():
+                side = "eval/" if key.startswith("eval_") else "train/"
+                if key not in ("step", "epoch"):
+                    assert logged[entry["step"]][side + key.removeprefix("eval_")] == value
 
 
 def test_a_second_task_and_a_mixture_by_config(run):
@@ -260,20 +277,48 @@ def test_a_second_task_and_a_mixture_by_config(run):
         "[{name: chain_sum, config: {min_terms: 2, max_terms: 3, max_digits: 1}}, "
         "{name: spell_backward, weight: 2, config: {max_word_len: 6}}]"
     )
-    _, out = run("grpo", "grpo", *SMALL, "--dataset.specs", specs)
+    folder, out = run("grpo", "grpo", *SMALL, "--dataset.specs", specs)
     assert "held-out questions" in out.splitlines()[-1]
+    (last,) = (folder / "evaluations").glob("step-000002.json")
+    found = json.loads(last.read_text())
+    sums, words = 0, 0
+    for each in found["answers"]:
+        if terms := re.search(r"([\d +-]+) =", each["question"]):
+            numbers = re.findall(r"[+-]?\d+", terms[1].replace(" ", ""))
+            assert 2 <= len(numbers) <= 3 and int(each["answer"]) == sum(map(int, numbers))
+            sums += 1
+        else:
+            word = each["question"].rpartition(" ")[2]
+            assert len(word) <= 6 and each["answer"] == word[::-1]
+            words += 1
+    assert sums + words == 8 and words > sums > 0
+    right = [f"<answer>{each['answer']}</answer>" in each["greedy"] for each in found["answers"]]
+    assert found["metrics"]["eval_exact_match"] == sum(right) / 8
 
 
 def test_the_users_own_reward_by_dotted_path(run, tmp_path, monkeypatch):
     (tmp_path / "own_rewards.py").write_text(
+        "seen = []\n"
         "def vowels(completions, trainer_state, **kwargs):\n"
         "    assert trainer_state.max_steps == 2\n"
-        "    return [float(sum(x in 'aeiou' for x in c[-1]['content'])) for c in completions]\n"
+        "    texts = [c[-1]['content'] for c in completions]\n"
+        "    seen.extend(texts)\n"
+        "    return [float(sum(i for i, x in enumerate(t) if x in 'aeiou')) for t in texts]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     rewards = ["--reward_funcs", "exact_match", "own_rewards.vowels"]
-    folder, _ = run("grpo", "grpo", *SMALL, *rewards)
-    assert (folder / "summary.json").exists()
+    silent = ["--eval_strategy", "no", "--eval_on_start", "false"]
+    folder, _ = run("grpo", "grpo", *SMALL, *rewards, "--reward_weights", 0, 0.5, *silent)
+    log = [e for e in json.loads((folder / "log.json").read_text()) if "reward" in e]
+    texts = sys.modules["own_rewards"].seen[:16]
+    counted = [sum(vowel.start() for vowel in re.finditer("[aeiou]", text)) for text in texts]
+    assert len(log) == 2 and len(set(counted)) > 2
+    for entry, counts in zip(log, (counted[:8], counted[8:]), strict=True):
+        mean = sum(counts) / 8
+        assert entry["rewards/vowels/mean"] == pytest.approx(mean)
+        assert entry["reward"] == pytest.approx(mean / 2)
+    start = (Path(checkpoint_path()) / "model.safetensors").read_bytes()
+    assert (folder / "model" / "model.safetensors").read_bytes() != start  # it is trained on
 
 
 def test_divergence_is_named(refused):
@@ -525,7 +570,7 @@ def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
     config = ["--config", "configs/tiny/grpo.yaml", "--output_dir", str(tmp_path / "out")]
     accelerate = ["--config_file", f"configs/accelerate/zero{stage}.yaml", "--num_processes", "2"]
     done = launch(accelerate, "grpo", *config, *WORDS, "--max_steps", "3")
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.returncode == 0, cause(done.stdout)
     assert "2 processes, strategy deepspeed" in done.stdout
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 3
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
@@ -547,6 +592,31 @@ def test_grpo_learns_on_one_cpu_thread_within_a_minute(run):
     assert summary["after"]["eval_exact_match"] >= 0.93
     assert summary["after"]["eval_exact_match"] - summary["before"]["eval_exact_match"] >= 0.4
     assert summary["train_cpu_seconds"] <= 60
+
+
+def test_supervised_training_learns_the_demonstrations(run, tmp_path):
+    words = [*["--model_name_or_path", "tiny", "--demonstrator", "right"], *SFT]
+    folder, out = run("sft", "sft", *words)
+    assert out.splitlines()[0].startswith("sft on cpu, 1 process, strategy none, float32")
+    assert "greedy, 32 held-out words, seed 0" in out.splitlines()[-1]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["name"], summary["steps"], summary["held_out"]) == ("sft", 12, 32)
+    # the warm start copies words and drops letters; these demonstrations are right
+    before, after = (summary[when]["eval_sampled_exact_match"] for when in ("before", "after"))
+    assert after > before + 0.2
+    log = [e for e in json.loads((folder / "log.json").read_text()) if "loss" in e]
+    assert [entry["step"] for entry in log] == list(range(1, 13))
+    assert sum(e["loss"] for e in log[-4:]) < 0.8 * sum(e["loss"] for e in log[:4])
+    imperfect, _ = run("sft", "sft", *words, "--demonstrator", "imperfect", folder=tmp_path / "b")
+    copied = json.loads((imperfect / "summary.json").read_text())["after"]
+    assert copied["eval_sampled_exact_match"] < before + 0.1
+
+
+SFT = [
+    *["--dataset.size", 384, "--dataset.eval_size", 32, "--max_steps", 12, "--logging_steps", 1],
+    *["--per_device_train_batch_size", 32, "--warmup_steps", 0, "--learning_rate", "1e-3"],
+    *["--lr_scheduler_type", "constant", "--lr_scheduler_kwargs", "null", "--eval_steps", 12],
+]
 
 
 @pytest.mark.promise

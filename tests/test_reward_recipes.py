@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import cause
 from safetensors.torch import load_file
 
 from rlhf_trl.run.config import read_config
+from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
 STEPS = [
@@ -146,6 +148,12 @@ def test_what_a_run_leaves_and_says(finished, config):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     log = json.loads((folder / "log.json").read_text())
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4]
+    start = load_file(Path(checkpoint_path()) / "model.safetensors")
+    now = load_file(folder / "model" / "model.safetensors")
+    assert start.keys() <= now.keys() and "score.weight" in now
+    moved = {name: float((now[name] - weight).abs().max()) for name, weight in start.items()}
+    assert min(moved.values()) > 1e-5 and max(moved.values()) < 0.1
+    assert summary["after"]["eval_loss"] < summary["before"]["eval_loss"]
     said = json.loads((folder / "model" / "reward_model.json").read_text())
     assert (said["algorithm"], said["formulation"]) == (algorithm, formulation)
     assert said["num_labels"] == (3 if algorithm == "prm" else 1)
@@ -318,7 +326,7 @@ def test_two_processes_share_the_answers_that_one_has_sampled(launch, finished, 
     config = ["--config", "configs/tiny/orm.yaml", "--output_dir", tmp_path / "out"]
     accelerate = ["--config_file", "configs/accelerate/cpu_2proc.yaml"]
     done = launch(accelerate, recipe, *map(str, [*config, *words]))
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.returncode == 0, cause(done.stdout)
     assert "orm (chapter) on cpu, 2 processes, strategy ddp" in done.stdout
     two = tmp_path / "out"
     summary = json.loads((two / "summary.json").read_text())

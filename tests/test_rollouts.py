@@ -186,7 +186,7 @@ def test_under_lora_too(tmp_path):
     lora = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
     trainer = aligned("dpo", saved(tmp_path, **ALL), peft=lora)
     assert [a["greedy"] for a in trainer.answer(ROWS)] == [by_hand(row) for row in ROWS]
-    assert trainer.model.generation_config.num_beams == 2
+    assert trainer.model.get_base_model().generation_config.num_beams == 2
 
 
 def test_rollouts_are_the_models_own_and_end_where_evaluation_ends(tmp_path):

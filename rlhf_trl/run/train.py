@@ -57,13 +57,11 @@ def begin(loaded: Any, name: str) -> None:
     found: list[Any] = [None, False, None]  # checkpoint, whether it was evaluated before, refusal
     if main_process:
         try:
-            checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
-            found[0] = checkpoint
+            found[0] = checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
             if checkpoint is not None:
                 step = output.step_of(checkpoint)
                 _check_resume(loaded, checkpoint, step)
-                evaluated = output.numbered(folder / "evaluations", "step-")
-                found[1] = min(evaluated, default=step + 1) <= step
+                found[1] = any(n <= step for n in output.numbered(folder, "evaluations/step-"))
         except InputError as error:
             found[2] = str(error)
     args.resume_from_checkpoint, evaluated, refusal = broadcast_object_list(found)
@@ -281,7 +279,7 @@ def run(
     if can_evaluate and (not evaluated or evaluated[-1] != kept):
         logged = len(log)
         trainer.evaluate()
-        if kept in evaluated:  # said already, in its place
+        if kept in evaluated:  # it is in the log, in its place
             del log[logged:]
 
     main_process = trainer.is_world_process_zero()
@@ -318,7 +316,7 @@ def run(
     report.learning_curve(folder / "learning_curve.png", log, evaluations, title)
     if until:
         print(f"\n{report.table(until)}")
-    if kept < result.global_step:
-        print(f"\nmodel/ is the best checkpoint, that of step {kept} of {result.global_step}")
+    if args.load_best_model_at_end:
+        print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
     print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")
     print(report.headline(until, names, args.seed), flush=True)
