@@ -48,17 +48,20 @@ def load_reward_model(
     checked_texts = False
 
     def reward_model(
-        prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **_: Any
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids: list[list[int]],
+        finished: list[bool] | None = None,
+        **_: Any,
     ) -> list[float]:
         nonlocal checked_texts
         if not checked_texts:
             _check_fit(path, own, prompts, completions)
             checked_texts = True
-        rows = zip(prompts, completions, completion_ids, strict=True)
-        texts = [
-            reader.encode(own, prompt, completion, bool(ids) and ids[-1] == tokenizer.eos_token_id)
-            for prompt, completion, ids in rows
-        ]
+        if finished is None:  # PolicyGradientTrainer says it, and knows other end tokens as well
+            finished = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
+        rows = zip(prompts, completions, finished, strict=True)
+        texts = [reader.encode(own, *row) for row in rows]
         logits = reader.outputs(model, own, texts, BATCH, args.device)
         return [reader.scores(each)[name] for each in logits]
 

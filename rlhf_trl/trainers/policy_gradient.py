@@ -155,8 +155,11 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             return super()._generate_single_turn(*args, **kwargs)
 
     # Extends GRPOTrainer._calculate_rewards, which only warns when no reward applies to a sample
-    # and then trains on an advantage of 0; keeps the gathered rewards for the advantages.
+    # and then trains on an advantage of 0; tells reward functions which completions are finished,
+    # and keeps the gathered rewards for the advantages.
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        ended = [bool(ids) and ids[-1] in self.eos_token_ids for ids in completion_ids_list]
+        inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscored = torch.isnan(rewards).all(dim=1).nonzero().flatten().tolist()
         if unscored:
