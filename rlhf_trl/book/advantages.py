@@ -219,18 +219,11 @@ def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
         mask: (B, T) 1 on tokens that count.
 
     Returns:
-        (B, T) advantages, 0 on masked positions.
-
-    Raises:
-        InputError: if fewer than two tokens count.
+        (B, T) advantages, 0 on masked positions, and where a single token counts: it is the mean.
     """
     kept = advantages[mask.bool()]
-    if len(kept) < 2:
-        raise InputError(
-            f"whiten_advantages needs at least two tokens, but only {len(kept)} counts in this "
-            "batch; make the batch larger, or leave it off"
-        )
-    return torch.where(mask.bool(), (advantages - kept.mean()) / (kept.std() + 1e-8), 0)
+    spread = kept.std() if len(kept) > 1 else 0
+    return torch.where(mask.bool(), (advantages - kept.mean()) / (spread + 1e-8), 0)
 
 
 def as_groups(rewards: Tensor, size: int | None, function: str, at_least: int = 1) -> Tensor:
