@@ -136,7 +136,9 @@ def group_standardised(
         std_epsilon: e, in units of the reward.
 
     Returns:
-        (B,) advantages; 0 in a group of equal rewards.
+        (B,) advantages. In a group of equal rewards they are what rounding left of r_i - mean over
+        std + e, and not always 0: in float32 six rewards of 0.3 get 0.0003 with e = 1e-4, and with
+        e = 1e-8 0.7, or 3 beside a second such group.
 
     Raises:
         InputError: if B is not a multiple of G, or G is 1.

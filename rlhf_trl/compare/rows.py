@@ -201,6 +201,20 @@ POLICY_ROWS = (
     _code("grpo"),
     Row("grpo", "", Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
     _code_trl("grpo", stock("grpo")),
+    *(
+        Row(
+            "grpo",
+            "equal rewards",
+            Book("grpo", "code"),
+            right,
+            (_EPS_BACK,),
+            "In float32 the mean of eight rewards of 0.3 is not 0.3; the code divides what is left "
+            "by its own size, so that each gets an advantage of 0.71 (chapter and TRL: 0.0003).",
+            settings,
+            batches=("equal_rewards",),
+        )
+        for right, settings in ((Book("grpo"), ""), (stock("grpo"), _NO_SETTING))
+    ),
     Row(
         "grpo",
         "TRL's default",

@@ -10,10 +10,12 @@ from trl.data_utils import is_conversational
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
+from rlhf_trl.trainers.on_trl import OnTRL
+
 Score = Callable[..., list[float]]
 
 
-class AnswersHeldOut:
+class AnswersHeldOut(OnTRL):
     """Trainer mixin whose `evaluate` answers the `held_out` prompts and scores the answers.
 
     Replaces `transformers.Trainer.evaluate`, so that `eval_strategy`, `eval_steps`,
