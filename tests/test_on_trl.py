@@ -1,5 +1,7 @@
 """What all our trainers have in common: model cards of their own rows, and whole data sets."""
 
+from dataclasses import replace
+
 import direct_alignment_cases
 import policy_gradient_cases
 import ppo_cases
@@ -65,6 +67,16 @@ def test_a_model_card_names_the_row_and_cites_its_paper(name, tmp_path):
     assert author in citation and number in citation and citation.count("@") == 1
     if number[:4].isdigit() and "/" not in number:
         assert f"](https://huggingface.co/papers/{number})." in card.text
+
+
+def test_the_card_of_an_added_row_says_what_the_row_says(tmp_path, monkeypatch):
+    added = replace(ALGORITHMS["gspo"], title="SPO", paper="arXiv:2401.16025")
+    monkeypatch.setitem(ALGORITHMS, "gspo", added)
+    trainer = build("gspo", output_dir=str(tmp_path))
+    trainer.create_model_card("mine")
+    text = ModelCard.load(tmp_path / "README.md").text
+    link = "[arXiv:2401.16025](https://huggingface.co/papers/2401.16025)"
+    assert f"trained with SPO, a method introduced in {link}." in text
 
 
 def test_papers_are_those_of_the_table():

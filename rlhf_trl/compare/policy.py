@@ -164,13 +164,6 @@ def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [_has_format(ids) for ids in completion_ids]
 
 
-def _constant(reward: float) -> Callable[..., list[float]]:
-    def reward_all(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-        return [reward] * len(completion_ids)
-
-    return reward_all
-
-
 def build_trainer(
     trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **also: Any
 ) -> Any:
@@ -192,11 +185,14 @@ def build_trainer(
         trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
     )
     fields = {"num_generations": batch.group, "max_completion_length": LIMIT} | fields
-    alike = batch.reward is not None
+    rewards = [right, has_format]
+    if batch.reward is not None:
+        each = batch.reward / sum(WEIGHTS)
+        rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * len(WEIGHTS)
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
     built = trainer(
         model=policy_folder(),
-        reward_funcs=[_constant(batch.reward), _constant(0)] if alike else [right, has_format],
+        reward_funcs=rewards,
         args=config(**fields),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
@@ -389,9 +385,8 @@ class View:
     @property
     def group_std(self) -> Tensor:
         """(B, 1) unbiased standard deviation of the rewards in each group."""
-        size = self.batch.group
-        spread = self.rewards.view(-1, size).std(1, keepdim=True)
-        return spread.expand(-1, size).reshape(-1, 1)
+        spread = self.rewards.view(-1, self.batch.group).std(1, keepdim=True)
+        return spread.expand(-1, self.batch.group).reshape(-1, 1)
 
     def norm(self, kind: str) -> Tensor:
         """Return the weight that an aggregation gives to a token, (B, 1).

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import IterableDataset
 
-from rlhf_trl.algorithms import ALGORITHMS
+from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError
 
 OVERRIDDEN = {
@@ -29,18 +29,10 @@ A test keeps it complete.
 
 
 class OnTRL:
-    """Trainer mixin: refuses a library that has renamed what is overridden, and signs model cards.
-
-    Args:
-        *args: see the trainer, as are all arguments that are not named here.
-        algorithm (`str`, *optional*): the row whose name, tag and paper a model card shows; None:
-            the trainer's own.
-
-    Attributes:
-        streams (`bool`): whether data sets may be streamed.
+    """Trainer mixin: cards of the row `algorithm`; no streamed data, unless `streams`.
 
     Raises:
-        InputError: a streamed data set; and when a subclass is defined, a method that is gone.
+        InputError: a streamed data set; and, when a class is defined on it, a method that is gone.
     """
 
     streams = False
@@ -48,43 +40,43 @@ class OnTRL:
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         for parent in cls.__mro__:
-            names = OVERRIDDEN.get(parent.__name__, "").split()
-            if gone := [name for name in names if not hasattr(parent, name)]:
-                library = parent.__module__.partition(".")[0]
-                raise InputError(
-                    f"{library} {version(library)} has no {parent.__name__}.{gone[0]}, which the "
-                    "trainers here override, so that they would compute something else; install "
-                    "the versions that constraints.txt pins."
-                )
+            for name in OVERRIDDEN.get(parent.__name__, "").split():
+                if not hasattr(parent, name):
+                    library = parent.__module__.partition(".")[0]
+                    raise InputError(
+                        f"{library} {version(library)} has no {parent.__name__}.{name}, which the "
+                        "trainers here override, so that they would compute something else; "
+                        "install the versions that constraints.txt pins."
+                    )
 
     def __init__(self, *args: Any, algorithm: str | None = None, **kwargs: Any):
-        if not self.streams and any(map(_streamed, (*args, *kwargs.values()))):
+        if not self.streams and _streamed([args, kwargs]):
             raise InputError(
                 f"{type(self).__name__}: a streamed data set (IterableDataset) cannot be counted, "
                 "ordered or resumed; load it whole, with streaming=False."
             )
         if algorithm is not None:  # before TRL tags the model
-            self._name = ALGORITHMS[algorithm].title
-            self._tag_names = [t for t in self._tag_names if t not in ALGORITHMS] + [algorithm]
-            self._paper = paper(algorithm)
+            self._name = algorithms.ALGORITHMS[algorithm].title
+            general = [tag for tag in self._tag_names if tag not in algorithms.ALGORITHMS]
+            self._tag_names, self._paper = [*general, algorithm], paper(algorithm)
         super().__init__(*args, **kwargs)
 
 
 def paper(algorithm: str) -> dict[str, str | None]:
-    """Return title, arXiv number and BibTeX of a row's paper, as TRL's model cards take them.
+    """Return title, arXiv number and BibTeX of a row's paper; without an entry, what the row says.
 
     Args:
         algorithm: the row.
     """
-    where = ALGORITHMS[algorithm].paper
+    where = algorithms.ALGORITHMS[algorithm].paper
     number = re.split("[: ]", where)[-1]
     entries = Path(__file__).parents[1].joinpath("papers.bib").read_text("utf-8").split("\n\n")
-    entry = next(entry.strip() for entry in entries if number in entry)
-    title = re.search(r"title *= *{{(.*)}}", entry)
-    return {"title": title[1], "id": number if "arXiv" in where else None, "citation": entry}
+    entry = next((entry.strip() for entry in entries if number in entry), where)
+    title = re.search(r"title *= *{{(.*)}}|$", entry)[1] or where
+    return {"title": title, "id": number if "arXiv" in where else None, "citation": entry}
 
 
 def _streamed(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_streamed, value.values()))
+    if isinstance(value, dict | list | tuple):
+        return any(map(_streamed, value.values() if isinstance(value, dict) else value))
     return isinstance(value, IterableDataset)
