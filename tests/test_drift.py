@@ -17,6 +17,8 @@ from rlhf_trl.cli import main
 from rlhf_trl.compare import drift, surface
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.on_trl import OVERRIDDEN
+from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
+from rlhf_trl.trainers.sft import AnsweringSFTTrainer
 
 SHIPPED = surface.shipped()
 
@@ -107,7 +109,8 @@ def test_the_list_of_overridden_methods_is_complete():
 )
 def test_our_trainers_are_not_imported_over_a_method_that_is_gone(method, monkeypatch):
     owner, _, name = method.partition(".")
-    module = import_module(f"rlhf_trl.trainers.{FAMILIES[owner]}")
+    family = "reward_models" if method == "Trainer.evaluation_loop" else FAMILIES[owner]
+    module = import_module(f"rlhf_trl.trainers.{family}")
     parent = transformers.Trainer if owner == "Trainer" else getattr(module, owner)
     heirs = trl.GRPOTrainer.__mro__ if owner == "Trainer" else parent.__mro__
     for cls in heirs:
@@ -121,6 +124,13 @@ def test_our_trainers_are_not_imported_over_a_method_that_is_gone(method, monkey
     says = f"^{library} {release} has no {method}, which |has no Trainer.evaluate, which "
     with pytest.raises(InputError, match=says):
         spec.loader.exec_module(sys.modules["anew"])
+
+
+def test_a_trainer_that_does_not_override_a_method_does_without(monkeypatch):
+    monkeypatch.delattr(transformers.Trainer, "_init_training_state")
+    assert type("Anew", (AnsweringSFTTrainer,), {}).__mro__[1] is AnsweringSFTTrainer
+    with pytest.raises(InputError, match=r"_init_training_state, which Anew overrides"):
+        type("Anew", (PolicyGradientTrainer,), {})
 
 
 def test_a_changed_method_of_another_library_is_told_once(monkeypatch):

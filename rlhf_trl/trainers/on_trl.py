@@ -41,12 +41,12 @@ class OnTRL:
         super().__init_subclass__(**kwargs)
         for parent in cls.__mro__:
             for name in OVERRIDDEN.get(parent.__name__, "").split():
-                if not hasattr(parent, name):
+                if hasattr(cls, name) and not hasattr(parent, name):
                     library = parent.__module__.partition(".")[0]
                     raise InputError(
-                        f"{library} {version(library)} has no {parent.__name__}.{name}, which the "
-                        "trainers here override, so that they would compute something else; "
-                        "install the versions that constraints.txt pins."
+                        f"{library} {version(library)} has no {parent.__name__}.{name}, which "
+                        f"{cls.__name__} overrides and would now compute without; install the "
+                        "versions that constraints.txt pins."
                     )
 
     def __init__(self, *args: Any, algorithm: str | None = None, **kwargs: Any):
