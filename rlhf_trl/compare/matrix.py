@@ -276,7 +276,7 @@ def applies(row: Row, batch: PolicyBatch) -> bool:
         row: what would be compared.
         batch: the window.
     """
-    if row.batches:
+    if row.batches or batch.reward is not None:
         return batch.name in row.batches
     if kind_of(row)[0] not in POLICY:
         return batch.name in pairs.BATCHES

@@ -123,7 +123,7 @@ class PreferenceTrainer(AnswersBesideLoss, DPOTrainer):
             args.precompute_ref_log_probs = True
         if formulation != "trl":  # TRL's loss is computed for its metrics only
             args.loss_type, args.loss_weights = ["sigmoid"], None
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, args=args, algorithm=algorithm, **kwargs)
         _check_reference(self.model, self.ref_model)
 
     # Extends DPOTrainer._prepare_dataset: our rule for over-long pairs, and one for identical ones,
@@ -238,7 +238,7 @@ class UnpairedTrainer(AnswersBesideLoss, KTOTrainer):
         self._row, self._parameters, args = read_row(algorithm, formulation, args)
         self._algorithm, self._formulation = algorithm, formulation
         self.max_completion_length, self.fitted = args.max_completion_length, {}
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, args=args, algorithm=algorithm, **kwargs)
         _check_reference(self.model, self.ref_model)
 
     # Extends KTOTrainer._prepare_dataset: examples are ordered before completions are rotated.

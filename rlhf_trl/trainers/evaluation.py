@@ -10,11 +10,12 @@ from trl.models import unwrap_model_for_generation
 
 from rlhf_trl.rollouts import generate, seeded
 from rlhf_trl.tasks.rewards import checked
+from rlhf_trl.trainers.on_trl import OnTRL
 
 Score = Callable[..., list[float | None]]
 
 
-class AnswersHeldOut:
+class AnswersHeldOut(OnTRL):
     """Trainer mixin whose `evaluate` answers the `held_out` prompts and scores the answers.
 
     Replaces `transformers.Trainer.evaluate`, so that `eval_strategy`, `eval_steps`,

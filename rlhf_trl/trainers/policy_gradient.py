@@ -96,6 +96,10 @@ class PolicyGradientConfig(GRPOConfig):
 class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
     """GRPOTrainer whose advantages and loss are a row of `rlhf_trl.algorithms`.
 
+    Rows that standardise rewards log, per generation, `equal_rewards/frac_groups` (share of groups
+    whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
+    gives to a completion of such a group.
+
     Args:
         model: see GRPOTrainer, as are all arguments that are not named here.
         reward_funcs: see GRPOTrainer.
@@ -106,7 +110,8 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             the stock trainer with the row's settings.
 
     Raises:
-        InputError: no such algorithm, or a config field that it does not read, or contradicts.
+        InputError: no such algorithm, a config field that it does not read, or contradicts, or a
+            streamed data set.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0}
         self._ahead: list[dict[str, Any]] = []
-        super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
+        super().__init__(model, reward_funcs, args, train_dataset, algorithm=algorithm, **kwargs)
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
             self.epsilon_high = self._parameters["epsilon_high"] + offset
@@ -219,13 +224,21 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
+        size = self.num_generations if training else self.num_generations_eval
         advantages = estimate_advantages(
             self._row,
             self._parameters,
             rewards=rewards,
             binary_rewards=self._binary_rewards(),
-            num_generations=self.num_generations if training else self.num_generations_eval,
+            num_generations=size,
         )
+        if "std_epsilon" in self._parameters:
+            groups = rewards.view(-1, size)
+            equal = (groups == groups[:, :1]).all(1)
+            largest = advantages.view(-1, size).abs().amax(1) * equal
+            metrics = self._metrics["train" if training else "eval"]
+            metrics["equal_rewards/frac_groups"].append(equal.float().mean().item())
+            metrics["equal_rewards/max_advantage"].append(largest.max().item())
         return advantages[mine]
 
     def _mine(self, output: dict[str, Any]) -> slice:

@@ -16,6 +16,7 @@ from trl.trainer.utils import create_model_from_path
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import reward_loss
+from rlhf_trl.trainers.on_trl import OnTRL
 from rlhf_trl.trainers.reward_metrics import (
     pair_metrics,
     prompt_groups,
@@ -59,7 +60,7 @@ class TokenRewardConfig(ComparisonConfig):
         super().__post_init__()
 
 
-class _Judges(RewardTrainer):
+class _Judges(OnTRL, RewardTrainer):
     """RewardTrainer that also measures what a reward model is used for.
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
@@ -197,7 +198,7 @@ class ComparisonTrainer(_Judges):
         self.reader = _reader(("reward", "kwise"), algorithm, formulation)
         self._ranked, self.left_out = algorithm == "kwise", {}
         _check_classifier(model, args)
-        super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
+        super().__init__(model, args=args, algorithm=algorithm, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = RankedCollator(
                 self.processing_class.pad_token_id, args.pad_to_multiple_of
@@ -338,7 +339,7 @@ class TokenRewardTrainer(_Judges):
                 f"{labels} per token; choose another model or formulation."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
-        super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
+        super().__init__(model, args=args, algorithm=algorithm, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
             self.data_collator = TokenCollator(

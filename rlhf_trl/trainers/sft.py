@@ -7,3 +7,5 @@ from rlhf_trl.trainers.evaluation import AnswersHeldOut
 
 class AnsweringSFTTrainer(AnswersHeldOut, SFTTrainer):
     """SFTTrainer that is evaluated by answering."""
+
+    streams = True

@@ -145,6 +145,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
     """
     forward, is_head = policy.forward, isinstance(value_model, nn.Linear)
     policy.add_module(NAME, value_model)
+    keep_float32(value_model if is_head else value_model.score)
     seen: dict[str, Tensor] = {}
 
     def remember(module: nn.Module, args: Any, output: Any) -> None:
@@ -161,7 +162,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
             score = policy.value_model.score
             backbone = policy.value_model.base_model
             hidden = backbone(**inputs, use_cache=False).last_hidden_state
-        return score(hidden).squeeze(-1).float()
+        return score(hidden).squeeze(-1)
 
     @wraps(forward)  # `generate` reads the signature
     def forward_with_values(
@@ -180,6 +181,16 @@ def attach(policy: Any, value_model: nn.Module) -> None:
         return ScoredWithValues(**output, state_values=state_values(**inputs))
 
     policy.forward = forward_with_values
+
+
+def keep_float32(score: nn.Linear) -> None:
+    """Compute values in float32, under autocast and with half-precision weights as well."""
+
+    def forward(hidden: Tensor) -> Tensor:  # called as a module, so that sharded weights are there
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.float(), score.weight.float())
+
+    score.forward = forward
 
 
 @contextmanager
