@@ -12,7 +12,7 @@ from rlhf_trl.errors import InputError
 
 OVERRIDDEN = {
     "Trainer": "create_optimizer create_scheduler evaluate evaluation_loop get_batch_samples "
-    "_init_training_state _load_from_checkpoint _save",
+    "_init_training_state _load_best_model _load_from_checkpoint _save",
     "GRPOTrainer": "_calculate_rewards _compute_loss _generate_and_score_completions "
     "_generate_single_turn _get_per_token_logps_and_entropies _get_train_sampler "
     "_load_optimizer_and_scheduler _prepare_inputs _save_checkpoint",
