@@ -37,13 +37,15 @@ def cause(output, limit=6000):
     """Return a failed launch's output from its cause on, which launchers bury in their own.
 
     That is the first line that begins with `error:` or a traceback, whichever process wrote it
-    (a launcher may put `[rank0]: ` before it).
+    (a launcher may put `[rank0]: ` before it). Of what is longer, the middle is left out.
     """
     lines = output.splitlines(keepends=True)
     signs = ("error: ", "Traceback (most recent call last)")
     starts = (n for n, line in enumerate(lines) if line.rpartition("]: ")[2].startswith(signs))
-    first = next(starts, None)
-    return output[-limit:] if first is None else "".join(lines[first:])[:limit]
+    found = "".join(lines[next(starts, 0) :])
+    if len(found) <= limit:
+        return found
+    return f"{found[: limit // 2]}\n[...]\n{found[-limit // 2 :]}"
 
 
 @pytest.fixture

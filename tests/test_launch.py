@@ -35,7 +35,8 @@ def test_the_cause_of_a_failed_launch_is_shown():
     summary = "Traceback (most recent call last):\nChildFailedError\n"
     assert cause(noise + raised + noise + summary).startswith(raised)
     assert cause("warning\n" + "error: no rows.\n" + noise).startswith("error: no rows.\n")
-    assert cause(noise + "killed") == (noise + "killed")[-6000:]
+    assert cause(noise + "killed").endswith("SIGTERM\nkilled")
+    assert len(cause(noise * 9)) < 6100
 
 
 def trainer_with(kind, processes=1, device="cpu", model=None):

@@ -116,7 +116,7 @@ class Matrix:
                 Contribution(s.term, s.says, _error(changed(row.left, window, [s]), left))
                 for s in steps
             )
-            found = changed(row.left, window, steps)
+            found = changed(row.left, window, steps) if steps else left
             residual = float((right - found).norm() / (right.norm() or left.norm()))
         return Result(
             row=row,
