@@ -7,9 +7,8 @@ from typing import Any
 
 from rlhf_trl.run import train
 from rlhf_trl.run.model import check_prompts, load_tokenizer, prepare_model
-from rlhf_trl.run.output import write_whole
 from rlhf_trl.run.samples import add_panels
-from rlhf_trl.run.sampling import sample_completions, sampling_model
+from rlhf_trl.run.sampling import is_kept, keep, sample_completions, sampling_model
 from rlhf_trl.tasks.preferences import Preferences, load_preferences, on_policy_pairs
 from rlhf_trl.trainers.direct_alignment import read_row
 
@@ -93,11 +92,8 @@ def _kept_pairs(
     model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
 ) -> list[dict[str, Any]]:
     path = Path(args.output_dir) / f"pairs-{side}.jsonl"
-    with args.main_process_first(local=False, desc="sampling pairs"):
-        if not path.exists():
-            completions = sample_completions(model, args, rows, count, seed)
-            texts = [[one.text for one in each] for each in completions]
-            pairs = on_policy_pairs(rows, texts, seed)
-            text = "".join(json.dumps(pair) + "\n" for pair in pairs)
-            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+    if not is_kept(path):
+        completions = sample_completions(model, args, rows, count, seed)
+        texts = [[one.text for one in each] for each in completions]
+        keep(path, on_policy_pairs(rows, texts, seed), args)
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -7,8 +7,7 @@ from typing import Any
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.model import load_tokenizer
-from rlhf_trl.run.output import write_whole
-from rlhf_trl.run.sampling import sample_completions, sampling_model
+from rlhf_trl.run.sampling import is_kept, keep, sample_completions, sampling_model
 from rlhf_trl.tasks.reward_data import (
     GYM_COLUMNS,
     OutcomeData,
@@ -56,15 +55,9 @@ def _kept_samples(
     model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
 ) -> list[dict[str, Any]]:
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
-    with args.main_process_first(local=False, desc="sampling answers"):
-        if not path.exists():
-            answers = sample_completions(model, args, rows, count, seed)
-            lines = [
-                json.dumps(_outcome(row, one)) + "\n"
-                for row, each in zip(rows, answers, strict=True)
-                for one in each
-            ]
-            write_whole(path, lambda part: part.write_text("".join(lines), encoding="utf-8"))
+    if not is_kept(path):
+        answers = zip(rows, sample_completions(model, args, rows, count, seed), strict=True)
+        keep(path, (_outcome(row, one) for row, each in answers for one in each), args)
     try:
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         questions = [row["question"] for row in found]
