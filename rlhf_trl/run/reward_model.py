@@ -4,11 +4,11 @@ import json
 import string
 import unicodedata
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.model import whole_weights
 from rlhf_trl.tasks.rewards import checked
 from rlhf_trl.trainers.scoring import Reader
 
@@ -80,7 +80,7 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         AutoModelForTokenClassification if reader.per_token else AutoModelForSequenceClassification
     )
     try:
-        with _whole_under_zero3(args):
+        with whole_weights(args):
             if (adapter := Path(path) / "adapter_config.json").is_file():
                 model, missing = _with_adapter(path, adapter, auto)
             else:
@@ -140,25 +140,6 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     if missing:
         return model, missing  # PEFT would stop at them
     return PeftModel.from_pretrained(model, path).merge_and_unload(), missing
-
-
-@contextmanager
-def _whole_under_zero3(args: Any):
-    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
-    from transformers.integrations.deepspeed import (
-        is_deepspeed_zero3_enabled,
-        set_hf_deepspeed_config,
-        unset_hf_deepspeed_config,
-    )
-
-    sharded = is_deepspeed_zero3_enabled()
-    if sharded:
-        unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if sharded:
-            set_hf_deepspeed_config(args.hf_deepspeed_config)
 
 
 def _check_characters(path: str, own: Any, tokenizer: Any) -> None:

@@ -355,7 +355,9 @@ def _check_reference(model: Any, reference: Any) -> None:
     """Refuse a reference model whose tokens are others."""
     if reference is None:
         return
-    sizes = [m.config.get_text_config().vocab_size for m in (model, reference)]
+    # DeepSpeed's engine has a config of its own
+    configs = [getattr(m, "module", m).config for m in (model, reference)]
+    sizes = [config.get_text_config().vocab_size for config in configs]
     if sizes[0] != sizes[1]:
         raise InputError(
             f"the reference model has a vocabulary of {sizes[1]} tokens and the model one of "

@@ -389,8 +389,8 @@ class PPOTrainer(PolicyGradientTrainer):
         """
         wrapped = self.deepspeed if self.is_deepspeed_enabled else self.model
         state = self.accelerator.get_state_dict(wrapped)
-        if self.args.should_save:
-            value_model.save(folder, self._policy, state, self.processing_class)
+        state = state if self.args.should_save else None
+        value_model.save(folder, self._policy, state, self.processing_class)
 
     # Extends PolicyGradientTrainer's: the value model first, since trainer_state.json is written
     # last and says that a checkpoint is whole.

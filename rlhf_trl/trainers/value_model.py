@@ -228,23 +228,28 @@ def only_policy(
     return of_the_policy
 
 
-def save(folder: str, policy: Any, state: Mapping[str, Tensor], tokenizer: Any) -> None:
+def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer: Any) -> None:
     """Write the value model as a sequence classifier that plain transformers loads.
+
+    Call it on all processes: under ZeRO-3 a model comes into being on all of them at once.
 
     Args:
         folder: where.
         policy (`PreTrainedModel`): the policy that the value model is attached to.
-        state: the whole model's state dict.
+        state: the whole model's state dict; None: this process writes nothing.
         tokenizer: saved beside it.
     """
-    trunk, own = split(state)
     model = policy.value_model
-    if isinstance(model, nn.Linear):
+    if is_head := isinstance(model, nn.Linear):
         config = deepcopy(policy.config)
         config.num_labels = 1
         model = AutoModelForSequenceClassification.from_config(config, dtype=policy.dtype)
-        own = {n: t for n, t in trunk.items() if n in model.state_dict()}
-        own["score.weight"] = split(state)[1]["weight"]
+    if state is None:
+        return
+    trunk, own = split(state)
+    if is_head:
+        names = model.state_dict().keys()
+        own = {n: t for n, t in trunk.items() if n in names} | {"score.weight": own["weight"]}
     model.save_pretrained(folder, state_dict=own)
     tokenizer.save_pretrained(folder)
 
