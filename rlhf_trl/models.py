@@ -1,5 +1,7 @@
 """The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,28 @@ def prepare_model(model: Any, args: Any) -> Any:
             "save_pretrained has written whole."
         )
     return str(path) if path.is_dir() else model.model_name_or_path
+
+
+@contextmanager
+def whole_weights(args: Any) -> Iterator[None]:
+    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees.
+
+    Args:
+        args (`TrainingArguments`): holds DeepSpeed's plugin, where there is one.
+    """
+    from transformers.integrations.deepspeed import (
+        is_deepspeed_zero3_enabled,
+        unset_hf_deepspeed_config,
+    )
+
+    sharded = is_deepspeed_zero3_enabled()
+    if sharded:
+        unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if sharded:
+            args.deepspeed_plugin.set_deepspeed_weakref()
 
 
 def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:

@@ -37,13 +37,15 @@ def cause(output, limit=6000):
     """Return a failed launch's output from its cause on, which launchers bury in their own.
 
     That is the first line that begins with `error:` or a traceback, whichever process wrote it
-    (a launcher may put `[rank0]: ` before it).
+    (a launcher may put `[rank0]: ` before it). Of what is longer, the middle is left out.
     """
     lines = output.splitlines(keepends=True)
     signs = ("error: ", "Traceback (most recent call last)")
     starts = (n for n, line in enumerate(lines) if line.rpartition("]: ")[2].startswith(signs))
-    first = next(starts, None)
-    return output[-limit:] if first is None else "".join(lines[first:])[:limit]
+    found = "".join(lines[next(starts, 0) :])
+    if len(found) <= limit:
+        return found
+    return f"{found[: limit // 2]}\n[...]\n{found[-limit // 2 :]}"
 
 
 @pytest.fixture
@@ -129,13 +131,15 @@ def stand_in(monkeypatch):
 def two_processes(request, tmp_path_factory):
     """The folder in which the script beside a test module, run on two processes, left its results.
 
-    The script of `test_NAME.py` is `NAME.py`; it takes the folder.
+    The script of `test_NAME.py` is `NAME.py`; it takes the folder. `ACCELERATE` in the test module
+    names another launch than configs/accelerate/cpu_2proc.yaml.
     """
     folder = tmp_path_factory.mktemp("two")
     script = request.module.__name__.removeprefix("test_")
+    config = getattr(request.module, "ACCELERATE", "cpu_2proc")
     command = [
-        *[sys.executable, "-m", "accelerate.commands.launch"],
-        *["--config_file", "configs/accelerate/cpu_2proc.yaml"],
+        *[sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"],
+        *["--config_file", f"configs/accelerate/{config}.yaml"],
         *[f"tests/{script}.py", str(folder)],
     ]
     env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
@@ -143,7 +147,7 @@ def two_processes(request, tmp_path_factory):
     env |= {
         "PYTHONPATH": os.pathsep.join(paths),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]]),
-        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_USE_CPU": str(config == "cpu_2proc").lower(),  # true would turn ZeRO into DDP
     }
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False

@@ -18,7 +18,15 @@ from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.ppo import PPOConfig, PPOTrainer
 
 
-def build(*, formulation="chapter", model=None, answer=completion, peft_config=None, **config):
+def build(
+    *,
+    formulation="chapter",
+    model=None,
+    answer=completion,
+    peft_config=None,
+    optimizers=(None, None),
+    **config,
+):
     """A trainer on fifty prompts with two rewards; both models drifted from where they started."""
     defaults = {
         "output_dir": "/nonexistent",
@@ -44,6 +52,7 @@ def build(*, formulation="chapter", model=None, answer=completion, peft_config=N
         processing_class=build_tokenizer(),
         formulation=formulation,
         peft_config=peft_config,
+        optimizers=optimizers,
     )
     if answer is not None:
         fix_completions(trainer, answer)

@@ -143,6 +143,15 @@ def test_a_file_of_plain_text_with_other_column_names(run, tmp_path):
     assert "eval_exact_match" not in after and "eval_rewards/accuracies" in after
 
 
+def test_a_batch_of_kto_counts_completions_two_of_each_pair(run, tmp_path):
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps([{**row, "chosen": "y", "rejected": "n"} for row in ROWS]))
+    source = ["--dataset.source", "path", "--dataset.path", path, "--eval_strategy", "no"]
+    epoch = ["--max_steps", -1, "--num_train_epochs", 1]
+    folder, _ = run("kto", "kto", *STEPS, *source, *epoch)  # 16 pairs in batches of 8
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 4
+
+
 def test_a_file_without_evaluation(run, refused, tmp_path):
     path = tmp_path / "pairs.json"
     rows = [
@@ -281,7 +290,7 @@ def test_recipes_fit_on_a_screen(recipe):
 
 
 @pytest.mark.multiprocess
-def test_two_processes_train_on_the_pairs_that_one_has_sampled(launch, tmp_path):
+def test_two_processes_train_on_pairs_that_they_have_sampled(launch, tmp_path):
     words = [*SMALL, "--dataset.pairs", "on_policy", "--samples.every", 1]
     config = ["--config", "configs/tiny/dpo.yaml", "--output_dir", tmp_path / "out"]
     accelerate = ["--config_file", "configs/accelerate/cpu_2proc.yaml"]

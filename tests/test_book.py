@@ -60,8 +60,18 @@ def test_group_standardised_default_epsilon_is_the_listings():
     equal(advantages.group_standardised(f64([0.0, 1.0]))[1], 0.5 / (math.sqrt(0.5) + 1e-4))
 
 
-def test_group_standardised_of_equal_rewards_is_zero():
+def test_group_standardised_of_equal_rewards_is_zero_but_for_rounding():
     equal(advantages.group_standardised(f64([0.5, 0.5]), std_epsilon=1e-8), [0.0, 0.0])
+    # six float32 numbers of .3: the mean is 2^-25 below, the standard deviation sqrt(6/5) of that
+    rewards, unit = torch.full((6,), 0.3), 2.0**-25
+    for epsilon, stated in ((1e-8, 0.7), (1e-4, 3e-4)):
+        found = advantages.group_standardised(rewards, 6, epsilon)
+        expected = unit / (unit * math.sqrt(6 / 5) + epsilon)
+        assert found.tolist() == pytest.approx([expected] * 6, rel=1e-4)
+        assert expected == pytest.approx(stated, rel=0.01)
+    # two such groups: torch's standard deviation is 0, and the mean is as far off
+    found = advantages.group_standardised(torch.full((12,), 0.3), 6, 1e-8)
+    assert found.tolist() == pytest.approx([unit / 1e-8] * 12, rel=1e-4)
 
 
 def test_maxrl():

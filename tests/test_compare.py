@@ -156,6 +156,19 @@ def test_the_epsilon_of_the_code_matters_for_small_rewards_only(found):
     assert rows["small_rewards"].grad_norm_ratio == pytest.approx(0.833, abs=0.01)
 
 
+def test_rounding_gives_equal_rewards_an_advantage_in_the_code(found):
+    # eight float32 numbers of .3: their mean is one unit in the last place, 2^-25, below .3, and
+    # their standard deviation sqrt(8/7) times that
+    unit = 2.0**-25
+    spread = unit * (8 / 7) ** 0.5
+    for right in ("chapter", "TRL grpo"):
+        (result,) = found["grpo", "equal rewards", "code", right].values()
+        expected = (spread + 1e-8) / (spread + 1e-4)
+        assert result.grad_norm_ratio == pytest.approx(expected, rel=1e-4)
+        assert result.explained and result.grad_cosine == pytest.approx(1, abs=1e-6)
+    assert unit / (spread + 1e-8) == pytest.approx(0.71, abs=0.005)  # the advantage
+
+
 def test_float64_leaves_nothing_of_a_rounding_error(found):
     for name, right in (("reward", "TRL RewardTrainer"), ("simpo", "TRL simpo")):
         for result in found[name, "", "chapter", right].values():

@@ -149,6 +149,13 @@ def test_accelerate_config_loads(path):
     config = load_config_from_file(str(path))
     processes = {"cpu": 1, "one_gpu": 1, "cpu_2proc": 2, "multi_node": 16}.get(path.stem, 8)
     assert config.num_processes == processes
-    kinds = {"fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "cpu": "NO"}
+    assert config.mixed_precision == "no"  # bf16 here would overrule a run's bf16: false
+    kinds = {
+        "fsdp2": "FSDP",
+        "cpu": "NO",
+        **dict.fromkeys(("zero1", "zero2", "zero3"), "DEEPSPEED"),
+    }
     wanted = kinds.get(path.stem, "NO" if path.stem == "one_gpu" else "MULTI_GPU")
     assert str(config.distributed_type).rpartition(".")[2] == wanted
+    if wanted == "DEEPSPEED":
+        assert config.deepspeed_config["zero_stage"] == int(path.stem.removeprefix("zero"))

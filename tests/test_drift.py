@@ -2,14 +2,23 @@
 
 import functools
 import json
+import sys
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 
+import accelerate
 import pytest
+import transformers
 import trl
 import trl.models
 
 from rlhf_trl.cli import main
 from rlhf_trl.compare import drift, surface
+from rlhf_trl.errors import InputError
+from rlhf_trl.trainers.on_trl import OVERRIDDEN
+from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
+from rlhf_trl.trainers.sft import AnsweringSFTTrainer
 
 SHIPPED = surface.shipped()
 
@@ -32,7 +41,7 @@ def only(*losses):
 def hide(monkeypatch, module, name):
     """Take a name out of one of TRL's lazy modules."""
     getattr(module, name)  # now the module keeps it
-    surface.overrides()  # and our trainers, which cannot be imported without it, are there
+    surface.relied_on()  # and our trainers, which cannot be imported without it, are there
     monkeypatch.delattr(module, name)
     monkeypatch.delitem(module._class_to_module, name)
 
@@ -52,7 +61,7 @@ def test_nothing_has_moved_in_the_pinned_trl(capsys):
 
 
 def test_the_surface_covers_what_the_trainers_override():
-    found, failed = surface.overrides()
+    found, failed = surface.relied_on()
     missing = found.keys() - SHIPPED["signatures"].keys()
     assert not failed and not missing, "record the surface again (and add a home that is not in it)"
     assert {c.__name__ for c in found["GRPOTrainer._calculate_rewards"]} == {
@@ -61,6 +70,94 @@ def test_the_surface_covers_what_the_trainers_override():
     }
     assert None not in [*SHIPPED["signatures"].values(), *SHIPPED["losses"].values()]
     assert all(isinstance(x, float) for pair in SHIPPED["losses"].values() for x in pair)
+
+
+def overridden():
+    """Names that our trainers have and a library has, by the class of the library."""
+    found = {}
+    for module in FAMILIES.values():
+        for cls in vars(import_module(f"rlhf_trl.trainers.{module}")).values():
+            mro = getattr(cls, "__mro__", ())
+            place = next((n for n, c in enumerate(mro) if c.__module__.startswith("trl.")), 0)
+            if not mro or not mro[place].__name__.endswith("Trainer"):
+                continue
+            for name in {n for owner in mro[:place] for n, v in vars(owner).items() if callable(v)}:
+                owner = next((c for c in mro[place:] if name in vars(c)), None)
+                if owner is not None and not name.startswith("__"):
+                    found.setdefault(owner.__name__, set()).add(name)
+    return found
+
+
+FAMILIES = {
+    "GRPOTrainer": "policy_gradient",
+    "Trainer": "ppo",
+    "DPOTrainer": "direct_alignment",
+    "KTOTrainer": "direct_alignment",
+    "ORPOTrainer": "orpo",
+    "RewardTrainer": "reward_models",
+    "SFTTrainer": "sft",
+}
+
+
+def test_the_list_of_overridden_methods_is_complete():
+    listed = {owner: {*names.split()} for owner, names in OVERRIDDEN.items()}
+    assert listed == overridden() and listed["Trainer"] >= {"_init_training_state", "_save"}
+
+
+@pytest.mark.parametrize(
+    "method", [f"{owner}.{name}" for owner in OVERRIDDEN for name in OVERRIDDEN[owner].split()]
+)
+def test_our_trainers_are_not_imported_over_a_method_that_is_gone(method, monkeypatch):
+    owner, _, name = method.partition(".")
+    family = "reward_models" if method == "Trainer.evaluation_loop" else FAMILIES[owner]
+    module = import_module(f"rlhf_trl.trainers.{family}")
+    parent = transformers.Trainer if owner == "Trainer" else getattr(module, owner)
+    heirs = trl.GRPOTrainer.__mro__ if owner == "Trainer" else parent.__mro__
+    for cls in heirs:
+        if name in vars(cls):
+            monkeypatch.delattr(cls, name)
+    spec = spec_from_file_location("anew", module.__file__)
+    monkeypatch.setitem(sys.modules, "anew", module_from_spec(spec))
+    library = parent.__module__.partition(".")[0]
+    release = {"trl": trl, "transformers": transformers}[library].__version__
+    # DPOTrainer, which stands before KTOTrainer, has an `evaluate` of its own to fall back on
+    says = f"^{library} {release} has no {method}, which |has no Trainer.evaluate, which "
+    with pytest.raises(InputError, match=says):
+        spec.loader.exec_module(sys.modules["anew"])
+
+
+def test_a_trainer_that_does_not_override_a_method_does_without(monkeypatch):
+    monkeypatch.delattr(transformers.Trainer, "_init_training_state")
+    assert type("Anew", (AnsweringSFTTrainer,), {}).__mro__[1] is AnsweringSFTTrainer
+    with pytest.raises(InputError, match=r"_init_training_state, which Anew overrides"):
+        type("Anew", (PolicyGradientTrainer,), {})
+
+
+def test_a_changed_method_of_another_library_is_told_once(monkeypatch):
+    def _init_training_state(self, max_steps): ...
+
+    def reduce(self, tensor, how="sum"): ...
+
+    monkeypatch.setattr(transformers.Trainer, "_init_training_state", _init_training_state)
+    monkeypatch.setattr(accelerate.Accelerator, "reduce", reduce)
+    second, first = moved()
+    assert first.what == "transformers.trainer.Trainer._init_training_state"
+    assert (first.found, first.concerns) == ("(self, max_steps)", "PolicyGradientTrainer")
+    assert second.what == "accelerate.accelerator.Accelerator.reduce"
+    assert second.recorded == "(self, tensor, reduction='sum', scale=1.0)"
+    assert second.concerns == "PPOTrainer, PolicyGradientTrainer"
+
+
+def test_a_method_that_trl_puts_before_the_one_relied_on_is_told(monkeypatch):
+    def _save(self, folder): ...
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_save", _save, raising=False)
+    surface.relied_on.cache_clear()
+    try:
+        one = only()
+    finally:
+        surface.relied_on.cache_clear()
+    assert (one.what, one.recorded, one.found) == ("GRPOTrainer._save", "absent", "(self, folder)")
 
 
 def test_recorded_losses_agree_where_theory_says_so():

@@ -164,6 +164,36 @@ def test_metrics_are_trls(name):
     assert clipped is None or ours[clipped][0] > 0
 
 
+@pytest.mark.parametrize(("which", "size"), [("code", 0.699), ("chapter", 2.98e-4)])
+def test_an_advantage_that_is_rounding_is_logged(which, size):
+    trainer = build(
+        "grpo",
+        which,
+        num_generations=6,
+        per_device_train_batch_size=6,
+        rewards=[lambda prompts, **_: [0.3] * len(prompts)],
+        reward_weights=[1.0],
+    )
+    _, [batch] = accumulate(trainer, batches(trainer))
+    assert batch["advantages"].tolist() == pytest.approx([size] * 6, rel=1e-3)
+    metrics = trainer._metrics["train"]
+    assert metrics["equal_rewards/max_advantage"] == pytest.approx([size], rel=1e-3)
+    assert metrics["equal_rewards/frac_groups"] == [1]
+    assert metrics["frac_reward_zero_std"] == [0]  # TRL's share, with a standard deviation of 3e-8
+
+
+def test_groups_with_contrast_are_not_counted_among_those_of_equal_rewards():
+    def reward(prompts, **_):
+        return [0.5 if p == prompts[0] else float(n % 2) for n, p in enumerate(prompts)]
+
+    trainer = build(
+        "grpo", "code", rewards=[reward], reward_weights=[1.0], per_device_train_batch_size=16
+    )
+    accumulate(trainer, batches(trainer))
+    assert trainer._metrics["train"]["equal_rewards/frac_groups"] == [0.25]
+    assert trainer._metrics["train"]["equal_rewards/max_advantage"] == [0]
+
+
 def test_rows_that_never_clip_log_no_clipping():
     assert not [key for key in metrics("reinforce") if "clip_ratio" in key]
 
@@ -453,6 +483,29 @@ def test_every_reward_is_computed_once_per_completion():
     lengths = list(trainer._logs["extra"]["length"])
     assert len(lengths) == 32
     assert trainer._metrics["train"]["completions/mean_length"] == [statistics.mean(lengths)]
+
+
+def test_a_value_that_a_reward_logs_counts_for_the_completions_that_stay():
+    seen, shares = [], []
+
+    def answer(prompt_ids, index, call):
+        seen.append((call, prompt_ids))
+        prompts = list(dict.fromkeys(p for c, p in seen if c == call))
+        # call 0: nothing stays; 1: one prompt of four, with a right answer; 2: the other three
+        stays = call == 2 or (call == 1 and prompts.index(prompt_ids) == 0)
+        return with_result(prompt_ids, index, call, index >= 4 - call if stays else True)
+
+    def right(completion_ids, log_metric, **kwargs):
+        rewards = [is_right(ids) for ids in completion_ids]
+        shares.append(statistics.mean(rewards))
+        log_metric("share_right", shares[-1])
+        return rewards
+
+    trainer = sampler(answer, rewards=[right, shaped], per_device_train_batch_size=16)
+    accumulate(trainer, batches(trainer))
+    assert shares == [1, 13 / 16, 6 / 12]
+    expected = (4 * 13 / 16 + 12 * 6 / 12) / 16
+    assert trainer._metrics["train"]["share_right"] == pytest.approx([expected])
 
 
 def test_dynamic_sampling_refuses_what_it_cannot_repeat():

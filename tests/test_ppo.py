@@ -6,14 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from policy_gradient_cases import END, LIMIT, drift, plain_logps, rewards_of
+from policy_gradient_cases import END, LIMIT, checkpoint, drift, plain_logps, rewards_of
 from ppo_cases import build, score, unsettle
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
 
 from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.book import advantages as book_advantages
-from rlhf_trl.compare.measure import Comparison, Measured, accumulate, batches, flat_gradient
+from rlhf_trl.compare.measure import (
+    Comparison,
+    Measured,
+    accumulate,
+    batches,
+    fix_completions,
+    flat_gradient,
+)
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.ppo import PPOConfig
@@ -149,12 +156,35 @@ def test_whitened_advantages_leave_the_returns_alone():
     assert torch.equal(white["returns"], plain["returns"])
 
 
-def test_whitening_by_hand_and_of_one_token():
+def test_whitening_by_hand():
     mask = tensor([[1, 1, 0], [1, 0, 0]])
     found = book_advantages.whitened(tensor([[1.0, 2.0, 50.0], [3.0, 50.0, 50.0]]), mask)
     torch.testing.assert_close(found, tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
-    with pytest.raises(InputError, match="needs at least two tokens, but only 1 counts"):
-        fed(build(whiten_advantages=True), tensor([1.0]), tensor([[1.0, 0.0]]), tensor([[0, 0]]))
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_generation_that_is_almost_wholly_cut_off_does_not_stop_a_whitened_run(finished):
+    def cut_off(prompt_ids, index, call):  # but for a completion of one token, or none
+        return [END] if prompt_ids in first[:finished] else [7] * LIMIT
+
+    first = []
+    trainer = build(whiten_advantages=True, mask_truncated_completions=True, answer=None)
+    fix_completions(trainer, cut_off)
+    generate = trainer._generate_single_turn
+
+    def remember(prompt_ids, *args, **kwargs):
+        first.extend(map(tuple, prompt_ids))
+        return generate(prompt_ids, *args, **kwargs)
+
+    trainer._generate_single_turn = remember
+    unsettle(trainer)
+    ours, [batch] = accumulate(trainer, batches(trainer))
+    assert batch["completion_mask"].sum() == finished
+    assert not batch["advantages"].any()  # a lone token is the mean
+    # the critic still learns from it: .1 is vf_coef
+    error = batch["old_values"] - batch["returns"]
+    assert float((error**2).sum()) > 0 or not finished
+    assert ours.loss == pytest.approx(0.1 * float((error**2).sum()) / 2 / 8, abs=1e-7)
 
 
 def test_the_critics_numbers_in_the_log_by_hand():
@@ -343,6 +373,77 @@ def test_the_value_model_has_a_learning_rate_of_its_own_and_may_start_alone():
         weights[2][0], weights[3][0]
     )
     assert not torch.equal(weights[0][1], weights[1][1])
+
+
+def only_policy(lr):
+    """An optimizer made before the trainer: of the policy, which is all there is."""
+    policy = AutoModelForCausalLM.from_pretrained(checkpoint())
+    return policy, torch.optim.AdamW(policy.parameters(), lr, weight_decay=0)
+
+
+@pytest.mark.parametrize("kind", ["separate", "head"])
+def test_a_given_optimizer_trains_the_critic_as_well(kind):
+    policy, optimizer = only_policy(0.01)
+    policy.config._name_or_path = checkpoint()
+    warmup = 2 if kind == "separate" else 0
+    trainer = build(
+        model=policy,
+        optimizers=(optimizer, None),
+        value_model=kind,
+        value_learning_rate=0.03,
+        value_warmup_steps=warmup,
+        lr_scheduler_type="constant",
+        max_steps=2,
+    )
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    value = {n for n in before if value_model.is_of_value_model(n)}
+    trainer.train()
+    moved = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
+    assert len(value) == (25 if kind == "separate" else 1)
+    assert moved & value == value  # the score moves first, and with it the rest
+    assert not moved - value if warmup else len(moved - value) == len(before) - len(value)
+    assert [g["lr"] for g in trainer.optimizer.param_groups] == [0.01, 0.03]
+
+
+def test_a_schedule_that_does_not_know_the_critic_is_refused():
+    policy, optimizer = only_policy(0.01)
+    policy.config._name_or_path = checkpoint()
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    with pytest.raises(InputError, match=r"write optimizers=\(optimizer, None\)"):
+        build(model=policy, optimizers=(optimizer, schedule))
+
+
+@pytest.mark.parametrize("own", ["optimizer", "scheduler"])
+def test_deepspeeds_own_optimizer_has_no_group_for_the_critic(own, tmp_path, monkeypatch):
+    file = tmp_path / "zero.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, own: {"type": "any"}}))
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    fields = {"use_cpu": True, "bf16": False, "report_to": "none"}
+    for name, value in (("value_learning_rate", 0.1), ("value_warmup_steps", 1)):
+        with pytest.raises(InputError, match=f"^{name} needs .* the DeepSpeed config's own {own} "):
+            PPOConfig(**fields, **{name: value})
+    PPOConfig(**fields)  # one learning rate for all is what such a config says
+
+
+# --- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["separate", "head"])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
+def test_values_are_float32_under_autocast(kind, weights):
+    trainer = build(value_model=kind)
+    unsettle(trainer, scale=0)
+    policy = trainer.model.to(weights)
+    seen = []
+    module = policy.value_model if kind == "head" else policy.value_model.score
+    module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    ids = torch.arange(7, 27).view(2, 10)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = policy(input_ids=ids, attention_mask=torch.ones_like(ids), only_values=True)
+    exact = seen[0].double() @ module.weight[0].detach().double()
+    assert found.dtype == torch.float32 and float(exact.abs().max()) > 0.05
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)  # bfloat16: 4e-3
 
 
 # --- vLLM ----------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ SMALL = [
 def test_a_run_leaves_model_summary_curve_config_and_evaluations(run):
     folder, out = run("grpo", "grpo", *SMALL, "--max_steps", 4, "--eval_steps", 2)
     assert out.splitlines()[0] == (
-        "grpo (chapter) on cpu, 1 process, strategy none, float32; 2 prompts x 4 completions per "
-        "generation, 8 completions per optimizer step, 1 optimizer step per generation"
+        "grpo (chapter) on cpu, 1 process, strategy none, float32, adamw_torch_fused; "
+        "2 prompts x 4 completions per generation, 8 completions per optimizer step, "
+        "1 optimizer step per generation"
     )
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["seed"], summary["held_out"]) == (4, 0, 8)
@@ -563,12 +564,11 @@ def test_fsdp_on_a_cpu_is_refused(launch, tmp_path):
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, 3])
-def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
+def test_zero_2_on_two_cpu_processes(launch, tmp_path):
     from transformers import AutoModelForCausalLM
 
     config = ["--config", "configs/tiny/grpo.yaml", "--output_dir", str(tmp_path / "out")]
-    accelerate = ["--config_file", f"configs/accelerate/zero{stage}.yaml", "--num_processes", "2"]
+    accelerate = ["--config_file", "configs/accelerate/zero2.yaml", "--num_processes", "2"]
     done = launch(accelerate, "grpo", *config, *WORDS, "--max_steps", "3")
     assert done.returncode == 0, cause(done.stdout)
     assert "2 processes, strategy deepspeed" in done.stdout

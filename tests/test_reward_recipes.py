@@ -319,7 +319,7 @@ def test_wandb_offline(small, monkeypatch, tmp_path):
 
 
 @pytest.mark.multiprocess
-def test_two_processes_share_the_answers_that_one_has_sampled(launch, finished, tmp_path):
+def test_two_processes_sample_the_answers_that_one_samples(launch, finished, tmp_path):
     whole, _ = finished("orm")
     recipe, words = WORDS["orm"]
     words = [*words, "--per_device_train_batch_size", 4]

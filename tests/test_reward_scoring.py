@@ -201,6 +201,16 @@ def test_an_empty_completion_that_is_cut_off_is_worth_nothing_to_an_outcome_mode
     assert in_grpo(folder, rows=[("", True, None)])[0] > 0  # its end is a token
 
 
+def test_an_answer_is_finished_where_the_trainer_says_so(models):
+    """Whichever of the policy's end tokens it was; the end is then the reward model's own."""
+    folder, _ = models("orm")
+    function = load_reward_model(folder, build_tokenizer(), ARGS)
+    given = {"prompts": ["ab"] * 3, "completions": ["cd"] * 3}
+    by_token = function(**given, completion_ids=[[75, 76, EOS], [75, 76, 9], [75, 76, 9]])
+    told = function(**given, completion_ids=[[75, 76, 9]] * 3, finished=[True, False, True])
+    assert told == [by_token[0], by_token[1], by_token[0]] and by_token[0] != by_token[1]
+
+
 @pytest.mark.parametrize("kind", ["reward", "orm", "prm"])
 def test_plain_texts(tmp_path, kind):
     """Prompt and completion are texts, not messages."""

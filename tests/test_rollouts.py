@@ -16,6 +16,7 @@ from direct_alignment_cases import message, pairs
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3ForCausalLM
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
+from rlhf_trl.compare import measure
 from rlhf_trl.data.preferences import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.samples import add_panels
@@ -207,6 +208,26 @@ def test_rollouts_are_the_models_own_and_end_where_evaluation_ends(tmp_path):
     ids = asked._generate_single_turn(ids, None, {}, 1)[0]
     assert any(LETTER_E in each for each in found[0])
     assert not any(LETTER_E in each for each in ids)  # as the run asks
+
+
+def test_rewards_learn_which_completions_are_finished(tmp_path):
+    told = []
+
+    def reward(completion_ids, finished, **_):
+        told.extend(zip(completion_ids, finished, strict=True))
+        return [0.0] * len(finished)
+
+    folder = saved(tmp_path, eos_token_id=[LETTER_E, END])
+    found = ([75, END], [75, LETTER_E], [75, 76], [LETTER_E, 75])
+    trainer = policy_gradient_cases.build(
+        "grpo",
+        model=folder,
+        rewards=[reward],
+        reward_weights=[1.0],
+        answer=lambda prompt, index, call: list(found[index]),
+    )
+    trainer._prepare_inputs(next(measure.batches(trainer)))
+    assert told == list(zip(map(list, found), (True, True, False, False), strict=True)) * 2
 
 
 def test_sampled_data_are_the_models_own(tmp_path, monkeypatch):

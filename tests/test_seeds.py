@@ -148,6 +148,8 @@ def head_of(name):
 def sampled(seed):
     args = SimpleNamespace(
         device=torch.device("cpu"),
+        process_index=0,
+        world_size=1,
         per_device_eval_batch_size=60,
         max_completion_length=20,
         model_init_kwargs=None,

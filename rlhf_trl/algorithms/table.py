@@ -152,7 +152,8 @@ _CODE = {
     "kl_sign": "code",
     "constants": {"std_epsilon": 1e-8},
     "trl": "TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
-    "differs": "1e-8 is added to the standard deviation, and the KL has the other sign.",
+    "differs": "The KL has the other sign, and 1e-8 is added to the standard deviation, so that "
+    "rounding alone can give a group of equal rewards advantages of about 1.",
 }
 _STOCK = {
     "constants": {"std_epsilon": 1e-4, "kl_estimator": "k3"},
@@ -372,7 +373,8 @@ _ROWS = (
             **_CODE
             | {
                 "trl": "TRL bounds the weight from above only and counts each token the same",
-                "differs": "A mean over the tokens of each sequence, not over all tokens.",
+                "differs": "A mean over the tokens of each sequence, not over all tokens; rounding "
+                "alone can give a group of equal rewards advantages of about 1.",
             },
             aggregation="sequence_mean",
             window="micro_batch",
@@ -411,7 +413,8 @@ _ROWS = (
             constants={"std_epsilon": 1e-8},
             settings=_trl("bnpo"),
             trl="TRL adds 1e-4 to the standard deviation, not 1e-8",
-            differs="The mean over tokens is taken in each micro-batch; 1e-8 is added to the std.",
+            differs="The mean over tokens is taken in each micro-batch; 1e-8 is added to the std, "
+            "so that rounding alone can give a group of equal rewards advantages of about 1.",
         ),
         trl=replace(
             _DAPO,

@@ -136,7 +136,9 @@ def group_standardised(
         std_epsilon: e, in units of the reward.
 
     Returns:
-        (B,) advantages; 0 in a group of equal rewards.
+        (B,) advantages. In a group of equal rewards they are what rounding left of r_i - mean over
+        std + e, and not always 0: in float32 six rewards of 0.3 get 0.0003 with e = 1e-4, and with
+        e = 1e-8 0.7, or 3 beside a second such group.
 
     Raises:
         InputError: if B is not a multiple of G, or G is 1.
@@ -219,18 +221,11 @@ def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
         mask: (B, T) 1 on tokens that count.
 
     Returns:
-        (B, T) advantages, 0 on masked positions.
-
-    Raises:
-        InputError: if fewer than two tokens count.
+        (B, T) advantages, 0 on masked positions, and where a single token counts: it is the mean.
     """
     kept = advantages[mask.bool()]
-    if len(kept) < 2:
-        raise InputError(
-            f"whiten_advantages needs at least two tokens, but only {len(kept)} counts in this "
-            "batch; make the batch larger, or leave it off"
-        )
-    return torch.where(mask.bool(), (advantages - kept.mean()) / (kept.std() + 1e-8), 0)
+    spread = kept.std() if len(kept) > 1 else 0
+    return torch.where(mask.bool(), (advantages - kept.mean()) / (spread + 1e-8), 0)
 
 
 def as_groups(rewards: Tensor, size: int | None, function: str, at_least: int = 1) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, NEUTRAL_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import stock
-from rlhf_trl.compare.surface import Surface, family_of, overrides, read, shipped
+from rlhf_trl.compare.surface import Surface, family_of, read, relied_on, shipped
+from rlhf_trl.trainers.on_trl import OnTRL
 
 # Kept by hand: the release in which something took its place or value, what it was, what it is.
 # Each line was read off the published packages on both sides of the change.
@@ -91,7 +92,9 @@ def compare(recorded: Surface, found: Surface) -> list[Moved]:
     gone = {family_of(n) for n, home in recorded["homes"].items() if home and not found["homes"][n]}
     failed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for section in ("homes", "signatures", "defaults", "losses"):
-        for place, old in recorded[section].items():
+        # a method that has come may stand before one that is relied on
+        come = found[section] if section == "signatures" else ()
+        for place, old in {**dict.fromkeys(come), **recorded[section]}.items():
             if section != "homes" and family_of(place) in gone:
                 continue
             new = found[section].get(place)
@@ -117,7 +120,7 @@ def compare(recorded: Surface, found: Surface) -> list[Moved]:
             fates[name, *fate, since, _concerns(fate[1], f"{config}.{name}")].append(config)
     for (name, *fate_and_whom), configs in fates.items():
         moved.append(Moved(f"{', '.join(configs)} field {name}", *fate_and_whom))
-    for module, why in overrides()[1].items():
+    for module, why in relied_on()[1].items():
         moved.append(Moved(module, "can be imported", why, None, "the recipes that use it"))
     return moved
 
@@ -159,11 +162,11 @@ def _concerns(section: str, place: str) -> str:
     if section == "absent":
         return ", ".join([*_joined(own, rows), "configs that set it"])
     if section == "signatures":
-        classes = overrides()[0].get(place, set())
+        classes = relied_on()[0].get(place, set())
         users = sorted(cls.__name__ for cls in classes)
         if family == "GRPO" and not name.startswith("__"):  # and who names it
             files = {*Path(trainers.__file__).parents[1].rglob("*.py")}
-            files -= {Path(inspect.getfile(cls)) for cls in classes}
+            files -= {Path(inspect.getfile(cls)) for cls in {*classes, OnTRL}}
             users += sorted(f.name for f in files if re.search(rf"\b{name}\b", f.read_text()))
         return ", ".join(users) or everyone
     if section == "defaults" and own:

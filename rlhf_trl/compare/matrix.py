@@ -116,7 +116,7 @@ class Matrix:
                 Contribution(s.term, s.says, _error(changed(row.left, window, [s]), left))
                 for s in steps
             )
-            found = changed(row.left, window, steps)
+            found = changed(row.left, window, steps) if steps else left
             residual = float((right - found).norm() / (right.norm() or left.norm()))
         return Result(
             row=row,
@@ -276,7 +276,7 @@ def applies(row: Row, batch: PolicyBatch) -> bool:
         row: what would be compared.
         batch: the window.
     """
-    if row.batches:
+    if row.batches or batch.reward is not None:
         return batch.name in row.batches
     if kind_of(row)[0] not in POLICY:
         return batch.name in pairs.BATCHES

@@ -81,8 +81,8 @@ constant that no step sees, so what counts is the gradient with respect to all p
 
 The last columns name the batch that the numbers are from, where the two sides differ most, and the
 batches on which they are equal, out of those that apply. Batches that change something on purpose
-(`temperature`, `small_rewards`, `beta`) stand in the last column only, but what a KL adds is
-explained below a table.
+(`temperature`, `small_rewards`, `beta`, `equal_rewards`) stand in the last column only, unless a
+row is about them; what a KL adds is explained below a table.
 
 {batches}
 

@@ -57,6 +57,8 @@ class PolicyBatch:
         beta: weight of the KL, for rows that read one.
         temperature: TRL's temperature.
         reward_scale: multiplies all rewards.
+        group: completions per prompt.
+        reward: every completion's, rounded to float32 as in training; None: rewards differ.
     """
 
     name: str
@@ -70,6 +72,8 @@ class PolicyBatch:
     beta: float = 0.0
     temperature: float = 1.0
     reward_scale: float = 1.0
+    group: int = GROUP
+    reward: float | None = None
 
     @property
     def windows(self) -> int:
@@ -120,6 +124,14 @@ BATCHES = (
         "all rewards times 0.001, mild drift, equal lengths",
         drift=0.05,
         reward_scale=1e-3,
+    ),
+    PolicyBatch(
+        "equal_rewards",
+        "all eight rewards of a group are 0.3 in float32, mild drift, equal lengths; only for rows "
+        "about rounding",
+        drift=0.05,
+        group=8,
+        reward=0.3,
     ),
 )
 
@@ -172,11 +184,15 @@ def build_trainer(
     fields = (
         trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
     )
-    fields = {"num_generations": GROUP, "max_completion_length": LIMIT} | fields
+    fields = {"num_generations": batch.group, "max_completion_length": LIMIT} | fields
+    rewards = [right, has_format]
+    if batch.reward is not None:
+        each = batch.reward / sum(WEIGHTS)
+        rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * len(WEIGHTS)
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
     built = trainer(
         model=policy_folder(),
-        reward_funcs=[right, has_format],
+        reward_funcs=rewards,
         args=config(**fields),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
@@ -290,7 +306,9 @@ class PolicyWindow:
         with torch.no_grad():
             _, old = logps(self.generating)
             _, ref = logps(untrained().state_dict())
-        rewards = WEIGHTS[0] * self.right + WEIGHTS[1] * self.format
+        rewards = (WEIGHTS[0] * self.right + WEIGHTS[1] * self.format) * self.batch.reward_scale
+        if self.batch.reward is not None:
+            rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         return View(
             batch=self.batch,
             model=model,
@@ -299,7 +317,7 @@ class PolicyWindow:
             old_logps=old,
             ref_logps=ref,
             mask=self.ids["completion_mask"].double(),
-            rewards=rewards * self.batch.reward_scale,
+            rewards=rewards,
             binary_rewards=self.right * (self.format == 1),
             generation_tokens=self.generation_tokens,
         )
@@ -328,7 +346,7 @@ def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -
 
 @dataclass
 class View:
-    """What the book's functions see of a window, in float64.
+    """What the book's functions see of a window, in float64 but for rewards that are rounded.
 
     Attributes:
         batch: the window.
@@ -367,8 +385,8 @@ class View:
     @property
     def group_std(self) -> Tensor:
         """(B, 1) unbiased standard deviation of the rewards in each group."""
-        spread = self.rewards.view(-1, GROUP).std(1, keepdim=True)
-        return spread.expand(-1, GROUP).reshape(-1, 1)
+        spread = self.rewards.view(-1, self.batch.group).std(1, keepdim=True)
+        return spread.expand(-1, self.batch.group).reshape(-1, 1)
 
     def norm(self, kind: str) -> Tensor:
         """Return the weight that an aggregation gives to a token, (B, 1).
@@ -441,12 +459,14 @@ class View:
         Returns:
             The loss, and (B, T) d loss / d logps.
         """
-        leaf = self.logps.clone().requires_grad_()
+        # the functions compute in the precision of the log-probabilities
+        leaf = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
+        size = self.batch.group
         row = formulation(algorithm, which)
         given = dict(given) | {"logps": leaf}
         call: Callable[..., Any] = policy_gradient_loss
         if row.window == "window" or row.advantage == "batch_mean_baseline":
-            loss = call(algorithm, formulation=which, num_generations=GROUP, **given).loss
+            loss = call(algorithm, formulation=which, num_generations=size, **given).loss
         else:
             losses = []
             for start in range(0, len(leaf), ROWS):
@@ -454,7 +474,7 @@ class View:
                     k: v[start : start + ROWS] if isinstance(v, Tensor) else v
                     for k, v in given.items()
                 }
-                out = call(algorithm, formulation=which, num_generations=GROUP, **part)
+                out = call(algorithm, formulation=which, num_generations=size, **part)
                 losses.append(out.loss)
             loss = torch.stack(losses).mean()
         (weights,) = torch.autograd.grad(loss, leaf)

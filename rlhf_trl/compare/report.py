@@ -13,7 +13,7 @@ from rlhf_trl.compare.policy import BATCHES
 
 FORMATS = ("table", "markdown", "json", "html")
 
-SPECIAL = ("temperature", "small_rewards", "beta")
+SPECIAL = ("temperature", "small_rewards", "beta", "equal_rewards")
 """Batches that change something else on purpose."""
 
 _TEMPERATURE = (

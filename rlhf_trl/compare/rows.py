@@ -136,6 +136,15 @@ def _code_trl(name: str, right: Stock) -> Row:
     )
 
 
+def _equal_rewards(right: Book | Stock, settings: str) -> Row:
+    says = (
+        "In float32 the mean of eight rewards of 0.3 is not 0.3; the code divides what is left by "
+        "its own size, so that each gets an advantage of 0.71 (chapter and TRL: 0.0003)."
+    )
+    left, batches = Book("grpo", "code"), ("equal_rewards",)
+    return Row("grpo", "equal rewards", left, right, (_EPS_BACK,), says, settings, batches)
+
+
 POLICY_ROWS = (
     Row(
         "reinforce",
@@ -201,6 +210,8 @@ POLICY_ROWS = (
     _code("grpo"),
     Row("grpo", "", Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
     _code_trl("grpo", stock("grpo")),
+    _equal_rewards(Book("grpo"), ""),
+    _equal_rewards(stock("grpo"), _NO_SETTING),
     Row(
         "grpo",
         "TRL's default",

@@ -3,7 +3,8 @@
 `surface.json` holds, of one release: the homes of trainers and configs, the signatures of what the
 package overrides or calls, the defaults of the fields that change a loss, all field names, and the
 results of the stock losses on fixed batches. To watch one more home, signature or loss, add its
-line with null there and record again; what our trainers override joins by itself.
+line with null there and record again; the methods of TRL, transformers and accelerate that our
+trainers override or call join by themselves.
 """
 
 import inspect
@@ -18,12 +19,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import stock
 from rlhf_trl.compare.models import quiet
 
 Surface = dict[str, dict[str, Any]]
+
+LIBRARIES = ("trl", "transformers", "accelerate", "torch")
 
 _WATCHED = LOSS_FIELDS | SHARED_FIELDS
 _WATCHED |= {"bf16", "gradient_checkpointing", "num_iterations", "steps_per_generation"}
@@ -47,7 +52,7 @@ def read(known: Surface | None = None) -> Surface:
     """
     known = known or shipped()
     with quiet():
-        places = sorted({*known["signatures"], *overrides()[0]})
+        places = sorted({*known["signatures"], *relied_on()[0]})
         homes = {name: _home(name, home) for name, home in known["homes"].items()}
         config_fields = {
             name: {f.name: f for f in fields(_get(name, homes))}
@@ -60,7 +65,7 @@ def read(known: Surface | None = None) -> Surface:
             for name in sorted(by_name.keys() & _WATCHED)
         }
         return {
-            "versions": {name: version(name) for name in ("trl", "transformers", "torch")},
+            "versions": {name: version(name) for name in LIBRARIES},
             "homes": homes,
             "signatures": {place: _signature(place, homes) for place in places},
             "defaults": defaults,
@@ -79,8 +84,8 @@ def dump(surface: Surface) -> str:
 
 
 @cache
-def overrides() -> tuple[dict[str, set[type]], dict[str, str]]:
-    """Return what our trainers override of TRL's, and by whom; and modules that do not import."""
+def relied_on() -> tuple[dict[str, set[type]], dict[str, str]]:
+    """Return methods that our trainers override or call, and who; and modules without import."""
     found: dict[str, set[type]] = defaultdict(set)
     failed: dict[str, str] = {}
     for module in pkgutil.iter_modules(trainers.__path__, f"{trainers.__name__}."):
@@ -96,8 +101,23 @@ def overrides() -> tuple[dict[str, set[type]], dict[str, str]]:
             for owner in cls.__mro__[: cls.__mro__.index(theirs[0])]:
                 for name, value in vars(owner).items():
                     if callable(value) and hasattr(theirs[0], name):
-                        found[f"{theirs[0].__name__}.{name}"].add(owner)
+                        found[_place(theirs[0], name)].add(owner)
+                calls = inspect.getsource(owner)
+                for library_class, pattern in (
+                    (theirs[0], r"(?:self|super\(\))\.(\w+)\("),
+                    (Accelerator, r"self\.accelerator\.(\w+)\("),
+                ):
+                    for name in re.findall(pattern, calls):
+                        if inspect.isfunction(getattr(library_class, name, None)):
+                            found[_place(library_class, name)].add(owner)
     return found, failed
+
+
+def _place(cls: type, name: str) -> str:
+    """Return where a class has a method from; what it inherits, with the module."""
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    home = "" if owner is cls is not Accelerator else f"{owner.__module__}."
+    return f"{home}{owner.__name__}.{name}"
 
 
 def family_of(place: str) -> str | None:

@@ -626,12 +626,8 @@ def fit(
         The data set that is left, and how many rows were cut and dropped, by the reason.
 
     Raises:
-        InputError: nothing is left, or the data set is streamed.
+        InputError: nothing is left.
     """
-    if not hasattr(dataset, "select"):
-        raise InputError(
-            "dataset: a streamed data set cannot be counted or ordered; load it whole."
-        )
     counts = {"cut": 0, "over-long": 0, "identical": 0}
     kept, rows = [], []
     for n, row in enumerate(dataset.select_columns(["prompt_ids", *sides])):

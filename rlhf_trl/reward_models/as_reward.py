@@ -4,13 +4,18 @@ import json
 import string
 import unicodedata
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl.data.verifiers import checked
 from rlhf_trl.errors import InputError
+<<<<<<< HEAD:rlhf_trl/reward_models/as_reward.py
 from rlhf_trl.reward_models.reader import Reader
+=======
+from rlhf_trl.models import whole_weights
+from rlhf_trl.data.verifiers import checked
+from rlhf_trl.reward_models.reader import Reader
+>>>>>>> mainrepo/main:rlhf_trl/reward_models/as_reward.py
 
 BATCH = 64  # texts scored at once
 
@@ -48,17 +53,20 @@ def load_reward_model(
     checked_texts = False
 
     def reward_model(
-        prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **_: Any
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids: list[list[int]],
+        finished: list[bool] | None = None,
+        **_: Any,
     ) -> list[float]:
         nonlocal checked_texts
         if not checked_texts:
             _check_fit(path, own, prompts, completions)
             checked_texts = True
-        rows = zip(prompts, completions, completion_ids, strict=True)
-        texts = [
-            reader.encode(own, prompt, completion, bool(ids) and ids[-1] == tokenizer.eos_token_id)
-            for prompt, completion, ids in rows
-        ]
+        if finished is None:  # PolicyGradientTrainer says it, and knows other end tokens as well
+            finished = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
+        rows = zip(prompts, completions, finished, strict=True)
+        texts = [reader.encode(own, *row) for row in rows]
         logits = reader.outputs(model, own, texts, BATCH, args.device)
         return [reader.scores(each)[name] for each in logits]
 
@@ -77,7 +85,7 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         AutoModelForTokenClassification if reader.per_token else AutoModelForSequenceClassification
     )
     try:
-        with _whole_under_zero3(args):
+        with whole_weights(args):
             if (adapter := Path(path) / "adapter_config.json").is_file():
                 model, missing = _with_adapter(path, adapter, auto)
             else:
@@ -137,25 +145,6 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     if missing:
         return model, missing  # PEFT would stop at them
     return PeftModel.from_pretrained(model, path).merge_and_unload(), missing
-
-
-@contextmanager
-def _whole_under_zero3(args: Any):
-    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
-    from transformers.integrations.deepspeed import (
-        is_deepspeed_zero3_enabled,
-        set_hf_deepspeed_config,
-        unset_hf_deepspeed_config,
-    )
-
-    sharded = is_deepspeed_zero3_enabled()
-    if sharded:
-        unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if sharded:
-            set_hf_deepspeed_config(args.hf_deepspeed_config)
 
 
 def _check_characters(path: str, own: Any, tokenizer: Any) -> None:

@@ -1,11 +1,22 @@
 """Completions sampled from a model, of which training data are made."""
 
+import json
+from collections.abc import Iterable
 from copy import copy
+from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
+
 from rlhf_trl.errors import InputError
+<<<<<<< HEAD:rlhf_trl/rollouts/sampling.py
 from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
 from rlhf_trl.rollouts.generate import Completion, generate, seeded
+=======
+from rlhf_trl.rollouts.generate import Completion, generate, seeded
+from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model, whole_weights
+from rlhf_trl.output import write_whole
+>>>>>>> mainrepo/main:rlhf_trl/rollouts/sampling.py
 
 
 def sampling_model(model: Any, data: Any) -> Any:
@@ -20,10 +31,25 @@ def sampling_model(model: Any, data: Any) -> Any:
     return other
 
 
+def is_kept(path: Path) -> bool:
+    """Return whether the main process finds a file; every process asks, and gets one answer."""
+    return broadcast_object_list([path.exists()])[0]
+
+
+def keep(path: Path, rows: Iterable[dict[str, Any]], args: Any) -> None:
+    """Let the main process write rows as JSON Lines; the others wait for it."""
+    if args.process_index == 0:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+    wait_for_everyone()
+
+
 def sample_completions(
     model: Any, args: Any, rows: list[dict[str, Any]], count: int, seed: int
 ) -> list[list[Completion]]:
-    """Sample completions at temperature 1.
+    """Sample completions at temperature 1, each process a share of them.
+
+    Any number of processes samples the same, and each holds the whole model, under ZeRO-3 too.
 
     Args:
         model (`ModelConfig`): whose model answers.
@@ -34,7 +60,7 @@ def sample_completions(
         seed: of the sampling; the caller's random state is left alone.
 
     Returns:
-        For each row, `count` completions.
+        For each row, `count` completions; on every process those of all rows.
 
     Raises:
         InputError: a classifier, such as a reward model; and see `load_tokenizer`, `check_prompts`.
@@ -55,20 +81,24 @@ def sample_completions(
                 f"model_name_or_path: {model.model_name_or_path!r} is a classifier, which writes "
                 "no answers; name a language model with dataset.sampled_from."
             )
-        policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
+        with whole_weights(args):
+            policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
     policy = policy.to(args.device).eval()
     size = max(1, args.per_device_eval_batch_size // count)
-    found: list[list[Completion]] = []
-    with seeded(seed, args.device):
-        for first in range(0, len(rows), size):
-            answers = generate(
-                policy,
-                tokenizer,
-                rows[first : first + size],
-                do_sample=True,
-                max_new_tokens=args.max_completion_length,
-                device=args.device,
-                count=count,
-            )
-            found += [answers[i : i + count] for i in range(0, len(answers), count)]
-    return found
+    found: list[tuple[int, list[list[Completion]]]] = []
+    with whole_weights(args):  # `generate` too would wait for the others under ZeRO-3
+        for first in range(0, len(rows), size)[args.process_index :: args.world_size]:
+            # a seed of its own for each batch, whichever process samples it
+            with seeded(seed + first, args.device):
+                answers = generate(
+                    policy,
+                    tokenizer,
+                    rows[first : first + size],
+                    do_sample=True,
+                    max_new_tokens=args.max_completion_length,
+                    device=args.device,
+                    count=count,
+                )
+            groups = [answers[i : i + count] for i in range(0, len(answers), count)]
+            found.append((first, groups))
+    return [group for _, groups in sorted(gather_object(found)) for group in groups]

@@ -10,6 +10,7 @@ from typing import Any
 from rlhf_trl.errors import InputError
 
 STRATEGIES = ("none", "ddp", "fsdp", "deepspeed")
+PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass
@@ -123,12 +124,16 @@ def check_wrapper(trainer: Any) -> None:
 
 
 def describe_launch(args: Any, name: str) -> str:
-    """Return the first line of a run: device, processes, dtype and batch arithmetic."""
+    """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic.
+
+    Raises:
+        InputError: see `innermost_optimizer`.
+    """
     processes = args.world_size
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
         f"strategy {_asked_strategy(processes)}, "
-        f"{'bfloat16' if args.bf16 else 'float16' if args.fp16 else 'float32'}; "
+        f"{_precision(args)}, {innermost_optimizer(args)}; "
     )
     per_step = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
     if not hasattr(args, "generation_batch_size"):
@@ -140,6 +145,40 @@ def describe_launch(args: Any, name: str) -> str:
         f"{per_step} completions per optimizer step, "
         f"{updates:g} optimizer step{'s' * (updates != 1)} per generation"
     )
+
+
+def innermost_optimizer(args: Any) -> str:
+    """Return the name of the optimizer that steps, which under DeepSpeed may not be `optim`.
+
+    Raises:
+        InputError: accelerate would silently put Adam in the place of another optimizer.
+    """
+    config = _deepspeed_config(args)
+    if "optimizer" in config:  # which overrules `optim`
+        return config["optimizer"]["type"]
+    device = config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none")
+    if device == "none" or not config.get("zero_force_ds_cpu_optimizer", True):
+        return args.optim.value
+    if args.optim not in ("adamw_torch", "adamw_torch_fused"):
+        raise InputError(
+            f"optim is {args.optim.value}, but with offload_optimizer_device: {device} accelerate "
+            "would run DeepSpeedCPUAdam in its place; write optim: adamw_torch, take "
+            "offload_optimizer_device: none, or name a deepspeed_config_file with "
+            "zero_force_ds_cpu_optimizer: false."
+        )
+    return "DeepSpeedCPUAdam"
+
+
+def _precision(args: Any) -> str:
+    """Return what the accelerator is going to compute in; DeepSpeed's own config overrules all."""
+    config = _deepspeed_config(args)
+    enabled = [kind for kind in PRECISIONS if config.get(kind, {}).get("enabled") is True]
+    kind = enabled[0] if enabled else "no" if config else args.mixed_precision
+    return PRECISIONS.get(kind, kind)
+
+
+def _deepspeed_config(args: Any) -> dict[str, Any]:
+    return args.deepspeed_plugin.deepspeed_config if args.deepspeed_plugin else {}
 
 
 def _asked_strategy(processes: int) -> str:

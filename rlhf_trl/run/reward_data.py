@@ -18,8 +18,7 @@ from rlhf_trl.data.preferences import FileData
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer
-from rlhf_trl.output import write_whole
-from rlhf_trl.rollouts.sampling import sample_completions, sampling_model
+from rlhf_trl.rollouts.sampling import is_kept, keep, sample_completions, sampling_model
 
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
@@ -79,15 +78,9 @@ def kept_samples(
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest, name = args.max_completion_length, model.model_name_or_path
     how = {"sampled_from": name, "max_completion_length": longest}
-    with args.main_process_first(local=False, desc="sampling answers"):
-        if not path.exists():
-            answers = sample_completions(model, args, rows, count, seed)
-            lines = [
-                json.dumps({**_outcome(row, one), **how}) + "\n"
-                for row, each in zip(rows, answers, strict=True)
-                for one in each
-            ]
-            write_whole(path, lambda part: part.write_text("".join(lines), encoding="utf-8"))
+    if not is_kept(path):
+        answers = zip(rows, sample_completions(model, args, rows, count, seed), strict=True)
+        keep(path, ({**_outcome(row, one), **how} for row, each in answers for one in each), args)
     try:
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         asked = [(row["question"], {key: row.pop(key) for key in how}) for row in found]

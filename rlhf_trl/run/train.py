@@ -41,10 +41,11 @@ def begin(loaded: Any, name: str) -> None:
         name: the algorithm, for people.
 
     Raises:
-        InputError: see `launch.check_processes` and `output.claim`.
+        InputError: see `launch.check_processes`, `launch.innermost_optimizer` and `output.claim`.
     """
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
+    first_line = launch.describe_launch(args, name)
     if args.max_steps == 0:
         raise InputError("max_steps is 0, which trains nothing; write 1 or more.")
     for tracker in args.report_to:
@@ -73,7 +74,7 @@ def begin(loaded: Any, name: str) -> None:
     if "eval_on_start" not in loaded.given:
         args.eval_on_start = not evaluated
     if main_process:
-        print(launch.describe_launch(args, name), flush=True)
+        print(first_line, flush=True)
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
 

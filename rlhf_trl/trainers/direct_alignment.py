@@ -14,6 +14,7 @@ from rlhf_trl.data.preferences import fit, kto_order, rotated
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
 from rlhf_trl.losses import PreferenceLoss, completions_loss
+from rlhf_trl.trainers.on_trl import OnTRL
 
 
 @dataclass
@@ -96,13 +97,13 @@ class _Recorder:
         return self.outputs[-1]
 
 
-class Aligned(AnswersBesideLoss):
+class Aligned(OnTRL, AnswersBesideLoss):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
     def _take(self, resolved: Resolved) -> Any:
         """Keep a row, and return the config that it makes."""
         self._row, self._parameters = resolved.row, resolved.parameters
-        self._stock = resolved.formulation == "trl"
+        self._algorithm, self._stock = resolved.algorithm, resolved.formulation == "trl"
         self.max_completion_length, self.fitted = resolved.args.max_completion_length, {}
         return resolved.args
 
@@ -159,7 +160,7 @@ class PreferenceTrainer(Aligned, DPOTrainer):
             args.precompute_ref_log_probs = True
         if not self._stock:  # TRL's loss is computed for its metrics only
             args.loss_type, args.loss_weights = ["sigmoid"], None
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, args=args, algorithm=self._algorithm, **kwargs)
         _check_reference(self.model, self.ref_model)
 
     # Extends DPOTrainer._prepare_dataset: our rule for over-long pairs, and one for identical ones,
@@ -260,7 +261,7 @@ class UnpairedTrainer(Aligned, KTOTrainer):
         **kwargs: Any,
     ):
         args = self._take(UnpairedConfig.resolve(args, algorithm, formulation))
-        super().__init__(model, args=args, **kwargs)
+        super().__init__(model, args=args, algorithm=self._algorithm, **kwargs)
         _check_reference(self.model, self.ref_model)
 
     # Extends KTOTrainer._prepare_dataset: examples are ordered before completions are rotated.
@@ -312,7 +313,9 @@ def _check_reference(model: Any, reference: Any) -> None:
     """Refuse a reference model whose tokens are others."""
     if reference is None:
         return
-    sizes = [m.config.get_text_config().vocab_size for m in (model, reference)]
+    # DeepSpeed's engine has a config of its own
+    configs = [getattr(m, "module", m).config for m in (model, reference)]
+    sizes = [config.get_text_config().vocab_size for config in configs]
     if sizes[0] != sizes[1]:
         raise InputError(
             f"the reference model has a vocabulary of {sizes[1]} tokens and the model one of "

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
 
 from rlhf_trl import book
 from rlhf_trl.errors import InputError
@@ -17,7 +16,8 @@ class DynamicSampling:
     A group is a prompt's completions; it has contrast if not all are right and not all are wrong.
     Each round replaces the groups without contrast by as many fresh prompts, drawn from a seeded
     order of the training set of its own; all processes generate equally many of them. Only then
-    does TRL score, count and log the generation batch, as if nothing else had been sampled.
+    does TRL score, count and log the generation batch, as if nothing else had been sampled. A value
+    that a reward function gave to `log_metric` is weighed by how many completions stay of the call.
 
     Logged beside TRL's metrics, per generation: `dynamic_sampling/rounds`,
     `dynamic_sampling/discarded_groups` and `dynamic_sampling/left_without_contrast`.
@@ -62,6 +62,8 @@ class DynamicSampling:
         for row in self._kept:
             for column, value in row["extra"].items():
                 self._pending_extra_logs[column].append(value)
+            for name, value in row["metrics"].items():
+                self._pending_metrics[name].append(value)
         return self._kept_rewards
 
     def _with_contrast(
@@ -109,12 +111,14 @@ class DynamicSampling:
         rewards = self._calculate_rewards(inputs, prompts, completions, ids)
         self._metrics["train"] = defaultdict(list, metrics)
         extra, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        logged, self._pending_metrics = self._pending_metrics, defaultdict(list)
         rows = [
             {
                 "input": row,
                 "ids": ids[i],
                 "logps": None if logps is None else logps[i],
                 "extra": {column: values[i] for column, values in extra.items()},
+                "metrics": {name: sum(values) / len(values) for name, values in logged.items()},
             }
             for i, row in enumerate(inputs)
         ]
@@ -144,7 +148,6 @@ class DynamicSampling:
             "rollout_func": self.rollout_func,
             "environment_factory": self.environment_factories,
             "images": {"image", "images"} & inputs[0].keys(),
-            "a streamed train_dataset": not isinstance(self.train_dataset, Dataset),
         }
         for name, used in special.items():
             if used:

@@ -18,6 +18,7 @@ from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rollouts.generate import neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
+from rlhf_trl.trainers.on_trl import OnTRL
 
 STATE_FILE = "policy_gradient_state.json"
 
@@ -100,8 +101,12 @@ class PolicyGradientConfig(RowConfig, GRPOConfig):
         return replace(resolved, row=row)
 
 
-class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
+class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     """GRPOTrainer whose advantages and loss are a row of `rlhf_trl.algorithms`.
+
+    Rows that standardise rewards log, per generation, `equal_rewards/frac_groups` (share of groups
+    whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
+    gives to a completion of such a group.
 
     Args:
         model: see GRPOTrainer, as are all arguments that are not named here.
@@ -113,7 +118,8 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             the stock trainer with the row's settings.
 
     Raises:
-        InputError: no such algorithm, or a config field that it does not read, or contradicts.
+        InputError: no such algorithm, a config field that it does not read, or contradicts, or a
+            streamed data set.
     """
 
     def __init__(
@@ -135,7 +141,9 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0}
         self._ahead: list[dict[str, Any]] = []
-        super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
+        super().__init__(
+            model, reward_funcs, args, train_dataset, algorithm=resolved.algorithm, **kwargs
+        )
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
             self.epsilon_high = self._parameters["epsilon_high"] + offset
@@ -163,8 +171,11 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
             return super()._generate_single_turn(*args, **kwargs)
 
     # Extends GRPOTrainer._calculate_rewards, which only warns when no reward applies to a sample
-    # and then trains on an advantage of 0; keeps the gathered rewards for the advantages.
+    # and then trains on an advantage of 0; tells reward functions which completions are finished,
+    # and keeps the gathered rewards for the advantages.
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        ended = [bool(ids) and ids[-1] in self.eos_token_ids for ids in completion_ids_list]
+        inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscored = torch.isnan(rewards).all(dim=1).nonzero().flatten().tolist()
         if unscored:
@@ -224,13 +235,21 @@ class PolicyGradientTrainer(DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
+        size = self.num_generations if training else self.num_generations_eval
         advantages = estimate_advantages(
             self._row,
             self._parameters,
             rewards=rewards,
             binary_rewards=self._binary_rewards(),
-            num_generations=self.num_generations if training else self.num_generations_eval,
+            num_generations=size,
         )
+        if "std_epsilon" in self._parameters:
+            groups = rewards.view(-1, size)
+            equal = (groups == groups[:, :1]).all(1)
+            largest = advantages.view(-1, size).abs().amax(1) * equal
+            metrics = self._metrics["train" if training else "eval"]
+            metrics["equal_rewards/frac_groups"].append(equal.float().mean().item())
+            metrics["equal_rewards/max_advantage"].append(largest.max().item())
         return advantages[mine]
 
     def _mine(self, output: dict[str, Any]) -> slice:

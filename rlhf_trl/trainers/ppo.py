@@ -34,7 +34,7 @@ class PPOConfig(PolicyGradientConfig):
         cliprange_value (`float`, *optional*): how far a value may move in one buffer before its
             loss is clipped, in units of the reward.
         whiten_advantages (`bool`, *optional*): bring the advantages of all valid tokens of a
-            generation to mean 0 and standard deviation 1.
+            generation to mean 0 and standard deviation 1; a single token's advantage is 0.
         value_model (`str`, *optional*, defaults to `"separate"`): a backbone of its own, or "head":
             a head on the policy's.
         value_model_name_or_path (`str`, *optional*): what a separate value model starts from: any
@@ -98,6 +98,14 @@ class PPOConfig(PolicyGradientConfig):
                     "value_warmup_steps holds the policy still, whose backbone value_model: head "
                     "shares; remove one of the two."
                 )
+        plugin = self.deepspeed_plugin
+        own = {"optimizer", "scheduler"} & (plugin.deepspeed_config.keys() if plugin else set())
+        for name in ("value_learning_rate", "value_warmup_steps"):
+            if own and getattr(self, name) != getattr(PPOConfig, name):
+                raise InputError(
+                    f"{name} needs parameter groups, and the DeepSpeed config's own "
+                    f"{' and '.join(sorted(own))} would ignore them; remove one of the two."
+                )
 
 
 class PPOTrainer(PolicyGradientTrainer):
@@ -121,7 +129,8 @@ class PPOTrainer(PolicyGradientTrainer):
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
 
     Raises:
-        InputError: see PolicyGradientTrainer; or a value model that does not fit the policy.
+        InputError: see PolicyGradientTrainer; or a value model that does not fit the policy, or a
+            schedule made before it joined the optimizer.
     """
 
     def __init__(
@@ -148,6 +157,8 @@ class PPOTrainer(PolicyGradientTrainer):
         self._logps: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
         value_model.attach(self._policy, self._new_value_model())
+        if self.optimizer is not None:
+            self._complete_optimizer()
         if self.use_vllm:
             engine = self.vllm_generation
             engine._iter_named_params = value_model.only_policy(engine._iter_named_params)
@@ -186,6 +197,18 @@ class PPOTrainer(PolicyGradientTrainer):
             **kwargs,
         )
         return loaded.to(self.args.device) if self.place_model_on_device else loaded
+
+    def _complete_optimizer(self) -> None:
+        """Give an optimizer that was made before the trainer the value model as one more group."""
+        if self.lr_scheduler is not None:
+            raise InputError(
+                "optimizers: the schedule was made before the value model joined the optimizer; "
+                "write optimizers=(optimizer, None) and set lr_scheduler_type."
+            )
+        self._policy_groups = len(self.optimizer.param_groups)
+        lr = self.args.value_learning_rate
+        group = {"params": list(self._policy.value_model.parameters())}
+        self.optimizer.add_param_group(group if lr is None else {**group, "lr": lr})
 
     # Extends PolicyGradientTrainer's: asks the same forward for the values.
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
@@ -366,8 +389,8 @@ class PPOTrainer(PolicyGradientTrainer):
         """
         wrapped = self.deepspeed if self.is_deepspeed_enabled else self.model
         state = self.accelerator.get_state_dict(wrapped)
-        if self.args.should_save:
-            value_model.save(folder, self._policy, state, self.processing_class)
+        state = state if self.args.should_save else None
+        value_model.save(folder, self._policy, state, self.processing_class)
 
     # Extends PolicyGradientTrainer's: the value model first, since trainer_state.json is written
     # last and says that a checkpoint is whole.

@@ -24,6 +24,7 @@ from rlhf_trl.reward_models.metrics import (
     step_metrics,
 )
 from rlhf_trl.reward_models.reader import CLASSES, Encoded, Reader, judged_class, pad_texts
+from rlhf_trl.trainers.on_trl import OnTRL
 
 
 @dataclass
@@ -62,7 +63,7 @@ class TokenRewardConfig(ComparisonConfig):
         super().__post_init__()
 
 
-class _Judges(RewardTrainer):
+class _Judges(OnTRL, RewardTrainer):
     """RewardTrainer that also measures what a reward model is used for.
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
@@ -215,7 +216,9 @@ class ComparisonTrainer(_Judges):
         args = self._take(ComparisonConfig.resolve(args, algorithm, formulation))
         self._ranked = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
-        super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
+        super().__init__(
+            model, args=args, algorithm=self.reader.algorithm, **_adapting("SEQ_CLS", kwargs)
+        )
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = RankedCollator(
                 self.processing_class.pad_token_id, args.pad_to_multiple_of
@@ -358,7 +361,9 @@ class TokenRewardTrainer(_Judges):
                 "token; choose another model or formulation."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
-        super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
+        super().__init__(
+            model, args=args, algorithm=self.reader.algorithm, **_adapting("TOKEN_CLS", kwargs)
+        )
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
             self.data_collator = TokenCollator(

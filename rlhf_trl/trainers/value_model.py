@@ -145,6 +145,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
     """
     forward, is_head = policy.forward, isinstance(value_model, nn.Linear)
     policy.add_module(NAME, value_model)
+    keep_float32(value_model if is_head else value_model.score)
     seen: dict[str, Tensor] = {}
 
     def remember(module: nn.Module, args: Any, output: Any) -> None:
@@ -161,7 +162,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
             score = policy.value_model.score
             backbone = policy.value_model.base_model
             hidden = backbone(**inputs, use_cache=False).last_hidden_state
-        return score(hidden).squeeze(-1).float()
+        return score(hidden).squeeze(-1)
 
     @wraps(forward)  # `generate` reads the signature
     def forward_with_values(
@@ -180,6 +181,16 @@ def attach(policy: Any, value_model: nn.Module) -> None:
         return ScoredWithValues(**output, state_values=state_values(**inputs))
 
     policy.forward = forward_with_values
+
+
+def keep_float32(score: nn.Linear) -> None:
+    """Compute values in float32, under autocast and with half-precision weights as well."""
+
+    def forward(hidden: Tensor) -> Tensor:  # called as a module, so that sharded weights are there
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.float(), score.weight.float())
+
+    score.forward = forward
 
 
 @contextmanager
@@ -217,23 +228,28 @@ def only_policy(
     return of_the_policy
 
 
-def save(folder: str, policy: Any, state: Mapping[str, Tensor], tokenizer: Any) -> None:
+def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer: Any) -> None:
     """Write the value model as a sequence classifier that plain transformers loads.
+
+    Call it on all processes: under ZeRO-3 a model comes into being on all of them at once.
 
     Args:
         folder: where.
         policy (`PreTrainedModel`): the policy that the value model is attached to.
-        state: the whole model's state dict.
+        state: the whole model's state dict; None: this process writes nothing.
         tokenizer: saved beside it.
     """
-    trunk, own = split(state)
     model = policy.value_model
-    if isinstance(model, nn.Linear):
+    if is_head := isinstance(model, nn.Linear):
         config = deepcopy(policy.config)
         config.num_labels = 1
         model = AutoModelForSequenceClassification.from_config(config, dtype=policy.dtype)
-        own = {n: t for n, t in trunk.items() if n in model.state_dict()}
-        own["score.weight"] = split(state)[1]["weight"]
+    if state is None:
+        return
+    trunk, own = split(state)
+    if is_head:
+        names = model.state_dict().keys()
+        own = {n: t for n, t in trunk.items() if n in names} | {"score.weight": own["weight"]}
     model.save_pretrained(folder, state_dict=own)
     tokenizer.save_pretrained(folder)
 

@@ -1,0 +1,158 @@
+"""Train two steps of every recipe's trainer under ZeRO-2 and ZeRO-3, then run recipes under ZeRO-3.
+
+Launch it with configs/accelerate/zero3.yaml on two processes and a folder as its only argument.
+"""
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import direct_alignment_cases as alignment
+import policy_gradient_cases as policy
+import ppo_cases as ppo
+import reward_model_cases as reward_models
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from trl import SFTConfig
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.run import launch
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+
+STAGES = (1, 2, 3)
+BATCH = 16  # completions, pairs or texts of an optimizer step, in two micro-batches
+STEPS = 2
+# by their gradients, which differ that much
+RATES = {"kto": 2.0, "prm": 0.002}
+ALIGNMENT, REWARD_MODELS = ("dpo", "kto", "orpo"), ("reward", "orm", "prm")
+RECIPES = ("grpo", "ppo", "sft", *ALIGNMENT, *REWARD_MODELS)
+
+SMALL = "--max_steps 2 --dataset.eval_size 8 --eval_strategy no"
+SMALL += " --eval_on_start false --per_device_train_batch_size 4 --disable_tqdm"
+SHORT = f"{SMALL} --dataset.size 16 --max_completion_length 8"
+SAMPLED = f"{SMALL} --per_device_eval_batch_size 64"  # several batches of eight questions
+ONE = "grpo"  # is enough for stage 1
+RUNS = {  # config and options by recipe; each is a crash or a wait without end if done carelessly
+    "dpo": ("dpo", SAMPLED + " --dataset.size 32 --optim sgd --learning_rate 0.01"),
+    "kto": ("kto", SHORT),
+    "orpo": ("orpo", SHORT),
+    "ppo": ("ppo", SHORT + " --value_model head --steps_per_generation 1"),
+    "reward": ("reward", SAMPLED + " --dataset.size 16 --dataset.candidates 2"),
+    "grpo": ("grpo_reward", SHORT + " --num_generations 4"),
+}
+
+
+def build(name, processes):
+    """Return a trainer on fixed rows and fixed completions."""
+    config = {
+        "per_device_train_batch_size": BATCH // 2 // processes,
+        "gradient_accumulation_steps": 2,
+        "optim": "sgd",
+        "learning_rate": RATES.get(name, 0.02),
+        "lr_scheduler_type": "constant",
+        "max_steps": STEPS,
+        "max_grad_norm": 0.0,
+    }
+    if name == "grpo":
+        return policy.build(name, **config)
+    if name == "ppo":
+        return ppo.build(**config)
+    if name in ALIGNMENT:
+        return alignment.build(name, count=BATCH * STEPS, **config)
+    if name in REWARD_MODELS:
+        return reward_models.build(name, count=BATCH * STEPS, **config)
+    rows = [
+        {"prompt": row["prompt"], "completion": row["chosen"]}
+        for row in alignment.pairs(BATCH * STEPS)
+    ]
+    return AnsweringSFTTrainer(
+        policy.checkpoint(),
+        SFTConfig(**reward_models.settings(**config)),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=build_tokenizer(),
+    )
+
+
+def whole(model, write=False):
+    """Hold the whole weights of a model that ZeRO-3 may have shared out."""
+    if not any(hasattr(p, "ds_id") for p in model.parameters()):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(
+        list(model.parameters()), modifier_rank=0 if write else None
+    )
+
+
+def weights(model):
+    with whole(model):
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def train(name, processes):
+    """Return the weights before and after the steps, what steps them, and what wraps the model."""
+    trainer = build(name, processes)
+    if name in REWARD_MODELS and any(p.numel() == 0 for p in trainer.model.parameters()):
+        with whole(trainer.model, write=True):
+            reward_models.move(trainer.model)  # what `build` could not
+    before = weights(trainer.model)
+    trainer.train()
+    optimizer = trainer.optimizer
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    plugin = trainer.accelerator.state.deepspeed_plugin
+    return {
+        "before": before,
+        "after": weights(model),
+        "optimizer": type(optimizer).__name__,
+        "stage": plugin.zero_stage if plugin else None,
+        "wrapper": type(trainer.model_wrapped).__name__,
+        "line": launch.describe_launch(trainer.args, name),
+    }
+
+
+def run(name, folder):
+    """Run a recipe in this process; return what it printed."""
+    config, words = RUNS[name]
+    given = ["--config", f"configs/tiny/{config}.yaml", "--output_dir", str(folder / name)]
+    if name == "grpo":
+        given += ["--reward_model", str(folder / "reward" / "model")]
+    sys.argv = [name, *given, *words.split()]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(f"recipes/{name}.py", run_name="__main__")
+    return out.getvalue()
+
+
+def offloaded(optim):
+    """Return the first line of a run whose optimizer is offloaded, or why there is none."""
+    os.environ["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] = "cpu"
+    try:
+        args = SFTConfig(**reward_models.settings(optim=optim))
+        return launch.describe_launch(args, "sft")
+    except InputError as error:
+        return str(error)
+    finally:
+        os.environ["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] = "none"
+
+
+def main():
+    """Train and run everything on the processes that were launched."""
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    for stage in STAGES:
+        os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = str(stage)
+        for name in RECIPES if stage > 1 else (ONE,):
+            torch.save(train(name, processes=2), folder / f"{name}-{stage}.{rank}")
+    Accelerator.end_training = lambda self: None  # it would part the processes after the first run
+    printed = {name: run(name, folder) for name in RUNS}
+    printed["sgd"], printed["adamw"] = offloaded("sgd"), offloaded("adamw_torch")
+    torch.save(printed, folder / f"printed.{rank}")
+
+
+if __name__ == "__main__":
+    main()
