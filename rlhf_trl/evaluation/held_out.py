@@ -8,14 +8,8 @@ from accelerate.utils import gather_object
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
-<<<<<<< HEAD:rlhf_trl/evaluation/held_out.py
 from rlhf_trl.data.verifiers import checked
 from rlhf_trl.rollouts.generate import generate, seeded
-=======
-from rlhf_trl.rollouts.generate import generate, seeded
-from rlhf_trl.data.verifiers import checked
-from rlhf_trl.trainers.on_trl import OnTRL
->>>>>>> mainrepo/main:rlhf_trl/evaluation/held_out.py
 
 Score = Callable[..., list[float | None]]
 

@@ -9,13 +9,8 @@ from typing import Any
 
 from rlhf_trl.data.verifiers import checked
 from rlhf_trl.errors import InputError
-<<<<<<< HEAD:rlhf_trl/reward_models/as_reward.py
-from rlhf_trl.reward_models.reader import Reader
-=======
 from rlhf_trl.models import whole_weights
-from rlhf_trl.data.verifiers import checked
 from rlhf_trl.reward_models.reader import Reader
->>>>>>> mainrepo/main:rlhf_trl/reward_models/as_reward.py
 
 BATCH = 64  # texts scored at once
 

@@ -9,14 +9,9 @@ from typing import Any
 from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
 
 from rlhf_trl.errors import InputError
-<<<<<<< HEAD:rlhf_trl/rollouts/sampling.py
-from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
-from rlhf_trl.rollouts.generate import Completion, generate, seeded
-=======
-from rlhf_trl.rollouts.generate import Completion, generate, seeded
 from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model, whole_weights
 from rlhf_trl.output import write_whole
->>>>>>> mainrepo/main:rlhf_trl/rollouts/sampling.py
+from rlhf_trl.rollouts.generate import Completion, generate, seeded
 
 
 def sampling_model(model: Any, data: Any) -> Any:

@@ -102,10 +102,8 @@ class Aligned(OnTRL, AnswersBesideLoss):
 
     def _take(self, resolved: Resolved) -> Any:
         """Keep a row, and return the config that it makes."""
-        self._row, self._parameters = resolved.row, resolved.parameters
-        self._algorithm, self._stock = resolved.algorithm, resolved.formulation == "trl"
         self.max_completion_length, self.fitted = resolved.args.max_completion_length, {}
-        return resolved.args
+        return super()._take(resolved)
 
     # Calls the trainer's own _compute_loss, which has no seam between log-probabilities and loss:
     # the reference's are filled in before, and the policy's are recorded.
@@ -160,7 +158,7 @@ class PreferenceTrainer(Aligned, DPOTrainer):
             args.precompute_ref_log_probs = True
         if not self._stock:  # TRL's loss is computed for its metrics only
             args.loss_type, args.loss_weights = ["sigmoid"], None
-        super().__init__(model, args=args, algorithm=self._algorithm, **kwargs)
+        super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
     # Extends DPOTrainer._prepare_dataset: our rule for over-long pairs, and one for identical ones,
@@ -261,7 +259,7 @@ class UnpairedTrainer(Aligned, KTOTrainer):
         **kwargs: Any,
     ):
         args = self._take(UnpairedConfig.resolve(args, algorithm, formulation))
-        super().__init__(model, args=args, algorithm=self._algorithm, **kwargs)
+        super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
     # Extends KTOTrainer._prepare_dataset: examples are ordered before completions are rotated.

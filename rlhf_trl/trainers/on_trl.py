@@ -29,13 +29,20 @@ A test keeps it complete.
 
 
 class OnTRL:
-    """Trainer mixin: cards of the row `algorithm`; no streamed data, unless `streams`.
+    """Trainer mixin: a row, whose name is on the card; no streamed data, unless `streams`.
 
     Raises:
         InputError: a streamed data set; and, when a class is defined on it, a method that is gone.
     """
 
     streams = False
+    _algorithm: str | None = None
+
+    def _take(self, resolved: algorithms.Resolved) -> Any:
+        """Keep a row before the parent is built, and return the config that it makes."""
+        self._row, self._parameters = resolved.row, dict(resolved.parameters)
+        self._algorithm, self._stock = resolved.algorithm, resolved.formulation == "trl"
+        return resolved.args
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -49,13 +56,13 @@ class OnTRL:
                         "versions that constraints.txt pins."
                     )
 
-    def __init__(self, *args: Any, algorithm: str | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, **kwargs: Any):
         if not self.streams and _streamed([args, kwargs]):
             raise InputError(
                 f"{type(self).__name__}: a streamed data set (IterableDataset) cannot be counted, "
                 "ordered or resumed; load it whole, with streaming=False."
             )
-        if algorithm is not None:  # before TRL tags the model
+        if (algorithm := self._algorithm) is not None:  # before TRL tags the model
             self._name = algorithms.ALGORITHMS[algorithm].title
             general = [tag for tag in self._tag_names if tag not in algorithms.ALGORITHMS]
             self._tag_names, self._paper = [*general, algorithm], paper(algorithm)

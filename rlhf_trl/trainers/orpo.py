@@ -61,7 +61,7 @@ class OddsRatioTrainer(Aligned, ORPOTrainer):
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
             whole.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
-        super().__init__(model, args=whole, algorithm=self._algorithm, **kwargs)
+        super().__init__(model, args=whole, **kwargs)
         self.max_length = self.args.max_length = args.max_length
         self.train_dataset = self._fitted(self.train_dataset, "train")
         if self.eval_dataset is not None:

@@ -134,16 +134,13 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         **kwargs: Any,
     ):
         args = PolicyGradientConfig() if args is None else args
-        resolved = PolicyGradientConfig.resolve(args, algorithm, formulation)
-        row, args, self._parameters = resolved.row, resolved.args, resolved.parameters
-        self._row, self._stock = row, resolved.formulation == "trl"
+        args = self._take(PolicyGradientConfig.resolve(args, algorithm, formulation))
+        row = self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0}
         self._ahead: list[dict[str, Any]] = []
-        super().__init__(
-            model, reward_funcs, args, train_dataset, algorithm=resolved.algorithm, **kwargs
-        )
+        super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
             self.epsilon_high = self._parameters["epsilon_high"] + offset

@@ -92,9 +92,8 @@ class _Judges(OnTRL, RewardTrainer):
                 f"algorithm: {resolved.algorithm!r} is none of this trainer's; write "
                 f"{' or '.join(self.known)}."
             )
-        self._row, self._parameters, self.left_out = resolved.row, resolved.parameters, {}
-        self.reader = Reader(resolved.algorithm, resolved.formulation, *steps)
-        return resolved.args
+        self.reader, self.left_out = Reader(resolved.algorithm, resolved.formulation, *steps), {}
+        return super()._take(resolved)
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
