@@ -85,6 +85,8 @@ def answers(model, do_sample, rows=ROWS):
             do_sample=do_sample,
             max_new_tokens=LIMIT,
             device=CPU,
+            process_index=0,
+            world_size=1,
         )
     return [one.text for one in found]
 
@@ -234,6 +236,8 @@ def test_sampled_data_are_the_models_own(tmp_path, monkeypatch):
     found = []
     args = SimpleNamespace(
         device=CPU,
+        process_index=0,
+        world_size=1,
         per_device_eval_batch_size=16,
         max_completion_length=LIMIT,
         model_init_kwargs=None,
@@ -352,7 +356,12 @@ def test_data_are_sampled_on_the_prompts_of_their_rows(asked, monkeypatch):
 
     monkeypatch.setattr(sampling, "load_tokenizer", thoughtful)
     args = SimpleNamespace(
-        device=CPU, per_device_eval_batch_size=8, max_completion_length=4, model_init_kwargs=None
+        device=CPU,
+        process_index=0,
+        world_size=1,
+        per_device_eval_batch_size=8,
+        max_completion_length=4,
+        model_init_kwargs=None,
     )
     rows = [{**ROWS[0], "tools": [TOOL], "chat_template_kwargs": OFF}, ROWS[1]]
     model = ModelConfig(model_name_or_path="tiny", dtype="float32")
