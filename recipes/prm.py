@@ -26,7 +26,7 @@ def main() -> None:
     loaded = load_config(Run, "rlhf_trl.trainers.reward_models.TokenRewardConfig")
     data = loaded.own.dataset
 
-    from rlhf_trl.run.rewards import train_reward_model
+    from rlhf_trl.run.reward_models import train_reward_model
     from rlhf_trl.trainers.reward_models import TokenRewardTrainer
 
     steps = {"step_separator": data.step_separator, "step_split": data.step_split}

@@ -24,7 +24,7 @@ def main() -> None:
     """Parse, load, train, evaluate, save, report."""
     loaded = load_config(Run, "rlhf_trl.trainers.reward_models.ComparisonConfig")
 
-    from rlhf_trl.run.rewards import train_reward_model
+    from rlhf_trl.run.reward_models import train_reward_model
     from rlhf_trl.trainers.reward_models import ComparisonTrainer
 
     train_reward_model(loaded, ComparisonTrainer)

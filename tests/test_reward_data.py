@@ -35,6 +35,7 @@ from rlhf_trl.data.preferences import FileData, SampledPairs, load_preferences, 
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
+from rlhf_trl.rollouts import sampling
 from rlhf_trl.tiny.demonstrator import MIXTURES
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
@@ -619,7 +620,7 @@ def run(tmp_path):
 
 
 def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
-    from rlhf_trl.run import reward_data as run_data
+    from rlhf_trl.run import reward_models as run_data
 
     args, model = run
     config = SampledAnswers(**GYM, samples_per_prompt=3, candidates=2)
@@ -638,7 +639,7 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
     labelled = load_preferences(block, unpaired=True).train
     assert [row["label"] for row in labelled] == [row["label"] for row in kept]
     # a resumed run samples nothing
-    monkeypatch.setattr(run_data, "sample_completions", never)
+    monkeypatch.setattr(sampling, "sample_completions", never)
     assert run_data.prepare_rewards(own, args, model)[0].candidates == data.candidates
     config.samples_per_prompt = 4
     with pytest.raises(InputError, match="does not hold 4 answers to each of the 40 train"):
@@ -681,7 +682,7 @@ def test_completions_tell_whether_they_ended(run, monkeypatch, pad):
 
 
 def test_another_model_may_be_sampled(run, monkeypatch):
-    from rlhf_trl.run import reward_data as run_data
+    from rlhf_trl.run import reward_models as run_data
 
     args, model = run
     asked = []
@@ -692,7 +693,7 @@ def test_another_model_may_be_sampled(run, monkeypatch):
         asked.append(model.model_name_or_path)
         return [[Completion("no", False)] * count for _ in rows]
 
-    monkeypatch.setattr(run_data, "sample_completions", sample)
+    monkeypatch.setattr(sampling, "sample_completions", sample)
     config = SyntheticTraces(**GYM, step_split=LETTERS, sampled_from="elsewhere", candidates=2)
     own = SimpleNamespace(dataset=config, max_samples=5, algorithm="prm", formulation="code")
     data, _ = run_data.prepare_rewards(own, args, model)

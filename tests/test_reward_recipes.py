@@ -247,7 +247,7 @@ def test_stopped_and_resumed_is_bit_identical(finished, small, monkeypatch, tmp_
     def never(*args, **kwargs):
         raise AssertionError("sampled again")
 
-    monkeypatch.setattr("rlhf_trl.run.reward_data.sample_completions", never)
+    monkeypatch.setattr("rlhf_trl.rollouts.sampling.sample_completions", never)
     resumed, out = small(config, *RESUME, name="stopped")
     assert "resuming from" in out and out.count("changed since") == 1  # output_dir
     assert weights(whole) == weights(resumed)

@@ -22,7 +22,15 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import check_prompts
 from rlhf_trl.rollouts import sampling
-from rlhf_trl.rollouts.generate import end_tokens, generate, neutral, prompt_texts, seeded
+from rlhf_trl.rollouts.generate import (
+    GREEDY,
+    SAMPLED,
+    end_tokens,
+    generate,
+    neutral,
+    prompt_texts,
+    seeded,
+)
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE, build_tokenizer
@@ -82,11 +90,9 @@ def answers(model, do_sample, rows=ROWS):
     with seeded(0, CPU):
         found = generate(
             *(model, build_tokenizer(), rows),
-            do_sample=do_sample,
+            sampling=SAMPLED if do_sample else GREEDY,
             max_new_tokens=LIMIT,
             device=CPU,
-            process_index=0,
-            world_size=1,
         )
     return [one.text for one in found]
 

@@ -28,7 +28,7 @@ from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.models import prepare_model
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.sampling import Completion
-from rlhf_trl.run import overoptimisation, preferences, race, reward_data
+from rlhf_trl.run import overoptimisation, preferences, race, reward_models
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
@@ -190,7 +190,7 @@ def sampling_of_pairs(seed):
 def sampling_of_answers(seed):
     data = SampledAnswers(**GYM, seed=seed)
     own = SimpleNamespace(dataset=data, max_samples=None, algorithm="orm")
-    return reward_data.prepare_rewards, own
+    return reward_models.prepare_rewards, own
 
 
 @pytest.mark.parametrize("prepare", [sampling_of_pairs, sampling_of_answers])
@@ -211,7 +211,7 @@ def test_a_data_sets_seed_is_that_of_its_sampling(prepare, tmp_path, same_questi
         args = DPOConfig(output_dir=str(folder), use_cpu=True, bf16=False)
         args.max_completion_length = 20
         function, own = prepare(seed)
-        monkeypatch.setattr(reward_data, "sample_completions", sample)
+        monkeypatch.setattr(sampling, "sample_completions", sample)
         made.append(function(own, args, model)[0].train)
         assert seeds == [seed, seed]
     assert (made[0] != made[1]) == (prepare is sampling_of_pairs)

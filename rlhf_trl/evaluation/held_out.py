@@ -9,7 +9,7 @@ from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
 from rlhf_trl.data.verifiers import checked
-from rlhf_trl.rollouts.generate import generate, seeded
+from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, generate, seeded
 
 Score = Callable[..., list[float | None]]
 
@@ -108,12 +108,12 @@ class AnswersHeldOut:
                         model,
                         self.processing_class,
                         [rows[i] for i in batch],
-                        do_sample=do_sample,
+                        sampling=sampling,
                         max_new_tokens=self.max_completion_length,
                         device=device,
                         template=template,
                     )
-                    for do_sample in (False, True)
+                    for sampling in (GREEDY, SAMPLED)
                 )
                 found += zip(batch, greedy, sampled, strict=True)
         by_row = {i: (greedy.text, sampled.text) for i, greedy, sampled in gather_object(found)}

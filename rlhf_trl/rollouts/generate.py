@@ -10,6 +10,18 @@ from transformers import GenerationConfig
 from trl.data_utils import is_conversational
 
 
+class Sampling(NamedTuple):
+    """How tokens are drawn: at a `temperature` (0: the likeliest), from all tokens by default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+
+
+GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
+
+
 class Completion(NamedTuple):
     """A generated completion: its text without special tokens, and whether the model ended it."""
 
@@ -87,20 +99,20 @@ def generate(
     tokenizer: Any,
     rows: Sequence[Mapping[str, Any]],
     *,
-    do_sample: bool,
+    sampling: Sampling,
     max_new_tokens: int,
     device: torch.device,
     count: int = 1,
     template: Mapping[str, Any] | None = None,
 ) -> list[Completion]:
-    """Answer greedily, or by sampling from the model's own distribution (temperature 1, whole).
+    """Answer, whatever the generation_config that came with the model asks for.
 
     Args:
         model: a language model; what its generation_config asks for counts for nothing but the
             tokens that end a completion.
         tokenizer: it pads and reads; any of `end_tokens` ends a completion.
         rows: with a `prompt`, all conversations or all texts.
-        do_sample: whether to sample.
+        sampling: how tokens are drawn.
         max_new_tokens: where a completion is cut off.
         device: where the model is.
         count: completions of each prompt.
@@ -112,12 +124,12 @@ def generate(
     ends = end_tokens(model, tokenizer)
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
-        do_sample=do_sample,
+        do_sample=sampling.temperature > 0,
         num_return_sequences=count,
         eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
         disable_compile=True,
-        **({"temperature": 1.0, "top_p": 1.0, "top_k": 0} if do_sample else {}),
+        **(sampling._asdict() if sampling.temperature > 0 else {}),
     )
     inputs = tokenizer(
         prompt_texts(tokenizer, rows, template),

@@ -1,42 +1,86 @@
-"""Completions sampled from a model, of which training data are made."""
+"""Answers sampled from a model before training, of which training data are made, and kept."""
 
 import json
-from collections.abc import Iterable
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
 
+from rlhf_trl.data.judgments import GYM_COLUMNS
+from rlhf_trl.data.preferences import FileData
+from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model, whole_weights
 from rlhf_trl.output import write_whole
-from rlhf_trl.rollouts.generate import Completion, generate, seeded
+from rlhf_trl.rollouts.generate import SAMPLED, Completion, generate, seeded
 
 
-def sampling_model(model: Any, data: Any) -> Any:
-    """Return the `ModelConfig` of whose answers a `dataset:` block is made.
+def sampler(model: Any, args: Any, config: Any) -> Any:
+    """Return what samples the answers of which a `dataset:` block is made; None: it is of files.
 
     Args:
-        model (`ModelConfig`): the model to train.
-        data (`GymData`): `sampled_from`, if it has that, may name another one.
+        model (`ModelConfig`): the model to train, which answers unless `config` names another one.
+        args (`TrainingArguments`): see `sample_completions`.
+        config: the block.
     """
+    if isinstance(config, FileData):
+        return None
     other = copy(model)
-    other.model_name_or_path = getattr(data, "sampled_from", None) or model.model_name_or_path
-    return other
+    other.model_name_or_path = getattr(config, "sampled_from", None) or model.model_name_or_path
+    return partial(kept_samples, other, args, config.seed)
 
 
-def is_kept(path: Path) -> bool:
-    """Return whether the main process finds a file; every process asks, and gets one answer."""
-    return broadcast_object_list([path.exists()])[0]
+def kept_samples(
+    model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
+) -> list[dict[str, Any]]:
+    """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
+
+    Args:
+        model (`ModelConfig`): whose model answers.
+        args (`TrainingArguments`): see `sample_completions`.
+        seed: of the sampling.
+        rows: rows of `GymTasks`.
+        count: answers to each.
+        side: "train" or "held-out".
+
+    Raises:
+        InputError: the file holds something else than would be sampled now.
+    """
+    path = Path(args.output_dir) / f"samples-{side}.jsonl"
+    longest, name = args.max_completion_length, model.model_name_or_path
+    how = {"sampled_from": name, "max_completion_length": longest}
+    if not broadcast_object_list([path.exists()])[0]:
+        answers = zip(rows, sample_completions(model, args, rows, count, seed), strict=True)
+        if args.process_index == 0:
+            lines = (json.dumps({**_outcome(r, one), **how}) for r, each in answers for one in each)
+            text = "".join(f"{line}\n" for line in lines)
+            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+        wait_for_everyone()
+    try:
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        asked = [(row["question"], {key: row.pop(key) for key in how}) for row in found]
+    except (ValueError, KeyError, TypeError, AttributeError):  # not as it was written
+        asked = None
+    if asked != [(row["question"], how) for row in rows for _ in range(count)]:
+        raise InputError(
+            f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
+            f"questions, of at most {longest} tokens and by {name}; the run's settings or the file "
+            "were changed since, so write elsewhere with --output_dir."
+        )
+    return found
 
 
-def keep(path: Path, rows: Iterable[dict[str, Any]], args: Any) -> None:
-    """Let the main process write rows as JSON Lines; the others wait for it."""
-    if args.process_index == 0:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
-    wait_for_everyone()
+def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
+    (right,) = exact_match([one.text], answer=[row["answer"]], task=[row["task"]])
+    return {
+        "prompt": row["prompt"],
+        "completion": [{"role": "assistant", "content": one.text}],
+        "label": bool(right),
+        "finished": one.finished,
+        **{name: row[name] for name in GYM_COLUMNS},
+    }
 
 
 def sample_completions(
@@ -89,7 +133,7 @@ def sample_completions(
                     policy,
                     tokenizer,
                     rows[first : first + size],
-                    do_sample=True,
+                    sampling=SAMPLED,
                     max_new_tokens=args.max_completion_length,
                     device=args.device,
                     count=count,

@@ -5,8 +5,8 @@ from typing import Any
 from rlhf_trl.data.preferences import Preferences, load_preferences
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
+from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
-from rlhf_trl.run.reward_data import sampler
 
 
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:

@@ -215,9 +215,7 @@ class ComparisonTrainer(_Judges):
         args = self._take(ComparisonConfig.resolve(args, algorithm, formulation))
         self._ranked = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
-        super().__init__(
-            model, args=args, algorithm=self.reader.algorithm, **_adapting("SEQ_CLS", kwargs)
-        )
+        super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = RankedCollator(
                 self.processing_class.pad_token_id, args.pad_to_multiple_of
@@ -360,9 +358,7 @@ class TokenRewardTrainer(_Judges):
                 "token; choose another model or formulation."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
-        super().__init__(
-            model, args=args, algorithm=self.reader.algorithm, **_adapting("TOKEN_CLS", kwargs)
-        )
+        super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
             self.data_collator = TokenCollator(

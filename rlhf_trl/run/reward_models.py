@@ -4,13 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data.judgments import (
+    OutcomeData,
+    ProcessData,
+    RewardRows,
+    load_outcomes,
+    load_pairs_or_ranked,
+    load_traces,
+)
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import UNTRAINED, prepare_model
+from rlhf_trl.models import UNTRAINED, load_tokenizer, prepare_model
 from rlhf_trl.output import write_whole
 from rlhf_trl.reward_models.reader import good, judged_class
 from rlhf_trl.reward_models.report import draw_reward_report
+from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
-from rlhf_trl.run.reward_data import prepare_rewards
 
 CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 
@@ -61,6 +69,37 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         if count and trainer.is_world_process_zero():
             print(f"left out {count} {side} rows: more than {args.max_length} tokens", flush=True)
     train.run(trainer, loaded, None, loaded.row.label, extra=write_scores)
+
+
+def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
+    """Return the rows of a run and the tokenizer.
+
+    Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
+    such a file can be the `dataset.path` of an outcome reward model.
+
+    Args:
+        own: the recipe's fields: `dataset` (`RewardData`, `OutcomeData` or `ProcessData`),
+            `max_samples`, `formulation`, and `algorithm`, which is "kwise" where lists are wanted.
+        args (`TrainingArguments`): the config of the trainer, with `max_completion_length` of the
+            answers that are sampled.
+        model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
+
+    Raises:
+        InputError: see the loaders in `data/judgments.py`, and `load_tokenizer`.
+    """
+    config = own.dataset
+    sample = sampler(model, args, config)
+    if isinstance(config, ProcessData):
+        neutral = own.formulation == "code"  # the chapter's loss has two classes
+        data = load_traces(config, own.max_samples, sample, neutral)
+    elif isinstance(config, OutcomeData):
+        data = load_outcomes(config, own.max_samples, sample)
+    else:
+        data = load_pairs_or_ranked(config, own.max_samples, sample)
+    for reason, count in data.dropped.items():
+        if count and args.process_index == 0:
+            print(f"left out {count}: {reason}", flush=True)
+    return data, load_tokenizer(model, args, data.conversational)
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:
