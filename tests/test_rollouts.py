@@ -85,8 +85,6 @@ def answers(model, do_sample, rows=ROWS):
             do_sample=do_sample,
             max_new_tokens=LIMIT,
             device=CPU,
-            process_index=0,
-            world_size=1,
         )
     return [one.text for one in found]
 
