@@ -23,6 +23,20 @@ def test_documented_races_have_folders_of_their_own():
     assert len(races) >= 4 and len(set(folders)) == len(folders), folders
 
 
+def test_links_between_pages_lead_somewhere():
+    broken = [
+        (str(page.relative_to(ROOT)), link)
+        for page in [
+            *ROOT.glob("*.md"),
+            *(ROOT / "recipes").rglob("*.md"),
+            *ROOT.glob("rlhf_trl/*/*.md"),
+        ]
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert not broken
+
+
 @pytest.fixture
 def spo(monkeypatch):
     """Do what the section says, in memory."""

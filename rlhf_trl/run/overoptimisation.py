@@ -1,4 +1,4 @@
-"""Over-optimisation (chapter 14): what a policy learns from a reward model, step by step.
+"""Over-optimization (chapter 14): what a policy learns from a reward model, step by step.
 
 The reward model's mean reward is the proxy; exact match on held-out words is what is really wanted.
 """
@@ -13,9 +13,10 @@ from typing import Any
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.report import read_evaluations
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.race import draw_band, train_all
+from rlhf_trl.run.config import read_config
+from rlhf_trl.run.folders import home
+from rlhf_trl.run.race import draw_band, recipe_of, train_all
 
-CONFIGS = Path("configs/tiny")
 WORDS = 8  # held-out words whose answers are shown
 USUAL = re.compile(r"<think></think><answer>(.*)</answer>")
 
@@ -66,21 +67,18 @@ def overoptimise(
         The table, in Markdown.
 
     Raises:
-        InputError: a config is missing, a run failed, or `folder` holds such a run with other
-            settings.
+        InputError: a run failed, or `folder` holds such a run with other settings.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; write 1 or more.")
-    names = [*REWARD_MODELS.values(), *(setting.policy for setting in SETTINGS.values())]
-    for path in (CONFIGS / f"{name}.yaml" for name in names):
-        if not path.is_file():
-            raise InputError(f"{path} is not a file here; run from the project's folder.")
 
-    def words(config: str, seed: int, more: list[str] | None) -> list[str]:
-        return ["--config", str(CONFIGS / f"{config}.yaml"), "--seed", str(seed), *(more or [])]
+    def one(place: Path, config: str, seed: int, *more: str) -> tuple[Path, str, list[str]]:
+        path = home() / "configs" / "tiny" / f"{config}.yaml"
+        recipe = recipe_of(read_config(path)["algorithm"])
+        return place, recipe, ["--config", str(path), "--seed", str(seed), *more]
 
     rewards = [
-        (_reward(folder, name, seed), "recipes/reward.py", words(config, seed, reward_extra))
+        one(_reward(folder, name, seed), config, seed, *(reward_extra or []))
         for name, config in REWARD_MODELS.items()
         for seed in range(seeds)
     ]
@@ -89,8 +87,9 @@ def overoptimise(
     for name, setting in SETTINGS.items():
         for seed in range(seeds):
             model = str(_reward(folder, setting.reward_model, seed) / "model")
-            options = [*words(setting.policy, seed, extra), "--reward_model", model]
-            policies.append((folder / name / f"seed-{seed}", "recipes/grpo.py", options))
+            options = [*(extra or []), "--reward_model", model]
+            place = folder / name / f"seed-{seed}"
+            policies.append(one(place, setting.policy, seed, *options))
     train_all(policies, jobs)
 
     results = {
