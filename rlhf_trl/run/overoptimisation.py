@@ -6,9 +6,8 @@ The reward model's mean reward is the proxy; exact match on held-out words is wh
 import json
 import re
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.report import read_evaluations
@@ -21,22 +20,15 @@ WORDS = 8  # held-out words whose answers are shown
 USUAL = re.compile(r"<think></think><answer>(.*)</answer>")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a policy is trained on.
-
-    Attributes:
-        title: for people.
-        policy: the config of the policy's run.
-        reward_model: "weak" or "better", see `REWARD_MODELS`.
-    """
+class Setting(NamedTuple):
+    """What a policy is trained on: a title for people, its config, a key of `REWARD_MODELS`."""
 
     title: str
     policy: str
     reward_model: str
 
 
-REWARD_MODELS = {"weak": "weak_reward", "better": "reward"}  # and their configs
+REWARD_MODELS = {"weak": "weak_reward", "better": "reward"}  # names and configs
 SETTINGS = {
     "weak": Setting("weak reward model", "overoptimisation", "weak"),
     "weak_beta": Setting("weak reward model, beta 1", "overoptimisation_beta", "weak"),
@@ -121,7 +113,8 @@ def _read(policy: Path, reward: Path) -> dict[str, Any]:
     """
     log = json.loads((policy / "log.json").read_text())
     rewards = {e["step"]: e["reward"] for e in log if "reward" in e}
-    gold = [[e["step"], e["eval_sampled_exact_match"]] for e in log if _evaluated(e)]
+    key = "eval_sampled_exact_match"
+    gold = [[e["step"], e[key]] for e in log if key in e]
     proxy, last = [], None
     for step, _ in gold:
         since = [y for x, y in rewards.items() if last is not None and last < x <= step]
@@ -129,10 +122,6 @@ def _read(policy: Path, reward: Path) -> dict[str, Any]:
         last = step
     after = json.loads((reward / "summary.json").read_text())["after"]
     return {"gold": gold, "proxy": proxy, "reward_model": after}
-
-
-def _evaluated(entry: dict[str, Any]) -> bool:
-    return "eval_sampled_exact_match" in entry
 
 
 def peak(curve: list[list[float]]) -> list[float]:
