@@ -4,8 +4,8 @@ from copy import copy
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
-from rlhf_trl.rollouts.generate import Completion, generate, seeded
+from rlhf_trl.models import load_tokenizer, prepare_model
+from rlhf_trl.rollouts.generate import Completion, check_prompts, generate, seeded
 
 
 def sampling_model(model: Any, data: Any) -> Any:
