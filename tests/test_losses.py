@@ -170,7 +170,7 @@ def loops(name, x, beta, estimator):
 
 
 PPO_PARAMS = {"gamma": 0.9, "lam": 0.8, "cliprange_value": 0.3, "vf_coef": 0.7}
-IN_LOOPS = [name for name in NAMES if "code" in ALGORITHMS[name].formulations]  # the book's
+IN_LOOPS = names("policy_gradient", "code")
 CASES = [(name, 0.0, "k3") for name in IN_LOOPS] + [
     (name, 0.3, estimator)
     for name in IN_LOOPS

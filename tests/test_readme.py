@@ -9,6 +9,8 @@ import torch
 from rlhf_trl import algorithms, policy_gradient_loss, preference_loss
 from rlhf_trl.book import preference, surrogates
 from rlhf_trl.compare.explain import explain
+from rlhf_trl.compare.translate import translate
+from rlhf_trl.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -101,3 +103,10 @@ def test_the_new_algorithm_trains_and_is_explained(added, run, tmp_path, name, r
     _, out = run(recipe, str(config.with_suffix("")), *small, *batch)
     assert out.startswith(f"{name} (chapter) on cpu")
     assert equation in explain(name)
+
+
+def test_the_books_code_is_not_said_to_have_it(added, tmp_path):
+    path = tmp_path / "spo.yaml"
+    path.write_text("loss: spo\n")
+    with pytest.raises(InputError, match=r"loss is 'spo'.*; write one of .*maxrl, dpo, .*_down\.$"):
+        translate(path)
