@@ -6,9 +6,8 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/reward.py \
 
 from dataclasses import dataclass
 
-from rlhf_trl.data.judgments import RewardData
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.fields import ExamplesRun, algorithm_of
+from rlhf_trl.run.fields import ExamplesRun, RewardData, algorithm_of
 from rlhf_trl.run.launch import recipe
 
 

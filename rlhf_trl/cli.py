@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     race.add_argument(
         "--algorithms",
         required=True,
-        help="names of rows or of configs in configs/tiny, separated by commas",
+        help="names of rows or of our configs in configs/tiny, separated by commas",
     )
     race.add_argument("--seeds", type=int, default=3, help="runs per algorithm (3)")
     race.add_argument("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
@@ -132,15 +132,11 @@ def _drift(args: argparse.Namespace) -> None:
 
 
 def _race(args: argparse.Namespace) -> None:
-    from rlhf_trl.algorithms import algorithm
     from rlhf_trl.run.race import race
 
     names = [name.strip() for name in args.algorithms.split(",")]
     if args.seeds < 1:
         raise InputError(f"--seeds is {args.seeds}; write 1 or more.")
-    for name in names:
-        if args.config or not Path(f"configs/tiny/{name}.yaml").is_file():
-            algorithm(name)
     folder = Path(args.output_dir)
     options = {"config": args.config, "jobs": args.jobs, "extra": args.rest}
     print(race(names, args.seeds, folder, **options, iterations=1 if args.on_policy else 2))

@@ -37,7 +37,7 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
         from rlhf_trl.tiny.tokenizer import build_tokenizer
 
         return build_tokenizer()
-    tokenizer = _from_pretrained(AutoTokenizer, model, args)
+    tokenizer = from_pretrained(AutoTokenizer, model, args)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"the tokenizer of {name!r} has no eos_token, so no completion could ever end; set "
@@ -102,39 +102,13 @@ def whole_weights(args: Any) -> Iterator[None]:
             args.deepspeed_plugin.set_deepspeed_weakref()
 
 
-def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
-    """Stop before loading the model if a prompt plus its completion cannot fit the context.
-
-    Raises:
-        InputError: a prompt of no tokens, or one longer than the model's context allows.
-    """
-    from transformers import AutoConfig
-
-    from rlhf_trl.rollouts.generate import prompt_texts
-
-    if model.model_name_or_path == UNTRAINED:
-        return
-    config = _from_pretrained(AutoConfig, model, args)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    texts = prompt_texts(tokenizer, rows, getattr(args, "chat_template_kwargs", None))
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    longest = max(range(len(rows)), key=lambda i: len(encoded[i]))
-    needed = len(encoded[longest]) + args.max_completion_length
-    if limit is not None and needed > limit:
-        raise InputError(
-            f"the longest prompt has {len(encoded[longest])} tokens and with max_completion_length "
-            f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
-            f"context of {limit}: {rows[longest]['question'][:80]!r}; shorten the task's config or "
-            "max_completion_length."
-        )
-
-
 def _path(model: Any) -> str:
     name = model.model_name_or_path
     return checkpoint_path() if name == EMBEDDED else name
 
 
-def _from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
+def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
+    """Return what an auto class loads for a `ModelConfig`, or say in one sentence why not."""
     trust = getattr(args, "trust_remote_code", False)
     name = _path(model)
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():

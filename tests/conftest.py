@@ -111,7 +111,7 @@ def stand_in(monkeypatch):
         started = []
 
         def start(command, **_):
-            words = command[command.index("configs/accelerate/cpu.yaml") + 2 :]
+            words = command[command.index("--config_file") + 3 :]
             options = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
             part = Path(options["--output_dir"])
             folder = part.with_name(part.name.removeprefix(".").removesuffix(".part"))

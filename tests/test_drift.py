@@ -225,7 +225,7 @@ def test_a_changed_signature_names_who_overrides_it(monkeypatch):
 
 def test_a_function_that_has_gone_names_who_calls_it(monkeypatch):
     hide(monkeypatch, trl.models, "unwrap_model_for_generation")
-    assert (only().found, only().concerns) == ("absent", "evaluation.py")
+    assert (only().found, only().concerns) == ("absent", "held_out.py")
 
 
 def test_a_class_that_has_gone_is_one_line(monkeypatch):

@@ -1,4 +1,4 @@
-"""Over-optimisation: what the command writes, and what a reward model does to a policy."""
+"""Over-optimization: what the command writes, and what a reward model does to a policy."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def finished(folder, gold, rewards, answers=()):
 @pytest.fixture
 def done(tmp_path, monkeypatch, stand_in):
     """A folder in which every run of one seed is finished."""
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
 
     def answers(text):
         return [{"question": "Spell sun", "answer": "nus", "sampled": text}]
@@ -82,8 +82,8 @@ def test_other_options_are_not_mixed(done):
 
 
 def test_edited_configs_and_models_trained_anew_are_noticed(done, monkeypatch, tmp_path, stand_in):
-    copy = shutil.copytree(ROOT / "configs" / "tiny", tmp_path / "configs")
-    monkeypatch.setattr(overoptimisation, "CONFIGS", copy)
+    copy = shutil.copytree(ROOT / "configs" / "tiny", tmp_path / "configs" / "tiny")
+    monkeypatch.setattr(overoptimisation, "home", lambda: tmp_path)
     overoptimisation.overoptimise(done, 1)  # the same, in another place
     again = done.rename(done.with_name("again"))
     overoptimisation.overoptimise(again, 1)
@@ -114,16 +114,9 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
     assert str(stop.value.code).startswith("error: ") and part in str(stop.value.code)
 
 
-def test_elsewhere_than_in_the_projects_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="run from the project's folder"):
-        main(["overoptimise"])
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
-def test_the_whole_command_on_two_steps(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_whole_command_on_two_steps_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     tiny = {
         "extra": [*TINY, "--dataset.size", "40"],
         "reward_extra": [*TINY, "--dataset.size", "9"],

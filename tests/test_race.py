@@ -1,7 +1,9 @@
-"""The race: trains, tabulates, draws, and goes on where it was interrupted."""
+"""The race: trains, tabulates, draws, and goes on where it was interrupted; from any folder."""
 
 import json
 import math
+import runpy
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,10 +11,9 @@ import pytest
 
 from rlhf_trl.cli import main
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import race
+from rlhf_trl.run import folders, race
 from rlhf_trl.run.config import read_config
-
-ROOT = Path(__file__).parent.parent
+from rlhf_trl.run.folders import home
 
 
 def finished(folder, exact, reward=0.1, **more):
@@ -27,9 +28,9 @@ def finished(folder, exact, reward=0.1, **more):
 
 
 def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys, stand_in):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     started = stand_in(lambda folder, part, _: finished(part, 0.9 - int(folder.name[-1]) / 10))
-    command = ["race", "--algorithms", "grpo", "--output_dir", str(tmp_path)]
+    command = ["race", "--algorithms", "grpo"]
     main(command)
     capsys.readouterr()
     main(command)  # nothing left to train
@@ -41,14 +42,15 @@ def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys, 
     # the mean of .1 n over the last ten of twelve steps
     assert math.isclose(float(cells[3].split()[0]), 0.1 * (3 + 12) / 2, abs_tol=1e-3)
     assert cells[4] == "0.010 ± 0.000" and cells[5] == "-"
-    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
-    results = json.loads((tmp_path / "race.json").read_text())
+    done = tmp_path / "outputs" / "race"
+    assert (done / "race.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((done / "race.json").read_text())
     assert results["grpo"][1]["curve"] == [[0, 0.4], [12, 0.8]]
 
 
 @pytest.mark.slow
 def test_ppo_races_through_its_own_recipe(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "4"]
     batch = ["--per_device_train_batch_size", "8", "--num_generations", "4"]
     text = race.race(["ppo"], 1, tmp_path, extra=[*small, *batch])
@@ -60,7 +62,7 @@ def test_ppo_races_through_its_own_recipe(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeypatch, stand_in):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "2"]
     batch = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
     run = subprocess.run
@@ -84,7 +86,7 @@ def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeyp
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """A config, and the base that it extends."""
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text("learning_rate: 1.0e-3\nmax_steps: 4\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\nmax_steps: 8\n")
     return tmp_path / "mine.yaml"
@@ -163,11 +165,11 @@ def test_a_band_is_drawn_where_all_seeds_were_measured():
     ("words", "part"),
     [
         (["--algorithms", "grpo,grop"], "did you mean 'grpo'?"),
-        (["--algorithms", "grpo", "--config", "no.yaml"], "no.yaml is not a file"),
+        (["--algorithms", "grpo", "--config", "no.yaml"], "grpo: no.yaml is not a file; name a"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         main(["race", *words, "--output_dir", str(tmp_path)])
     assert part in str(stop.value.code)
@@ -190,11 +192,22 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
 )
 def test_every_algorithm_has_its_recipe(algorithm, recipe):
     assert race.recipe_of(algorithm) == f"recipes/{recipe}.py"
-    assert (ROOT / race.recipe_of(algorithm)).is_file()
+    assert (home() / race.recipe_of(algorithm)).is_file()
+
+
+def test_a_wheel_holds_recipes_and_configs_and_an_editable_install_has_them_beside(tmp_path):
+    assert home() == Path(__file__).parent.parent
+    module = tmp_path / "rlhf_trl" / "run" / "folders.py"
+    module.parent.mkdir(parents=True)
+    shutil.copy(folders.__file__, module)
+    found = runpy.run_path(str(module))["home"]
+    assert found() == tmp_path
+    (tmp_path / "rlhf_trl" / "recipes").mkdir()
+    assert found() == tmp_path / "rlhf_trl"
 
 
 def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     pairs = {"dpo": {"eval_rewards/margins": 1, "eval_rewards/accuracies": 0.75}, "sft_chosen": {}}
     stand_in(lambda folder, part, _: finished(part, 0.9, **pairs[folder.parent.name]))
     lines = race.race(["dpo", "sft_chosen"], 1, tmp_path).splitlines()
@@ -207,7 +220,7 @@ def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
 
 
 def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch, stand_in):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     metrics = {"orm": {"eval_auc": 0.75}, "prm": {"eval_first_error": 0.75}}
 
     def leave(folder, part, options):

@@ -1,4 +1,4 @@
-"""The README's example of a new algorithm, executed as it stands there."""
+"""The README's examples of new algorithms, executed as they stand there."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_trl import algorithms, policy_gradient_loss
-from rlhf_trl.book import surrogates
+from rlhf_trl import algorithms, policy_gradient_loss, preference_loss
+from rlhf_trl.book import preference, surrogates
 from rlhf_trl.compare.explain import explain
+from rlhf_trl.compare.translate import translate
+from rlhf_trl.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SECTION = README[README.index("## Add an algorithm") : README.index("## What is where")]
-FUNCTION, ROW, CONFIG = re.findall(r"```(?:python|yaml)\n(.*?)```", SECTION, re.DOTALL)
+BLOCKS = re.findall(r"```(?:python|yaml)\n(.*?)```", SECTION, re.DOTALL)
+EXAMPLES = [
+    ("spo", BLOCKS[:3], surrogates, "proximity_penalty"),
+    ("slic", BLOCKS[3:], preference, "slic"),
+]
 
 
 def test_documented_races_have_folders_of_their_own():
@@ -23,21 +29,37 @@ def test_documented_races_have_folders_of_their_own():
     assert len(races) >= 4 and len(set(folders)) == len(folders), folders
 
 
+def test_links_between_pages_lead_somewhere():
+    broken = [
+        (str(page.relative_to(ROOT)), link)
+        for page in [
+            *ROOT.glob("*.md"),
+            *(ROOT / "recipes").rglob("*.md"),
+            *ROOT.glob("rlhf_trl/*/*.md"),
+        ]
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert not broken
+
+
 @pytest.fixture
-def spo(monkeypatch):
-    """Do what the section says, in memory."""
-    monkeypatch.setitem(algorithms.ALGORITHMS, "spo", None)  # so that it is removed afterwards
-    exec(compile(FUNCTION, "README.md", "exec"), vars(surrogates))
-    exec(compile(ROW, "README.md", "exec"), vars(algorithms.table))
-    yield
-    del surrogates.proximity_penalty
+def added(monkeypatch):
+    """Do what the section says, in memory; return the configs."""
+    for name, blocks, home, function in EXAMPLES:
+        # afterwards both are as they were
+        monkeypatch.setitem(algorithms.ALGORITHMS, name, None)
+        monkeypatch.setattr(home, function, None, raising=False)
+        exec(compile(blocks[0], "README.md", "exec"), vars(home))
+        exec(compile(blocks[1], "README.md", "exec"), vars(algorithms.table))
+    return {name: blocks[2] for name, blocks, *_ in EXAMPLES}
 
 
-def test_the_example_is_at_most_thirty_lines():
-    assert sum(len(block.strip().splitlines()) for block in (FUNCTION, ROW, CONFIG)) <= 30
+def test_the_first_example_is_at_most_thirty_lines():
+    assert sum(len(block.strip().splitlines()) for block in BLOCKS[:3]) <= 30
 
 
-def test_the_new_loss_is_the_papers_by_hand(spo):
+def test_the_new_loss_is_the_papers_by_hand(added):
     logps = torch.tensor([[-1.0], [-2.0]], dtype=torch.float64, requires_grad=True)
     old = torch.log(torch.tensor([[1.1], [0.5]], dtype=torch.float64).reciprocal()) + logps.detach()
     # rewards 1 and 0 standardise to +a and -a with a = .5 / (sqrt(.5) + 1e-4)
@@ -54,11 +76,37 @@ def test_the_new_loss_is_the_papers_by_hand(spo):
     assert logps.grad.flatten().tolist() == pytest.approx(slope, abs=1e-12)
 
 
-def test_the_new_algorithm_trains_and_is_explained(spo, run, tmp_path):
-    config = tmp_path / "spo.yaml"
-    config.write_text(CONFIG.replace("grpo.yaml", str(ROOT / "configs" / "tiny" / "grpo.yaml")))
+def test_the_relative_of_dpo_is_the_papers_by_hand(added):
+    # d_c = 1 and -1, d_r = -2 and 1: gaps of 3, beyond the hinge at 1 / beta = 2, and -2
+    chosen = torch.tensor([-4.0, -6.0], dtype=torch.float64, requires_grad=True)
+    rejected = torch.tensor([-7.0, -2.0], dtype=torch.float64)
+    reference = {"ref_chosen_logps": rejected * 0 - 5, "ref_rejected_logps": rejected * 0 - 5}
+    reference["ref_rejected_logps"][1] = -3
+    given = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected, **reference}
+    result = preference_loss("slic", **given, beta=0.5)
+    assert result.loss.item() == (0 + 2) / 2
+    result.loss.backward()
+    assert chosen.grad.tolist() == [0, -0.5 / 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "equation"),
+    [("spo", "grpo", "(rho_t - 1)^2"), ("slic", "dpo", "max(0, 1 - beta (d_c - d_r))")],
+)
+def test_the_new_algorithm_trains_and_is_explained(added, run, tmp_path, name, recipe, equation):
+    config = tmp_path / f"{name}.yaml"
+    base = str(ROOT / "configs" / "tiny" / f"{recipe}.yaml")
+    config.write_text(added[name].replace(f"{recipe}.yaml", base))
     small = ["--dataset.size", 40, "--dataset.eval_size", 8, "--max_steps", 2]
-    batch = ["--num_generations", 4, "--per_device_train_batch_size", 8]
-    _, out = run("grpo", str(config.with_suffix("")), *small, *batch)
-    assert out.startswith("spo (chapter) on cpu")
-    assert "(rho_t - 1)^2" in explain("spo")
+    batch = ["--num_generations", 4] if recipe == "grpo" else ["--dataset.pairs", "offline"]
+    batch += ["--per_device_train_batch_size", 8]
+    _, out = run(recipe, str(config.with_suffix("")), *small, *batch)
+    assert out.startswith(f"{name} (chapter) on cpu")
+    assert equation in explain(name)
+
+
+def test_the_books_code_is_not_said_to_have_it(added, tmp_path):
+    path = tmp_path / "spo.yaml"
+    path.write_text("loss: spo\n")
+    with pytest.raises(InputError, match=r"loss is 'spo'.*; write one of .*maxrl, dpo, .*_down\.$"):
+        translate(path)

@@ -20,11 +20,11 @@ from rlhf_trl.compare import measure
 from rlhf_trl.data.preferences import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import check_prompts
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.generate import (
     GREEDY,
     SAMPLED,
+    check_prompts,
     end_tokens,
     generate,
     neutral,

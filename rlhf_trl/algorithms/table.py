@@ -627,9 +627,10 @@ def algorithm(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def names(family: Family) -> list[str]:
-    """Return the identifiers of a family's algorithms, in the order of the table."""
-    return [name for name, row in ALGORITHMS.items() if row.family == family]
+def names(family: Family, having: str = "chapter") -> list[str]:
+    """Return a family's algorithms that have this formulation, in the order of the table."""
+    rows = ALGORITHMS.items()
+    return [name for name, row in rows if row.family == family and having in row.formulations]
 
 
 def of_recipe(recipe: str) -> list[str]:

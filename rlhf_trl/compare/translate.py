@@ -197,10 +197,10 @@ def translate(path: str | Path, closest: bool = False) -> str:
         "direct_alignment": (_DIRECT_ALIGNMENT, _direct_alignment),
     }
     for family, (table, fill) in kinds.items():
-        if loss in algorithms.names(family):
+        if loss in algorithms.names(family, "code"):
             return _filled(path, given, table, partial(fill, closest=closest))
     if loss is not None:
-        known = [name for family in kinds for name in algorithms.names(family)]
+        known = [name for family in kinds for name in algorithms.names(family, "code")]
         hint = nearest(loss, known)
         raise InputError(f"{path}: loss is {loss!r}{hint}; write one of {', '.join(known)}.")
     if "model_id" in given:

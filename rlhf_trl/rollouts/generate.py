@@ -6,8 +6,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 from trl.data_utils import is_conversational
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.models import UNTRAINED, from_pretrained
 
 
 class Sampling(NamedTuple):
@@ -61,6 +64,29 @@ def prompt_texts(
 
 def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
     return is_conversational({"prompt": rows[0]["prompt"]})
+
+
+def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
+    """Stop before loading the model if a prompt plus its completion cannot fit the context.
+
+    Raises:
+        InputError: a prompt of no tokens, or one longer than the model's context allows.
+    """
+    if model.model_name_or_path == UNTRAINED:
+        return
+    config = from_pretrained(AutoConfig, model, args)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    texts = prompt_texts(tokenizer, rows, getattr(args, "chat_template_kwargs", None))
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    longest = max(range(len(rows)), key=lambda i: len(encoded[i]))
+    needed = len(encoded[longest]) + args.max_completion_length
+    if limit is not None and needed > limit:
+        raise InputError(
+            f"the longest prompt has {len(encoded[longest])} tokens and with max_completion_length "
+            f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
+            f"context of {limit}: {rows[longest]['question'][:80]!r}; shorten the task's config or "
+            "max_completion_length."
+        )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

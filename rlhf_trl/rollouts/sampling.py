@@ -12,9 +12,9 @@ from rlhf_trl.data.judgments import GYM_COLUMNS
 from rlhf_trl.data.preferences import FileData
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model, whole_weights
+from rlhf_trl.models import load_tokenizer, prepare_model, whole_weights
 from rlhf_trl.output import write_whole
-from rlhf_trl.rollouts.generate import SAMPLED, Completion, generate, seeded
+from rlhf_trl.rollouts.generate import SAMPLED, Completion, check_prompts, generate, seeded
 
 
 def sampler(model: Any, args: Any, config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Over-optimisation (chapter 14): what a policy learns from a reward model, step by step.
+"""Over-optimization (chapter 14): what a policy learns from a reward model, step by step.
 
 The reward model's mean reward is the proxy; exact match on held-out words is what is really wanted.
 """
@@ -6,36 +6,29 @@ The reward model's mean reward is the proxy; exact match on held-out words is wh
 import json
 import re
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.report import read_evaluations
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.race import draw_band, train_all
+from rlhf_trl.run.config import read_config
+from rlhf_trl.run.folders import home
+from rlhf_trl.run.race import draw_band, recipe_of, train_all
 
-CONFIGS = Path("configs/tiny")
 WORDS = 8  # held-out words whose answers are shown
 USUAL = re.compile(r"<think></think><answer>(.*)</answer>")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a policy is trained on.
-
-    Attributes:
-        title: for people.
-        policy: the config of the policy's run.
-        reward_model: "weak" or "better", see `REWARD_MODELS`.
-    """
+class Setting(NamedTuple):
+    """What a policy is trained on: a title for people, its config, a key of `REWARD_MODELS`."""
 
     title: str
     policy: str
     reward_model: str
 
 
-REWARD_MODELS = {"weak": "weak_reward", "better": "reward"}  # and their configs
+REWARD_MODELS = {"weak": "weak_reward", "better": "reward"}  # names and configs
 SETTINGS = {
     "weak": Setting("weak reward model", "overoptimisation", "weak"),
     "weak_beta": Setting("weak reward model, beta 1", "overoptimisation_beta", "weak"),
@@ -66,21 +59,18 @@ def overoptimise(
         The table, in Markdown.
 
     Raises:
-        InputError: a config is missing, a run failed, or `folder` holds such a run with other
-            settings.
+        InputError: a run failed, or `folder` holds such a run with other settings.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; write 1 or more.")
-    names = [*REWARD_MODELS.values(), *(setting.policy for setting in SETTINGS.values())]
-    for path in (CONFIGS / f"{name}.yaml" for name in names):
-        if not path.is_file():
-            raise InputError(f"{path} is not a file here; run from the project's folder.")
 
-    def words(config: str, seed: int, more: list[str] | None) -> list[str]:
-        return ["--config", str(CONFIGS / f"{config}.yaml"), "--seed", str(seed), *(more or [])]
+    def one(place: Path, config: str, seed: int, *more: str) -> tuple[Path, str, list[str]]:
+        path = home() / "configs" / "tiny" / f"{config}.yaml"
+        recipe = recipe_of(read_config(path)["algorithm"])
+        return place, recipe, ["--config", str(path), "--seed", str(seed), *more]
 
     rewards = [
-        (_reward(folder, name, seed), "recipes/reward.py", words(config, seed, reward_extra))
+        one(_reward(folder, name, seed), config, seed, *(reward_extra or []))
         for name, config in REWARD_MODELS.items()
         for seed in range(seeds)
     ]
@@ -89,8 +79,9 @@ def overoptimise(
     for name, setting in SETTINGS.items():
         for seed in range(seeds):
             model = str(_reward(folder, setting.reward_model, seed) / "model")
-            options = [*words(setting.policy, seed, extra), "--reward_model", model]
-            policies.append((folder / name / f"seed-{seed}", "recipes/grpo.py", options))
+            options = [*(extra or []), "--reward_model", model]
+            place = folder / name / f"seed-{seed}"
+            policies.append(one(place, setting.policy, seed, *options))
     train_all(policies, jobs)
 
     results = {
@@ -122,7 +113,8 @@ def _read(policy: Path, reward: Path) -> dict[str, Any]:
     """
     log = json.loads((policy / "log.json").read_text())
     rewards = {e["step"]: e["reward"] for e in log if "reward" in e}
-    gold = [[e["step"], e["eval_sampled_exact_match"]] for e in log if _evaluated(e)]
+    key = "eval_sampled_exact_match"
+    gold = [[e["step"], e[key]] for e in log if key in e]
     proxy, last = [], None
     for step, _ in gold:
         since = [y for x, y in rewards.items() if last is not None and last < x <= step]
@@ -130,10 +122,6 @@ def _read(policy: Path, reward: Path) -> dict[str, Any]:
         last = step
     after = json.loads((reward / "summary.json").read_text())["after"]
     return {"gold": gold, "proxy": proxy, "reward_model": after}
-
-
-def _evaluated(entry: dict[str, Any]) -> bool:
-    return "eval_sampled_exact_match" in entry
 
 
 def peak(curve: list[list[float]]) -> list[float]:

@@ -4,7 +4,8 @@ from typing import Any
 
 from rlhf_trl.data.preferences import Preferences, load_preferences
 from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
+from rlhf_trl.models import load_tokenizer
+from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
 
@@ -20,23 +21,14 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     Raises:
         InputError: an algorithm, a field, data, tokenizer or model that is missing or does not fit.
     """
-    from trl import get_peft_config, get_quantization_config
-
     own, args, model = loaded.own, loaded.trl, loaded.model
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_preferences(own, args, model, unpaired)
     train.check_held_out(args, data.held_out)
-    quantization = get_quantization_config(model)
     trainer = trainer_class(
-        model=prepare_model(model, args),
-        args=args,
+        **train.trainer_arguments(loaded, tokenizer),
         train_dataset=data.train_dataset,
         eval_dataset=data.eval_dataset,
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model),
-        algorithm=loaded.row,
-        # ORPOTrainer has no such argument
-        **({} if quantization is None else {"quantization_config": quantization}),
     )
     report_fitted(trainer)
     add_panels(trainer, own.samples, data.held_out or data.train)

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, names
+from rlhf_trl.algorithms import ALGORITHMS, algorithm, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.folders import home
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 ASKED = "asked.json"  # beside a run: what it was started with
@@ -68,8 +69,8 @@ def race(
     stopped.
 
     Args:
-        algorithms: names of rows, or of other configs; each uses `configs/tiny/NAME.yaml`, unless
-            `config` is given.
+        algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
+            unless `config` is given.
         seeds: runs per algorithm.
         folder: where the runs and the results go.
         config: one config for all; the algorithm is then set on the command line.
@@ -86,12 +87,11 @@ def race(
     """
     runs = []
     for name in algorithms:
-        path = config or f"configs/tiny/{name}.yaml"
+        path = config or str(home() / "configs" / "tiny" / f"{name}.yaml")
+        if config or not Path(path).is_file():
+            algorithm(name)
         if not Path(path).is_file():
-            raise InputError(
-                f"{name}: {path} is not a file here; run from the project's folder, or name a "
-                "config with --config."
-            )
+            raise InputError(f"{name}: {path} is not a file; name a config with --config.")
         row = name if config else read_config(path).get("algorithm")
         chosen = ["--algorithm", row] if row else []
         for seed in range(seeds):
@@ -113,7 +113,7 @@ def race(
 
 
 def recipe_of(algorithm: str | None) -> str:
-    """Return the script that trains an algorithm; None: supervised fine-tuning."""
+    """Return the script that trains an algorithm, below `home()`; None: supervised fine-tuning."""
     if algorithm is None:
         return "recipes/sft.py"
     return f"recipes/{ALGORITHMS[algorithm].recipe}.py"
@@ -175,8 +175,8 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
     launch = ["-m", "accelerate.commands.launch", "--quiet"]
     command = [
-        *[sys.executable, *launch, "--config_file", "configs/accelerate/cpu.yaml"],
-        *[recipe, *words, "--output_dir", str(part), "--disable_tqdm"],
+        *[sys.executable, *launch, "--config_file", str(home() / "configs/accelerate/cpu.yaml")],
+        *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm"],
     ]
     done = subprocess.run(
         command,

@@ -13,7 +13,7 @@ from rlhf_trl.data.judgments import (
     load_traces,
 )
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import UNTRAINED, load_tokenizer, prepare_model
+from rlhf_trl.models import UNTRAINED, load_tokenizer
 from rlhf_trl.output import write_whole
 from rlhf_trl.reward_models.reader import good, judged_class
 from rlhf_trl.reward_models.report import draw_reward_report
@@ -37,8 +37,6 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
     Raises:
         InputError: an algorithm, a field, data, tokenizer or model that is missing or does not fit.
     """
-    from trl import get_peft_config, get_quantization_config
-
     own, args, model = loaded.own, loaded.trl, loaded.model
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
     if model.use_peft and "lora_task_type" in loaded.given and model.lora_task_type != task_type:
@@ -54,14 +52,9 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
     data, tokenizer = prepare_rewards(own, args, model)
     train.check_held_out(args, data.held_out)
     trainer = trainer_class(
-        model=prepare_model(model, args),
-        args=args,
+        **train.trainer_arguments(loaded, tokenizer),
         train_dataset=data.train_dataset,
         eval_dataset=data.eval_dataset,
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model),
-        quantization_config=get_quantization_config(model),
-        algorithm=loaded.row,
         **arguments,
     )
     trainer.candidates = data.candidates

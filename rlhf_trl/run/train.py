@@ -17,8 +17,9 @@ from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import report
-from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
+from rlhf_trl.models import load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import read_config
 
@@ -125,6 +126,22 @@ def _keep_config(loaded: Any, folder: Path) -> None:
         loaded.save(folder / "config.yaml")
 
 
+def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
+    """Return what every trainer takes beside its data."""
+    from trl import get_peft_config, get_quantization_config
+
+    quantization = get_quantization_config(loaded.model)
+    return {
+        "model": prepare_model(loaded.model, loaded.trl),
+        "args": loaded.trl,
+        "processing_class": tokenizer,
+        "peft_config": get_peft_config(loaded.model),
+        # ORPOTrainer takes no quantization_config, SFTTrainer no algorithm
+        **({} if quantization is None else {"quantization_config": quantization}),
+        **({} if loaded.row is None else {"algorithm": loaded.row}),
+    }
+
+
 def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
     """Check and load what every policy-gradient recipe hands to its trainer.
 
@@ -138,7 +155,6 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
         InputError: data, rewards, tokenizer or model that are missing or do not fit.
     """
     from datasets import Dataset
-    from trl import get_peft_config, get_quantization_config
 
     own, args, model = loaded.own, loaded.trl, loaded.model
     if own.reward_aggregate and not own.reward_model:
@@ -157,15 +173,10 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
     check_reward_weights(args, rewards)
     check_prompts(tasks.train + tasks.held_out, tokenizer, model, args)
     return tasks, {
-        "model": prepare_model(model, args),
+        **trainer_arguments(loaded, tokenizer),
         "reward_funcs": rewards,
-        "args": args,
         "train_dataset": Dataset.from_list(tasks.train),
         "eval_dataset": Dataset.from_list(tasks.held_out),
-        "processing_class": tokenizer,
-        "quantization_config": get_quantization_config(model),
-        "peft_config": get_peft_config(model),
-        "algorithm": loaded.row,
     }
 
 
@@ -182,6 +193,33 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     begin(loaded, loaded.row.label)
     tasks, arguments = prepare(loaded)
     run(trainer_class(**arguments), loaded, tasks, loaded.row.label)
+
+
+def train_supervised(loaded: Any, trainer_class: Any) -> None:
+    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
+
+    Args:
+        loaded: what `load_config` returned.
+        trainer_class: the trainer.
+
+    Raises:
+        InputError: see `begin`, `GymTasks`, `load_tokenizer` and `run`.
+    """
+    from datasets import Dataset
+
+    from rlhf_trl.data.demonstrations import demonstrations
+
+    own = loaded.own
+    begin(loaded, "sft")
+    tasks = GymTasks(own.dataset)
+    train = demonstrations(tasks.train, own.demonstrator, own.dataset.seed)
+    trainer = trainer_class(
+        **trainer_arguments(loaded, load_tokenizer(loaded.model, loaded.trl)),
+        train_dataset=Dataset.from_list(train),
+        eval_dataset=Dataset.from_list(demonstrations(tasks.held_out, "right")),
+    )
+    trainer.max_completion_length = own.max_completion_length
+    run(trainer, loaded, tasks, "sft")
 
 
 def check_held_out(args: Any, rows: Any) -> None:

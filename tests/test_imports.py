@@ -1,0 +1,45 @@
+"""The rooms of the package, and the one direction in which they import each other."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# from the ground; a room imports those before it
+ROOMS = [
+    *["errors", "book", "algorithms", "losses", "tiny", "output", "models", "data", "rollouts"],
+    *["reward_models", "evaluation", "trainers", "run", "compare", "cli"],
+]
+
+
+def imported(path):
+    """Return the rooms that a file imports, inside functions, too, and by name (`load_config`)."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("rlhf_trl."):
+            names.add(node.value)
+    return {name.split(".")[1] for name in names if name.startswith("rlhf_trl.")}
+
+
+def test_every_room_imports_only_those_below_it():
+    files = [path for path in (ROOT / "rlhf_trl").rglob("*.py") if path.stem != "__init__"]
+    files += [path for path in (ROOT / "rlhf_trl").glob("*/__init__.py")]
+    upwards, seen = set(), set()
+    for path in files:
+        room = path.relative_to(ROOT / "rlhf_trl").with_suffix("").parts[0]
+        seen.add(room)
+        below = {*ROOMS[: ROOMS.index(room) + 1]}
+        upwards |= {(str(path.relative_to(ROOT)), other) for other in imported(path) - below}
+    assert not upwards
+    assert seen == {*ROOMS}
+
+
+def test_recipes_import_run_and_trainers():
+    recipes = sorted((ROOT / "recipes").rglob("*.py"))
+    assert len(recipes) >= 9
+    for path in recipes:
+        assert imported(path) <= {"run", "trainers"}, path
