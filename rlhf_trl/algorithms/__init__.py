@@ -1,6 +1,6 @@
 """The table of algorithms, and what a row makes of a config. Imports neither torch nor trl."""
 
-from rlhf_trl.algorithms.fields import LOSS_FIELDS, NEUTRAL_FIELDS, SHARED_FIELDS
+from rlhf_trl.algorithms.fields import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.algorithms.formulations import (
     BASELINES,
     FORMULATIONS,

@@ -33,6 +33,7 @@ class Formulation:
         label: filled in by `formulation`: "grpo (chapter)".
     """
 
+    family: ClassVar[Family]
     parts: ClassVar[Mapping[str, str]] = {}
     positive: ClassVar[frozenset[str]] = frozenset(
         {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
@@ -105,6 +106,7 @@ class PolicyGradient(Formulation):
         trl: True holds at the default kl_estimator.
     """
 
+    family = "policy_gradient"
     parts: ClassVar[Mapping[str, str]] = {
         "advantage": "advantages",
         "ratio": "surrogates",
@@ -169,6 +171,7 @@ class Preference(Formulation):
         reference: whether the reference policy's are read, too.
     """
 
+    family = "direct_alignment"
     parts: ClassVar[Mapping[str, str]] = {"loss": "preference"}
     positive: ClassVar[frozenset[str]] = frozenset({"beta"})
 
@@ -187,6 +190,7 @@ class RewardModel(Formulation):
         aggregation: from per-token losses to a number; "none": the mean over the comparisons.
     """
 
+    family = "reward_model"
     parts: ClassVar[Mapping[str, str]] = {"loss": "reward_models", "aggregation": "aggregation"}
 
     loss: Part
@@ -201,7 +205,6 @@ class Algorithm:
     Attributes:
         name: what a config says.
         title: what people say.
-        family: "policy_gradient", "direct_alignment" or "reward_model".
         source: chapter and labels of the equations.
         paper: where it was introduced.
         chapter: the book's equation, or the paper's where `source` says that none is printed.
@@ -211,12 +214,16 @@ class Algorithm:
 
     name: str
     title: str
-    family: Family
     source: str
     paper: str
     chapter: Formulation
     code: Formulation | str
     trl: Formulation | str
+
+    @property
+    def family(self) -> Family:
+        """What kind of loss it is."""
+        return self.chapter.family
 
     @property
     def formulations(self) -> dict[str, Formulation]:

@@ -270,7 +270,6 @@ _ROWS = (
     Algorithm(
         name="reinforce",
         title="REINFORCE",
-        family="policy_gradient",
         source="chapter 6, eq:REINFORCE_with_baseline",
         paper="Williams 1992, doi:10.1007/BF00992696",
         chapter=_REINFORCE,
@@ -289,7 +288,6 @@ _ROWS = (
     Algorithm(
         name="rloo",
         title="RLOO",
-        family="policy_gradient",
         source="chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt",
         paper="arXiv:2402.14740",
         chapter=_RLOO,
@@ -307,7 +305,6 @@ _ROWS = (
     Algorithm(
         name="ppo",
         title="PPO",
-        family="policy_gradient",
         source="chapter 6, eq:PPO_EQN_EXPANDED and eq:GAE_DFN",
         paper="arXiv:1707.06347",
         chapter=_PPO,
@@ -326,7 +323,6 @@ _ROWS = (
     Algorithm(
         name="grpo",
         title="GRPO",
-        family="policy_gradient",
         source="chapter 6, eq:GRPO_token and eq:GRPO_ADV",
         paper="arXiv:2402.03300",
         chapter=_GRPO,
@@ -336,7 +332,6 @@ _ROWS = (
     Algorithm(
         name="drgrpo",
         title="Dr. GRPO",
-        family="policy_gradient",
         source="chapter 6, eq:DrGRPO_ADV and eq:loss_fixed_length",
         paper="arXiv:2503.20783",
         chapter=_DRGRPO,
@@ -354,7 +349,6 @@ _ROWS = (
     Algorithm(
         name="gspo",
         title="GSPO",
-        family="policy_gradient",
         source="chapter 6, eq:GSPO_ratio and eq:GSPO_objective",
         paper="arXiv:2507.18071",
         chapter=_GSPO,
@@ -364,7 +358,6 @@ _ROWS = (
     Algorithm(
         name="cispo",
         title="CISPO",
-        family="policy_gradient",
         source="chapter 6, eq:CISPO_objective and eq:CISPO_ratio",
         paper="arXiv:2506.13585",
         chapter=_CISPO,
@@ -393,7 +386,6 @@ _ROWS = (
     Algorithm(
         name="sapo",
         title="SAPO",
-        family="policy_gradient",
         source="chapter 6, Further Reading (prose)",
         paper="arXiv:2511.20347",
         chapter=_SAPO,
@@ -403,7 +395,6 @@ _ROWS = (
     Algorithm(
         name="dapo",
         title="DAPO",
-        family="policy_gradient",
         source="chapter 6, eq:loss_per_token and Further Reading (prose)",
         paper="arXiv:2503.14476",
         chapter=_DAPO,
@@ -426,7 +417,6 @@ _ROWS = (
     Algorithm(
         name="maxrl",
         title="MaxRL",
-        family="policy_gradient",
         source="not in the book; its published code has it",
         paper="arXiv:2602.02710",
         chapter=_MAXRL,
@@ -441,7 +431,6 @@ _ROWS = (
     Algorithm(
         name="dpo",
         title="DPO",
-        family="direct_alignment",
         source="chapter 8, eq:dpo_core",
         paper="arXiv:2305.18290",
         chapter=_DPO,
@@ -451,7 +440,6 @@ _ROWS = (
     Algorithm(
         name="cdpo",
         title="cDPO",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="Mitchell 2023, ericmitchell.ai/cdpo.pdf",
         chapter=_CDPO,
@@ -463,7 +451,6 @@ _ROWS = (
     Algorithm(
         name="ipo",
         title="IPO",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="arXiv:2310.12036",
         chapter=_IPO,
@@ -479,7 +466,6 @@ _ROWS = (
     Algorithm(
         name="simpo",
         title="SimPO",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="arXiv:2405.14734",
         chapter=_SIMPO,
@@ -489,7 +475,6 @@ _ROWS = (
     Algorithm(
         name="orpo",
         title="ORPO",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="arXiv:2403.07691",
         chapter=_ORPO,
@@ -507,7 +492,6 @@ _ROWS = (
     Algorithm(
         name="kto",
         title="KTO",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="arXiv:2402.01306",
         chapter=_KTO,
@@ -528,7 +512,6 @@ _ROWS = (
     Algorithm(
         name="dpo_norm",
         title="DPO-Norm",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="arXiv:2411.15124",
         chapter=_DPO_NORM,
@@ -538,7 +521,6 @@ _ROWS = (
     Algorithm(
         name="apo_zero",
         title="APO-zero",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="arXiv:2408.06266",
         chapter=_APO_ZERO,
@@ -548,7 +530,6 @@ _ROWS = (
     Algorithm(
         name="apo_down",
         title="APO-down",
-        family="direct_alignment",
         source="chapter 8 prints no equation",
         paper="arXiv:2408.06266",
         chapter=_APO_DOWN,
@@ -558,7 +539,6 @@ _ROWS = (
     Algorithm(
         name="reward",
         title="Bradley-Terry reward model",
-        family="reward_model",
         source="chapter 5, eq:rewardmodeling1 and eq:rewardmodelingmargin",
         paper="arXiv:2203.02155",
         chapter=_REWARD,
@@ -568,7 +548,6 @@ _ROWS = (
     Algorithm(
         name="kwise",
         title="K-wise reward model",
-        family="reward_model",
         source="chapter 5, eq:kwise_rm",
         paper="arXiv:2301.11270",
         chapter=RewardModel(
@@ -582,7 +561,6 @@ _ROWS = (
     Algorithm(
         name="orm",
         title="Outcome reward model",
-        family="reward_model",
         source="chapter 5, eq:orm_token_loss",
         paper="arXiv:2110.14168",
         chapter=_ORM,
@@ -594,7 +572,6 @@ _ROWS = (
     Algorithm(
         name="prm",
         title="Process reward model",
-        family="reward_model",
         source="chapter 5, eq:prm_loss",
         paper="arXiv:2305.20050",
         chapter=_PRM,

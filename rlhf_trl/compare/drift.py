@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl import trainers
-from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, NEUTRAL_FIELDS, SHARED_FIELDS
+from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import stock
 from rlhf_trl.compare.surface import Surface, family_of, read, relied_on, shipped
 from rlhf_trl.trainers.on_trl import OnTRL
@@ -156,9 +156,9 @@ def _concerns(section: str, place: str) -> str:
     )
     own = [n for n, r in rows.items() if name in {**r.settings, **r.reads, **r.trainer_reads}]
     if section == "present":
-        listed = name in LOSS_FIELDS | SHARED_FIELDS | NEUTRAL_FIELDS
-        fate = "which name it already" if listed else "one of which it must join"
-        return f"the lists of fields in rlhf_trl/algorithms/fields.py, {fate}"
+        listed = name in LOSS_FIELDS | SHARED_FIELDS
+        fate = "which name it already" if listed else "one of which it must join if it does"
+        return f"the lists of fields that touch a loss in rlhf_trl/algorithms/fields.py, {fate}"
     if section == "absent":
         return ", ".join([*_joined(own, rows), "configs that set it"])
     if section == "signatures":
