@@ -44,13 +44,15 @@ def test_links_between_pages_lead_somewhere():
 
 
 @pytest.fixture
-def added(monkeypatch):
+def added(monkeypatch, tmp_path):
     """Do what the section says, in memory; return the configs."""
     for name, blocks, home, function in EXAMPLES:
         # afterwards both are as they were
         monkeypatch.setitem(algorithms.ALGORITHMS, name, None)
         monkeypatch.setattr(home, function, None, raising=False)
-        exec(compile(blocks[0], "README.md", "exec"), vars(home))
+        source = tmp_path / f"{name}.py"  # where `explain` finds the function
+        source.write_text(blocks[0])
+        exec(compile(blocks[0], str(source), "exec"), vars(home))
         exec(compile(blocks[1], "README.md", "exec"), vars(algorithms.table))
     return {name: blocks[2] for name, blocks, *_ in EXAMPLES}
 
