@@ -19,9 +19,15 @@ from trl import ModelConfig, SFTConfig, SFTTrainer
 from rlhf_trl.data.preferences import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import check_prompts
 from rlhf_trl.rollouts import sampling
-from rlhf_trl.rollouts.generate import end_tokens, generate, neutral, prompt_texts, seeded
+from rlhf_trl.rollouts.generate import (
+    check_prompts,
+    end_tokens,
+    generate,
+    neutral,
+    prompt_texts,
+    seeded,
+)
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE, build_tokenizer
