@@ -185,12 +185,10 @@ def _shown(text: str) -> str:
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     """Draw exact match and reward over steps, a line for the mean and a band for the spread."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 1, figsize=(8, 7), sharex=True, layout="constrained")
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True)
     for name, runs in results.items():
         for axis, key in zip(axes, ("gold", "proxy"), strict=True):
             draw_band(axis, [run[key] for run in runs], SETTINGS[name].title)
@@ -198,4 +196,3 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     axes[1].set(ylabel="proxy: mean reward in training", xlabel="optimizer step")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     write_whole(path, lambda part: figure.savefig(part, dpi=130))
-    plt.close(figure)
