@@ -33,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         required=True,
         help="names of rows or of our configs in configs/tiny, separated by commas",
     )
-    race.add_argument("--seeds", type=int, default=3, help="runs per algorithm (3)")
     race.add_argument("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
-    race.add_argument("--output_dir", default="outputs/race", help="(outputs/race)")
-    race.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each (1)")
     race.add_argument(
         "--on_policy",
         action="store_true",
@@ -62,10 +59,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         epilog="Every other option goes to the policies' recipe, as in --learning_rate 2e-4.",
         allow_abbrev=False,
     )
-    over.add_argument("--output_dir", default="outputs/overoptimisation", help="(%(default)s)")
-    over.add_argument("--seeds", type=int, default=3, help="repetitions (3)")
-    over.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each (1)")
     over.set_defaults(run=_overoptimise)
+    for several, name in ((race, "race"), (over, "overoptimisation")):
+        several.add_argument("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
+        several.add_argument("--seeds", type=int, default=3, help="runs of each (3)")
+        several.add_argument("--jobs", type=int, default=1, help="side by side, a thread each (1)")
     translate = commands.add_parser(
         "translate", help="a config of the book's published code, for a recipe here or stock TRL"
     )

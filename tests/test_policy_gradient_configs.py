@@ -65,7 +65,7 @@ BOOK = {
     "cispo": (8, 4, 1000),
     "sapo": (8, 4, 3000),
     "dapo": (8, 4, 3000),
-    "maxrl": (8, 4, 15000),
+    "maxrl": (8, 4, 3000),
 }
 
 
@@ -86,6 +86,6 @@ def test_each_book_config_has_the_books_settings(name, tmp_path):
         assert found == (1.0, 0.98, 0.5, 0.4, 0.2)
     if name == "dapo":
         found = args.epsilon, args.epsilon_high, args.soft_punish_cache, args.max_completion_length
-        assert found == (0.2, 0.28, 256, 512)
+        assert found == (0.2, 0.28, 128, 512)
     if name == "cispo":
         assert (args.epsilon, args.epsilon_high) == (0.2, 0.4)

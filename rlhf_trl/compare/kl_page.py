@@ -223,10 +223,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def figure(rows: Sequence[Row], path: str | Path) -> None:
     """Draw how much of the exact value, or gradient, each estimator gives on average, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     titles = {
         "value": "as a number\nmean / exact KL",
@@ -242,14 +240,8 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
     }
     lengths = sorted({row.tokens for row in rows})
     names = list(dict.fromkeys(_name(row) for row in rows))
-    drawing, axes = plt.subplots(
-        *(len(lengths), len(titles)),
-        figsize=(9, 1.2 + 2.6 * len(lengths)),
-        sharey=True,
-        sharex="col",
-        squeeze=False,
-        layout="constrained",
-    )
+    drawing = Figure(figsize=(9, 1.2 + 2.6 * len(lengths)), layout="constrained")
+    axes = drawing.subplots(len(lengths), len(titles), sharey=True, sharex="col", squeeze=False)
     for line, tokens in zip(axes, lengths, strict=True):
         line[0].set_ylabel(f"{tokens} token{'s' * (tokens > 1)}")
         line[0].set_yticks(range(len(names)), names)
@@ -274,12 +266,11 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("1: right, 0: none, below 0: wrong way")
     handles = [
-        plt.Line2D([], [], marker=mark, color=color, linestyle="none", label=label)
+        Line2D([], [], marker=mark, color=color, linestyle="none", label=label)
         for mark, color, label in marks.values()
     ]
     drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
     write_whole(path, lambda p: drawing.savefig(p, dpi=100))
-    plt.close(drawing)
 
 
 def page(image: str = "kl.png") -> str:

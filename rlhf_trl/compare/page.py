@@ -239,14 +239,12 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
         results: of all rows on all batches.
         path: a PNG.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     groups = [g for g in report.summary(results) if any(map(_marked, g))]
     names = [batch.name for batch in BATCHES if batch.name not in report.SPECIAL]
-    figure, axes = pyplot.subplots(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
+    figure = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
+    axes = figure.subplots()
     for name, mark in zip(names, "osD^vP*X", strict=False):
         found = [(r.grad_cosine, y) for y, g in enumerate(groups) for r in g if r.batch == name]
         points = [(x, y) for x, y in found if x == x]  # without the undefined
@@ -259,7 +257,6 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.4, 1.0))
     write_whole(path, lambda part: figure.savefig(part, dpi=110, format="png"))
-    pyplot.close(figure)
 
 
 def _marked(result: Result) -> bool:

@@ -115,16 +115,12 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     Where completions are compared in pairs, their log-probabilities stand below: on the training
     batches (pale) and on the held-out pairs.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     key = "reward" if any("reward" in entry for entry in log) else "loss"
     pairs = any("logps/chosen" in entry for entry in log)
-    figure, axes = plt.subplots(
-        1 + pairs, 1, figsize=(7, 7 if pairs else 4), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(7, 7 if pairs else 4), layout="constrained")
+    axes = figure.subplots(1 + pairs, 1, squeeze=False)
     axis = axes[0, 0]
     axis.plot(*_points(log, key), color="tab:blue", label=f"training {key}")
     axis.set(xlabel="optimizer step", ylabel=key, title=title)
@@ -154,7 +150,6 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     if evaluations:
         figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
-    plt.close(figure)
 
 
 def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:

@@ -76,25 +76,18 @@ def draw_reward_report(
         panels.append(partial(_first_error, steps=steps[1:], share=metrics["first_error"]))
     if not panels:
         raise InputError(f"{path}: there are no scores to draw; evaluate on at least one row.")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     columns = 2 if len(panels) in (2, 4) else 3
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.2 * columns, 3.6 * rows), layout="constrained", squeeze=False
-    )
-    try:
-        figure.suptitle(title)
-        for axis, panel in zip(axes.flat, panels, strict=False):
-            panel(axis)
-        for axis in axes.flat[len(panels) :]:
-            axis.set_axis_off()
-        write_whole(path, lambda p: figure.savefig(p, dpi=130))
-    finally:
-        plt.close(figure)
+    figure = Figure(figsize=(4.2 * columns, 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    figure.suptitle(title)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        panel(axis)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    write_whole(path, lambda p: figure.savefig(p, dpi=130))
 
 
 def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> None:

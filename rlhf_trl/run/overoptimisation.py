@@ -6,6 +6,7 @@ The reward model's mean reward is the proxy; exact match on held-out words is wh
 import json
 import re
 import statistics
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,11 +125,6 @@ def _read(policy: Path, reward: Path) -> dict[str, Any]:
     return {"gold": gold, "proxy": proxy, "reward_model": after}
 
 
-def peak(curve: list[list[float]]) -> list[float]:
-    """Return the first [step, value] at which a curve is highest."""
-    return max(curve, key=lambda point: point[1])
-
-
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Return gold and proxy at the start, at gold's peak and at the end, in Markdown, per seed."""
     lines = [
@@ -138,7 +134,10 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for name, runs in results.items():
         for seed, run in enumerate(runs):
-            (start, top), end = (run["gold"][0], peak(run["gold"])), run["gold"][-1]
+            (start, top), end = (
+                (run["gold"][0], max(run["gold"], key=itemgetter(1))),
+                run["gold"][-1],
+            )
             proxy = dict(run["proxy"])
             gold = [f"{point[1]:.3f}" for point in (start, top, end)]
             reward = [f"{proxy[point[0]]:.2f}" for point in (start, top, end)]
@@ -166,7 +165,7 @@ def samples(evaluations: dict[str, dict[int, dict[str, Any]]]) -> str:
         return evaluations[name][step]["answers"][:WORDS]
 
     weak = [[n, e["metrics"]["eval_sampled_exact_match"]] for n, e in evaluations["weak"].items()]
-    top = peak(weak)[0]
+    top = max(weak, key=itemgetter(1))[0]
     columns = [("weak", weak[0][0]), ("weak", top)]
     columns += [(name, max(found)) for name, found in evaluations.items()]
     heads = [f"{SETTINGS[name].title}, step {step}" for name, step in columns]
@@ -185,12 +184,10 @@ def _shown(text: str) -> str:
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     """Draw exact match and reward over steps, a line for the mean and a band for the spread."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 1, figsize=(8, 7), sharex=True, layout="constrained")
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True)
     for name, runs in results.items():
         for axis, key in zip(axes, ("gold", "proxy"), strict=True):
             draw_band(axis, [run[key] for run in runs], SETTINGS[name].title)
@@ -198,4 +195,3 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     axes[1].set(ylabel="proxy: mean reward in training", xlabel="optimizer step")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     write_whole(path, lambda part: figure.savefig(part, dpi=130))
-    plt.close(figure)

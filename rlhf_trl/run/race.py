@@ -246,12 +246,10 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     """Draw exact match (or best of n) over steps, a line for the mean and a band for the spread."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
     for place, (name, runs) in enumerate(results.items()):
         # the ten colours come round again, dashed
         draw_band(axis, [run["curve"] for run in runs], name, "-" if place < 10 else "--")
@@ -260,7 +258,6 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     axis.set(xlabel="optimizer step", ylabel=ylabel, ylim=(0, 1.02))
     axis.legend(loc="lower right", ncols=3, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
-    plt.close(figure)
 
 
 def draw_band(axis: Any, curves: list[list[list[float]]], label: str, style: str = "-") -> None:
