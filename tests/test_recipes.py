@@ -278,7 +278,7 @@ def test_a_second_task_and_a_mixture_by_config(run):
         "[{name: chain_sum, config: {min_terms: 2, max_terms: 3, max_digits: 1}}, "
         "{name: spell_backward, weight: 2, config: {max_word_len: 6}}]"
     )
-    folder, out = run("grpo", "grpo", *SMALL, "--dataset.specs", specs)
+    folder, out = run("grpo", "grpo", *SMALL, "--dataset.specs", specs, "--dataset.eval_size", 24)
     assert "held-out questions" in out.splitlines()[-1]
     (last,) = (folder / "evaluations").glob("step-000002.json")
     found = json.loads(last.read_text())
@@ -292,9 +292,9 @@ def test_a_second_task_and_a_mixture_by_config(run):
             word = each["question"].rpartition(" ")[2]
             assert len(word) <= 6 and each["answer"] == word[::-1]
             words += 1
-    assert sums + words == 8 and words > sums > 0
+    assert sums + words == 24 and words > sums > 0
     right = [f"<answer>{each['answer']}</answer>" in each["greedy"] for each in found["answers"]]
-    assert found["metrics"]["eval_exact_match"] == sum(right) / 8
+    assert found["metrics"]["eval_exact_match"] == sum(right) / 24
 
 
 def test_the_users_own_reward_by_dotted_path(run, tmp_path, monkeypatch):

@@ -88,7 +88,8 @@ def sample_completions(
 ) -> list[list[Completion]]:
     """Sample completions at temperature 1, each process a share of them.
 
-    Any number of processes samples the same, and each holds the whole model, under ZeRO-3 too.
+    Each process holds the whole model, under ZeRO-3 too, and has a seed of its own: another number
+    of processes gives other answers.
 
     Args:
         model (`ModelConfig`): whose model answers.
@@ -125,19 +126,18 @@ def sample_completions(
     policy = policy.to(args.device).eval()
     size = max(1, args.per_device_eval_batch_size // count)
     found: list[tuple[int, list[list[Completion]]]] = []
-    with whole_weights(args):  # `generate` too would wait for the others under ZeRO-3
+    # `generate` too would wait for the others under ZeRO-3
+    with whole_weights(args), seeded(seed + args.process_index, args.device):
         for first in range(0, len(rows), size)[args.process_index :: args.world_size]:
-            # a seed of its own for each batch, whichever process samples it
-            with seeded(seed + first, args.device):
-                answers = generate(
-                    policy,
-                    tokenizer,
-                    rows[first : first + size],
-                    sampling=SAMPLED,
-                    max_new_tokens=args.max_completion_length,
-                    device=args.device,
-                    count=count,
-                )
+            answers = generate(
+                policy,
+                tokenizer,
+                rows[first : first + size],
+                sampling=SAMPLED,
+                max_new_tokens=args.max_completion_length,
+                device=args.device,
+                count=count,
+            )
             groups = [answers[i : i + count] for i in range(0, len(answers), count)]
             found.append((first, groups))
     return [group for _, groups in sorted(gather_object(found)) for group in groups]
