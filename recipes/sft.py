@@ -30,7 +30,7 @@ def main() -> None:
     from datasets import Dataset
     from trl import get_peft_config, get_quantization_config
 
-    from rlhf_trl.data.demonstrations import demonstrations
+    from rlhf_trl.data.made import demonstrations
     from rlhf_trl.models import load_tokenizer, prepare_model
     from rlhf_trl.run import train
     from rlhf_trl.trainers.sft import AnsweringSFTTrainer

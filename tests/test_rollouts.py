@@ -16,7 +16,7 @@ from direct_alignment_cases import message, pairs
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3ForCausalLM
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from rlhf_trl.data.preferences import Samples
+from rlhf_trl.data.files import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import check_prompts

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_trl.algorithms import of_recipe
+from rlhf_trl.data.files import Samples
 from rlhf_trl.data.gym import GymData
-from rlhf_trl.data.preferences import PreferenceData, Samples
+from rlhf_trl.data.pairs import PreferenceData
 from rlhf_trl.run.launch import Expect
 
 

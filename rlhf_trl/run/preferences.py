@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from rlhf_trl.data.preferences import Preferences, load_preferences
+from rlhf_trl.data.files import Examples
+from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import check_prompts, load_tokenizer, prepare_model
 from rlhf_trl.run import train
-from rlhf_trl.run.reward_data import sampler
+from rlhf_trl.run.reward_data import reading, sampler
 
 
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
@@ -30,8 +31,8 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     trainer = trainer_class(
         model=prepare_model(model, args),
         args=args,
-        train_dataset=data.train_dataset,
-        eval_dataset=data.eval_dataset,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
         processing_class=tokenizer,
         peft_config=get_peft_config(model),
         algorithm=loaded.row,
@@ -45,8 +46,8 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
 
 def prepare_preferences(
     own: Any, args: Any, model: Any, unpaired: bool = False
-) -> tuple[Preferences, Any]:
-    """Return the rows of a run and the tokenizer.
+) -> tuple[Examples, Any]:
+    """Return the examples of a run and the tokenizer.
 
     On-policy pairs are made of sampled answers, which are kept in
     `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them.
@@ -61,7 +62,8 @@ def prepare_preferences(
         InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
     sample = sampler(model, args, own.dataset)
-    data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
+    with reading(args, own.dataset):
+        data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count} rows: {reason}", flush=True)

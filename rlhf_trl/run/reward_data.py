@@ -1,20 +1,20 @@
 """The rows of a reward-model run, and the sampled answers of any: made once, and kept."""
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.judgments import (
     GYM_COLUMNS,
     OutcomeData,
     ProcessData,
-    RewardRows,
     load_outcomes,
     load_pairs_or_ranked,
     load_traces,
 )
-from rlhf_trl.data.preferences import FileData
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer
@@ -22,8 +22,8 @@ from rlhf_trl.output import write_whole
 from rlhf_trl.rollouts.sampling import sample_completions, sampling_model
 
 
-def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
-    """Return the rows of a run and the tokenizer.
+def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
+    """Return the examples of a run and the tokenizer.
 
     Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
     such a file can be the `dataset.path` of an outcome reward model.
@@ -40,17 +40,24 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
     """
     config = own.dataset
     sample = sampler(model, args, config)
-    if isinstance(config, ProcessData):
-        neutral = own.formulation == "code"  # the chapter's loss has two classes
-        data = load_traces(config, own.max_samples, sample, neutral)
-    elif isinstance(config, OutcomeData):
-        data = load_outcomes(config, own.max_samples, sample)
-    else:
-        data = load_pairs_or_ranked(config, own.max_samples, sample)
+    with reading(args, config):
+        if isinstance(config, ProcessData):
+            neutral = own.formulation == "code"  # the chapter's loss has two classes
+            data = load_traces(config, own.max_samples, sample, neutral)
+        elif isinstance(config, OutcomeData):
+            data = load_outcomes(config, own.max_samples, sample)
+        else:
+            data = load_pairs_or_ranked(config, own.max_samples, sample)
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count}: {reason}", flush=True)
     return data, load_tokenizer(model, args, data.conversational)
+
+
+def reading(args: Any, config: Any) -> AbstractContextManager[None]:
+    """Let the main process convert a file before the others, which then find what it kept."""
+    files = isinstance(config, FileData)
+    return args.main_process_first(desc="reading data") if files else nullcontext()
 
 
 def sampler(model: Any, args: Any, config: Any) -> Any:

@@ -48,8 +48,8 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
     trainer = trainer_class(
         model=prepare_model(model, args),
         args=args,
-        train_dataset=data.train_dataset,
-        eval_dataset=data.eval_dataset,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
         processing_class=tokenizer,
         peft_config=get_peft_config(model),
         quantization_config=get_quantization_config(model),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
+from datasets import disable_progress_bars
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -76,6 +77,8 @@ def begin(loaded: Any, name: str) -> None:
         args.eval_on_start = not evaluated
     if main_process:
         print(launch.describe_launch(args, name), flush=True)
+    else:
+        disable_progress_bars()
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
 
