@@ -4,11 +4,13 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 # Before any library reads them.
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp()
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlhf_trl import algorithms
-from rlhf_trl.data.preferences import OfflinePairs, PreferenceData
+from rlhf_trl.data.pairs import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import load_config, read_config

@@ -4,22 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
+from rlhf_trl.data.files import FileData, read
 from rlhf_trl.data.gym import Spec
-from rlhf_trl.data.preferences import (
-    FileData,
-    OfflinePairs,
-    SampledPairs,
-    checked_rows,
-    kto_order,
-    load_preferences,
-    offline_pairs,
-    on_policy_pairs,
-    read_rows,
-    shortened,
-)
+from rlhf_trl.data.made import offline_pairs, on_policy_pairs
+from rlhf_trl.data.pairs import OfflinePairs, SampledPairs, checked_pairs, load_preferences
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
+from rlhf_trl.trainers.fitting import fit, kto_order, rotated, shortened
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
 
@@ -38,12 +31,12 @@ def test_offline_pairs_hold_the_right_answer_and_an_error():
             assert exact_match([row["chosen"], row["rejected"]], **both) == [1.0, 0.0]
             assert row["prompt"] == task["prompt"]
     again, other = (offline_pairs(found.tasks.train, seed) for seed in (0, 1))
-    assert again == found.train != other
+    assert again == list(found.train) != other
 
 
 def test_max_samples_takes_the_first_rows():
     whole, few = load_preferences(data()), load_preferences(data(), max_samples=7)
-    assert few.train == whole.train[:7]
+    assert list(few.train) == list(whole.train)[:7]
     with pytest.raises(InputError, match="max_samples: 0"):
         load_preferences(data(), max_samples=0)
 
@@ -99,24 +92,21 @@ def written(path, rows):
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     else:
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        getattr(Dataset.from_list(rows), f"to_{path.suffix[1:]}")(path)
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "csv"])
 def test_files_of_every_kind(tmp_path, kind):
     path = written(tmp_path / f"pairs.{kind}", ROWS)
     found = load_preferences(FileData(source="path", path=path))
-    assert found.train == [ROWS[0], ROWS[2]]
+    assert list(found.train) == [ROWS[0], ROWS[2]]
     assert found.dropped == {"chosen identical to rejected": 1}
     assert (found.held_out, found.tasks, found.conversational) == (None, None, False)
-    assert load_preferences(FileData(source="path", path=path), 1).train == [ROWS[0]]
+    assert list(load_preferences(FileData(source="path", path=path), 1).train) == [ROWS[0]]
     both = FileData(source="path", path=path, eval_path=path, eval_size=1)
     found = load_preferences(both)
-    assert (found.train, found.held_out) == ([ROWS[2]], [ROWS[0]])
+    assert (list(found.train), list(found.held_out)) == ([ROWS[2]], [ROWS[0]])
 
 
 TEN = [{"prompt": f"p{n}", "chosen": f"c{n}", "rejected": "r"} for n in range(10)]
@@ -133,15 +123,15 @@ def test_slices_of_files(tmp_path, kind):
         "train[6:99]": TEN[6:],
         "train[:2]+train[9:]": [*TEN[:2], TEN[9]],
     }.items():
-        assert read_rows(path, split) == rows
-        assert read_rows(path, split, 1) == rows[:1]
+        assert list(read(path, split)) == rows
+        assert list(read(path, split, 1)) == rows[:1]
     for split, part in {
-        "train[10:20]": f"{kind} has 10 rows, and split 'train[10:20]' holds none of them; write",
-        "test": "is a file, which has no split 'test'; write train, or a slice",
-        "train[:x]": "is a file, which has no split 'train[:x]'",
+        "train[10:20]": "cannot be read at split 'train[10:20]' (ValueError: Instruction",
+        "test": "cannot be read at split 'test' (ValueError: Unknown split",
+        "train[:x]": "cannot be read at split 'train[:x]' (ValueError: Unrecognized",
     }.items():
         with pytest.raises(InputError) as found:
-            read_rows(path, split)
+            read(path, split)
         assert part in str(found.value) and "\n" not in str(found.value)
 
 
@@ -149,12 +139,12 @@ def test_held_out_rows_of_a_file_are_those_of_its_other_slice(tmp_path):
     path = written(tmp_path / "pairs.jsonl", TEN)
     block = {"source": "path", "path": path}
     found = load_preferences(FileData(**block, split="train[:7]", eval_split="train[7:]"))
-    assert (found.train, found.held_out) == (TEN[:7], TEN[7:])
+    assert (list(found.train), list(found.held_out)) == (TEN[:7], TEN[7:])
     assert found.dropped["the prompt is held out"] == 0
     # a slice is of one file, not of the other
     other = written(tmp_path / "other.jsonl", [{**row, "prompt": "o"} for row in TEN[:2]])
     found = load_preferences(FileData(**block, split="train[5:]", eval_path=other))
-    assert (found.train, len(found.held_out)) == (TEN[5:], 2)
+    assert (list(found.train), len(found.held_out)) == (TEN[5:], 2)
 
 
 def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
@@ -165,9 +155,11 @@ def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
     rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(4600)]
     block["path"] = written(tmp_path / "my.jsonl", rows)
     found = load_preferences(FileData(**block))
-    assert (found.train, found.held_out) == (rows[:4500], rows[4500:])
+    assert (list(found.train), list(found.held_out)) == (rows[:4500], rows[4500:])
     written(tmp_path / "my.jsonl", rows[:400])
-    with pytest.raises(InputError, match=r"has 400 rows, and split .* holds none") as found:
+    with pytest.raises(
+        InputError, match=r"my.jsonl cannot be read at .*a slice that is not empty"
+    ) as found:
         load_preferences(FileData(**block))
     assert "\n" not in str(found.value)
 
@@ -197,14 +189,32 @@ def test_training_rows_with_a_held_out_prompt_are_left_out_and_counted(tmp_path,
 
 
 def test_a_data_set_of_the_hub_is_read_from_a_local_copy(tmp_path):
-    from datasets import Dataset
-
     (tmp_path / "data").mkdir()
     Dataset.from_list(ROWS).to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
-    assert read_rows(str(tmp_path), "test", 2) == ROWS[:2]
-    assert read_rows(str(tmp_path), "test", 9) == read_rows(str(tmp_path), "test") == ROWS
-    with pytest.raises(InputError, match="reached with split 'train'"):
-        read_rows(str(tmp_path), "train")
+    for count, rows in ((2, ROWS[:2]), (9, ROWS), (None, ROWS)):
+        assert list(read(str(tmp_path), "test", count)) == rows
+    with pytest.raises(InputError, match=r"at split 'train' .*Unknown split"):
+        read(str(tmp_path), "train")
+
+
+def test_messages_have_no_key_that_only_others_have_whatever_the_file(tmp_path):
+    rows = [{"prompt": chat(f"p{n}"), "chosen": chat("", "c")[1:], "rejected": "r"} for n in (0, 1)]
+    rows[1]["prompt"][0]["name"] = "Ann"
+    expected = [{**row, "rejected": chat("", "r")[1:]} for row in rows]
+    names = ("a.jsonl", "a.json", "a.parquet")
+    paths = [written(tmp_path / name, rows) for name in names]
+    lines = Path(paths[0]).read_text()
+    (tmp_path / "blank.jsonl").write_text(lines.replace("\n", "\n\n"))  # read as other types
+    for path in [*paths, str(tmp_path / "blank.jsonl")]:
+        found = load_preferences(FileData(path=path)).train
+        assert list(found) == expected, path
+        assert [m.get("name") for row in found for m in row["prompt"]] == [None, "Ann"]
+
+
+def test_a_column_of_dates_is_no_text(tmp_path):
+    path = written(tmp_path / "a.jsonl", [{**row, "chosen": "2024-01-01"} for row in ROWS])
+    with pytest.raises(InputError, match=r"a.jsonl: all of chosen looks like dates, .* as Parquet"):
+        load_preferences(FileData(path=path))
 
 
 def chat(*turns):
@@ -213,7 +223,7 @@ def chat(*turns):
 
 
 def rows_of(rows, columns=None, unpaired=False):
-    return checked_rows(rows, "pairs.jsonl", columns or {}, unpaired)[0]
+    return list(checked_pairs(Dataset.from_list(rows), "f", columns or {}, unpaired)[0])
 
 
 def test_conversations_that_repeat_the_prompt_lose_it():
@@ -244,7 +254,6 @@ def test_unpaired_rows():
 
 LABELLED = {"prompt": "a", "completion": "b", "label": True}
 BAD = {
-    "no rows": ([], {}, False, "pairs.jsonl has no rows"),
     "missing columns": (
         [{"question": "a", "better": "b", "rejected": "c"}],
         {},
@@ -275,7 +284,7 @@ BAD = {
 def test_bad_rows(name):
     rows, columns, unpaired, part = BAD[name]
     with pytest.raises(InputError, match=part) as found:
-        checked_rows(rows, "pairs.jsonl", columns, unpaired)
+        checked_pairs(Dataset.from_list(rows), "pairs.jsonl", columns, unpaired)
     assert "\n" not in str(found.value)
 
 
@@ -285,11 +294,13 @@ def test_bad_rows(name):
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "a.jsonl, line 2 is not JSON"),
         ("a.jsonl", b'{"prompt": "a"}\n\n{"prompt": "\xff"}\n', "line 3 is not UTF-8 text"),
         ("a.jsonl", b"[1]\n", "line 1 is not an object of columns"),
-        ("a.json", b'{"prompt": "a"}', "a.json is not a list of rows"),
+        ("a.jsonl", b"", "a.jsonl has no rows"),
+        ("a.json", b"[]", "a.json has no rows"),
         ("a.json", b"[3]", "element 0 is not an object"),
-        ("a.parquet", b"no parquet", "is not a Parquet file"),
+        ("a.csv", b'"', "a.csv cannot be read .*EOF inside string"),
+        ("a.parquet", b"no parquet", "a.parquet cannot be read .*magic bytes not found"),
         ("b.jsonl", None, "there is no file"),
-        ("nobody/no-such-data", None, "download it and write the path of a local copy"),
+        ("nobody/no-such-data", None, "Couldn't reach .* of a local copy of a hub data set"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, monkeypatch, name, content, part):
@@ -297,7 +308,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, name, content, part):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=part) as found:
-        read_rows(name)
+        read(name)
     assert "\n" not in str(found.value)
 
 
@@ -313,6 +324,21 @@ def test_rules_for_overlong_examples():
     assert shortened(prompt, sides, 3, "cut_prompt") is None  # no prompt would be left
     assert shortened(prompt, sides, 6, "cut_completion") == (prompt, [[5, 6], [8]])
     assert shortened(prompt, sides, 4, "cut_completion") is None
+
+
+def test_a_data_set_is_fitted_whole():
+    rows = [
+        {"prompt_ids": [1, 2, 3, 4], "chosen_ids": [5], "rejected_ids": [6, 7]},  # one too many
+        {"prompt_ids": [1], "chosen_ids": [5], "rejected_ids": [6]},
+        {"prompt_ids": [2], "chosen_ids": [5], "rejected_ids": [5]},  # nothing to prefer
+        {"prompt_ids": [3], "chosen_ids": [5] * 5, "rejected_ids": [6]},  # longer than all there is
+    ]
+    sides = ("chosen_ids", "rejected_ids")
+    found, counts = fit(Dataset.from_list(rows), sides, 5, "cut_prompt")
+    assert list(found) == [{**rows[0], "prompt_ids": [2, 3, 4]}, rows[1]]
+    assert counts == {"cut": 1, "over-long": 1, "identical": 1}
+    found, counts = fit(Dataset.from_list(rows[:2]), sides, None, "drop")
+    assert (list(found), sum(counts.values())) == (rows[:2], 0)
 
 
 def neighbours(order, batch):
@@ -360,10 +386,6 @@ def test_kto_orders_that_do_not_exist(labels, batch, part):
 
 
 def test_rotation_asserts_that_no_pair_is_of_one_prompt():
-    from datasets import Dataset
-
-    from rlhf_trl.data.preferences import rotated
-
     rows = [{"prompt_ids": [n], "completion_ids": [10 + n]} for n in (0, 1, 2)]
     found = rotated(Dataset.from_list(rows), 3)
     assert found["KL_completion_ids"][:] == [[12], [10], [11]]

@@ -2,13 +2,16 @@
 
 import json
 from collections import Counter
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from datasets import Dataset
 
+from rlhf_trl.data import files, judgments
+from rlhf_trl.data.files import FileData, read
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.judgments import (
-    ORDER,
     AnswersFile,
     OfflineRewardPairs,
     OutcomeData,
@@ -28,10 +31,9 @@ from rlhf_trl.data.judgments import (
     load_outcomes,
     load_pairs_or_ranked,
     load_traces,
-    ranked_demonstrations,
-    synthetic_traces,
 )
-from rlhf_trl.data.preferences import FileData, SampledPairs, load_preferences, offline_pairs
+from rlhf_trl.data.made import ORDER, offline_pairs, ranked_demonstrations, synthetic_traces
+from rlhf_trl.data.pairs import SampledPairs, load_preferences
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
@@ -95,11 +97,11 @@ def test_mixed_pairs_are_the_offline_and_the_on_policy_ones_shuffled():
     offline = offline_pairs(tasks.train, config.seed)
     expected = [{**row, "kind": "offline"} for row in offline]
     expected += [{**row, "kind": "on_policy"} for row in offline_pairs(tasks.train[:7], 99)]
-    assert found.train != expected
+    assert list(found.train) != expected
     assert sorted(map(json.dumps, found.train)) == sorted(map(json.dumps, expected))
     assert Counter(row["kind"] for row in found.held_out) == {"offline": 20, "on_policy": 7}
     assert found.dropped == {"right and wrong not both among 8 samples": 33}
-    assert load_preferences(config, sample=sample).train == found.train
+    assert list(load_preferences(config, sample=sample).train) == list(found.train)
     other = load_preferences(SampledPairs(**GYM, pairs="mixed", seed=1), sample=sample)
     kinds = [[row["kind"] for row in rows] for rows in (found.train, other.train)]
     assert kinds[0] != kinds[1]
@@ -112,7 +114,7 @@ def test_offline_pairs_sample_the_candidates_only():
     assert (len(found.train), len(found.held_out), len(found.candidates)) == (40, 20, 80)
     assert found.conversational
     none = load_pairs_or_ranked(OfflineRewardPairs(**GYM, candidates=0), None, never)
-    assert (none.candidates, none.train) == ([], found.train)
+    assert (none.candidates, list(none.train)) == ([], list(found.train))
 
 
 @pytest.mark.parametrize(("candidates", "asked"), [(2, 6), (8, 8)])
@@ -159,12 +161,12 @@ def test_margins_are_kept_where_the_recipe_reads_them(tmp_path):
     path = written(tmp_path, [{**PAIR, "better_by": 3}, {**PAIR, "better_by": 0.5}])
     config = RewardPairsFile(source="path", path=path, columns={"margin": "better_by"})
     found = load_pairs_or_ranked(config, None, never)
-    assert found.train == [{**PAIR, "margin": 3.0}, {**PAIR, "margin": 0.5}]
+    assert list(found.train) == [{**PAIR, "margin": 3.0}, {**PAIR, "margin": 0.5}]
     assert (found.held_out, found.candidates, found.tasks) == (None, [], None)
     plain = written(tmp_path, [{**PAIR, "margin": 1.0}])
     kept = load_pairs_or_ranked(RewardPairsFile(source="path", path=plain), None, never)
-    assert kept.train == [{**PAIR, "margin": 1.0}]
-    assert load_preferences(FileData(source="path", path=plain)).train == [PAIR]
+    assert list(kept.train) == [{**PAIR, "margin": 1.0}]
+    assert list(load_preferences(FileData(source="path", path=plain)).train) == [PAIR]
 
 
 @pytest.mark.parametrize("margin", [float("nan"), float("inf"), "2", None, True])
@@ -233,7 +235,7 @@ def test_ranked_lists_of_a_block_count_what_is_left_out():
     left_out = found.dropped["not 5 different demonstrations"]
     assert left_out == 400 - len(found.train)
     assert abs(left_out / 400 - 1 / 3) < 0.1  # four standard errors
-    assert all(len(row["ranked"]) == 5 for row in found.train + found.held_out)
+    assert all(len(row["ranked"]) == 5 for row in [*found.train, *found.held_out])
 
 
 def test_ranked_lists_of_files(tmp_path):
@@ -241,7 +243,7 @@ def test_ranked_lists_of_files(tmp_path):
     path = written(tmp_path, rows)
     block = {"source": "path", "path": path, "columns": {"prompt": "q"}}
     found = load_pairs_or_ranked(RankedFile(**block, eval_split="train[2:]"), 1, never)
-    assert found.train == [{"prompt": "a", "ranked": ["x", "y", "z"]}]
+    assert list(found.train) == [{"prompt": "a", "ranked": ["x", "y", "z"]}]
     assert [row["prompt"] for row in found.held_out] == ["c", "d"]
     assert found.candidates == []
 
@@ -250,7 +252,8 @@ def test_ranked_conversations_lose_the_prompt_that_they_repeat():
     ask = [{"role": "user", "content": "hi"}]
     answers = [[{"role": "assistant", "content": text}] for text in ("hello", "go")]
     row = {"prompt": "hi", "ranked": [ask + answer for answer in answers]}
-    assert checked_ranked([row], "f", {}, 2) == ([{"prompt": ask, "ranked": answers}], {})
+    found, dropped = checked_ranked(Dataset.from_list([row]), "f", {}, 2)
+    assert (list(found), dropped) == ([{"prompt": ask, "ranked": answers}], {})
 
 
 def scored(*pairs):
@@ -262,8 +265,9 @@ def test_scored_completions_are_ranked_by_score():
         {"instruction": "a", "completions": scored(("bad", 1), ("good", 9.0), ("so", 5), ("z", 0))},
         {"instruction": "b", "completions": scored(("x", 3), ("y", 3), ("z", 1))},
     ]
+    rows = Dataset.from_list(rows)
     found, dropped = checked_ranked(rows, "f", {"prompt": "instruction"}, 3)
-    assert found == [{"prompt": "a", "ranked": ["good", "so", "bad"]}]
+    assert list(found) == [{"prompt": "a", "ranked": ["good", "so", "bad"]}]
     assert dropped == {"not 3 different scores": 1}
     assert checked_ranked(rows, "f", {"prompt": "instruction"}, 2)[0][1]["ranked"] == ["x", "z"]
 
@@ -277,8 +281,8 @@ def test_outcomes_are_the_samples_of_both_sides():
     found = load_outcomes(config, 10, sample)
     assert sample.calls == [(10, 4, "train"), (20, 4, "held-out")]
     assert (len(found.train), len(found.held_out), len(found.candidates)) == (40, 80, 40)
-    assert [float(row["label"]) for row in found.train] == right(found.train, "completion")
-    assert found.train_dataset.column_names[:4] == ["prompt", "completion", "label", "finished"]
+    assert [float(row["label"]) for row in found.train] == right(list(found.train), "completion")
+    assert found.train.column_names[:4] == ["prompt", "completion", "label", "finished"]
 
 
 FLAT = [
@@ -300,24 +304,29 @@ def test_outcomes_of_files(tmp_path):
     found = load_outcomes(AnswersFile(source="path", path=train, eval_path=held_out), 2, never)
     answers = [{"answer": row["answer"]} for row in rows]
     whole = [{**a, **b} for a, b in zip(FLAT, answers, strict=True)]
-    assert found.train == [{**row, "prompt": "other " + row["prompt"]} for row in whole[:2]]
-    assert found.held_out == whole
+    assert list(found.train) == [{**r, "prompt": "other " + r["prompt"]} for r in whole[:2]]
+    assert list(found.held_out) == whole
     assert found.candidates == [whole[0], whole[2]]  # the only prompt with two completions
     bare = [{k: row[k] for k in ("prompt", "completion", "label")} for row in FLAT]
-    assert [row["finished"] for row in checked_outcomes(bare, "f", {})] == [True] * 3
+    bare, _ = checked_outcomes(Dataset.from_list(bare), "f", {})
+    assert bare["finished"][:] == [True] * 3
 
 
-def test_outcomes_in_lists():
-    rows = [
-        {"question": "a", "completions": ["x", "z"], "correct": [True, False]},
-        {"question": "b", "completions": [said("y")], "correct": [0]},
-    ]
-    found = checked_outcomes(rows, "f", {"prompt": "question", "labels": "correct"})
-    assert [(row["prompt"], row["completion"], row["label"]) for row in found] == [
-        ("a", "x", True),
-        ("a", "z", False),
-        ([{"role": "user", "content": "b"}], said("y"), False),
-    ]
+def test_outcomes_in_lists(tmp_path):
+    columns = {"prompt": "question", "labels": "correct"}
+    texts = {"question": "a", "completions": ["x", "z"], "correct": [True, False]}
+    messages = {"question": "b", "completions": [said("y")], "correct": [0]}
+    expected = {
+        "texts": [("a", "x", True), ("a", "z", False)],
+        "messages": [([{"role": "user", "content": "b"}], said("y"), False)],
+    }
+    for name, row in (("texts", texts), ("messages", messages)):
+        found, _ = checked_outcomes(read(written(tmp_path, [row], name + ".jsonl")), "f", columns)
+        assert [(r["prompt"], r["completion"], r["label"]) for r in found] == expected[name]
+        assert found["question"][:] == [row["question"]] * len(found)  # a column may be read twice
+    mixed = read(written(tmp_path, [texts, messages]))
+    with pytest.raises(InputError, match="f: a column holds values of different kinds"):
+        checked_outcomes(mixed, "f", columns)
 
 
 # --- traces --------------------------------------------------------------------------------------
@@ -360,6 +369,8 @@ def test_sampled_traces_are_the_samples_cut_into_letters():
     assert found.train[0]["completions"][1:] == [*answer[1:], "</answer>"]
     assert found.train[0]["labels"] == [1] * (len(answer) + 1)
     assert found.train[1]["labels"][-2:] == [-1, -1]
+    with pytest.raises(InputError, match="the sampled traces has no label"):
+        load_traces(config, 3, lambda *given: [r | {"completion": " "} for r in sample(*given)])
 
 
 def test_long_traces_become_several_rows_with_the_same_prompt(tmp_path):
@@ -369,13 +380,15 @@ def test_long_traces_become_several_rows_with_the_same_prompt(tmp_path):
         {"prompt": "p", "completions": ["c", "d"], "labels": [0, -1]},
         {"prompt": "p", "completions": ["e"], "labels": [-1]},
     ]
-    assert chunked([row], 2) == parts
-    assert chunked([row], None) == chunked([row], 5) == [row]
+    whole = Dataset.from_list([row])
+    assert list(chunked(whole, 2)) == parts
+    assert list(chunked(whole, None)) == list(chunked(whole, 5)) == [row]
     path = written(tmp_path, [row, row, {**row, "prompt": "q"}])
     block = {"source": "path", "path": path, "max_steps": 2}
     config = TracesFile(**block, split="train[:2]", eval_split="train[2:]")
     found = load_traces(config, 2, never)
-    assert (found.train, found.held_out) == (parts[:2], [{**part, "prompt": "q"} for part in parts])
+    assert list(found.train) == parts[:2]
+    assert list(found.held_out) == [{**part, "prompt": "q"} for part in parts]
 
 
 def outcome(prompt, n):
@@ -417,6 +430,26 @@ def test_no_held_out_prompt_of_a_file_is_trained_on(tmp_path, name):
     assert (len(without.train), without.held_out) == (7, None)
 
 
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_second_load_takes_what_the_first_kept(tmp_path, monkeypatch, name):
+    from datasets import config
+
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    block, row, load = LOADERS[name]
+    rows = [row([{"role": "user", "content": f"p{n // 2}"}], n) for n in range(6)]
+    given = {"max_steps": 1} if block is TracesFile else {}
+    config = block(path=written(tmp_path, rows), split="train[:5]", eval_split="train[4:]", **given)
+    found, kept = [], []
+    for n in range(3):
+        if n == 2:  # another version of this package must not take it
+            for module in (files, judgments):
+                monkeypatch.setattr(module, "code", lambda: "changed")
+        found.append(load(config).train.to_list())
+        kept.append(sorted((tmp_path / "cache").rglob("*.arrow")))
+    assert found[0] == found[1] == found[2]
+    assert 1 < len(kept[0]) == len(kept[1]) < len(kept[2])
+
+
 @pytest.mark.parametrize("listed", [False, True])
 def test_eval_size_counts_prompts_so_no_group_of_outcomes_is_cut(tmp_path, listed):
     train = written(tmp_path, [outcome("t", n) for n in range(2)], "train.jsonl")
@@ -433,10 +466,11 @@ def test_eval_size_counts_prompts_so_no_group_of_outcomes_is_cut(tmp_path, liste
     assert Counter(row["prompt"] for row in found.candidates) == {"p0": 6, "p1": 6, "p2": 6}
 
 
-def test_labels_of_files_may_be_boolean():
-    row = {"prompt": "p", "completions": ["a", "b", "c"], "labels": [True, False, 0]}
-    (found,), dropped = checked_traces([row], "f", {})
-    assert found["labels"] == [1, -1, 0]
+@pytest.mark.parametrize("labels", [[True, False, 0], [True, False, False]])
+def test_labels_of_files_may_be_boolean(tmp_path, labels):
+    row = {"prompt": "p", "completions": ["a", "b", "c"], "labels": labels}
+    (found,), dropped = checked_traces(read(written(tmp_path, [row])), "f", {})
+    assert found["labels"] == [1, -1, 0 if labels[2] is not False else -1]
     assert [type(label) for label in found["labels"]] == [int] * 3
     assert dropped == {}
 
@@ -460,8 +494,8 @@ def test_prm800k_as_the_books_code_reads_it():
         {"question": {"problem": "2?"}, "label": {"steps": [step(("unrated", None))]}},
         {"question": {}, "label": {"steps": [step(("a", 1))]}},
     ]
-    found, dropped = checked_traces(rows, "f", {})
-    assert found == [
+    found, dropped = checked_traces(Dataset.from_list(rows), "f", {})
+    assert list(found) == [
         {
             "prompt": "Problem: 1 + 1?\nReasoning trace:\n",
             "completions": ["two", "maybe", "three"],
@@ -605,6 +639,28 @@ def test_blocks_that_cannot_be(config, part):
     assert "\n" not in str(found.value)
 
 
+def test_the_main_process_reads_a_file_before_the_others(monkeypatch):
+    from rlhf_trl.run import preferences
+
+    order = []
+
+    @contextmanager
+    def first(desc):
+        order.append("first")
+        yield
+        order.append("others")
+
+    def load(*_):
+        order.append("read")
+        return SimpleNamespace(dropped={}, conversational=False, tasks=None)
+
+    monkeypatch.setattr(preferences, "load_preferences", load)
+    monkeypatch.setattr(preferences, "load_tokenizer", lambda *_: order.append("tokenizer"))
+    own = SimpleNamespace(dataset=FileData("f"), max_samples=None)
+    preferences.prepare_preferences(own, SimpleNamespace(main_process_first=first), None)
+    assert order == ["first", "read", "others", "tokenizer"]
+
+
 # --- sampling ------------------------------------------------------------------------------------
 
 
@@ -634,7 +690,7 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
     assert tokenizer.eos_token == "<|end|>"
     # such a file is a data set of its own
     from_file = AnswersFile(source="path", path=str(tmp_path / "samples-train.jsonl"))
-    assert load_outcomes(from_file, None, never).train == data.train
+    assert list(load_outcomes(from_file, None, never).train) == list(data.train)
     block = FileData(source="path", path=from_file.path)
     labelled = load_preferences(block, unpaired=True).train
     assert [row["label"] for row in labelled] == [row["label"] for row in kept]

@@ -13,9 +13,9 @@ import reward_model_cases
 import torch
 from trl import DPOConfig, ModelConfig
 
-from rlhf_trl.data import demonstrations as demonstration_module
 from rlhf_trl.data import judgments as reward_tasks
-from rlhf_trl.data import preferences as preference_tasks
+from rlhf_trl.data import made
+from rlhf_trl.data import pairs as preference_tasks
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.judgments import (
     RankedLists,
@@ -23,7 +23,7 @@ from rlhf_trl.data.judgments import (
     SampledRewardPairs,
     SyntheticTraces,
 )
-from rlhf_trl.data.preferences import OfflinePairs, SampledPairs, load_preferences
+from rlhf_trl.data.pairs import OfflinePairs, SampledPairs, load_preferences
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.models import prepare_model
 from rlhf_trl.rollouts import sampling
@@ -85,14 +85,12 @@ SIDES = {
 
 @pytest.mark.parametrize("name", SIDES)
 def test_each_side_of_a_data_set_has_its_own_seed(name, same_questions):
-    first = SIDES[name](seed=0, eval_seed=1000)
-    again, train, held_out = (
-        SIDES[name](seed=seed, eval_seed=eval_seed)
-        for seed, eval_seed in ((0, 1000), (7000, 1000), (0, 9000))  # see GymData
-    )
-    assert (first.train, first.held_out) == (again.train, again.held_out)
-    assert first.train != train.train and first.held_out == train.held_out
-    assert first.train == held_out.train and first.held_out != held_out.held_out
+    seeds = ((0, 1000), (0, 1000), (7000, 1000), (0, 9000))  # see GymData
+    found = [SIDES[name](seed=seed, eval_seed=eval_seed) for seed, eval_seed in seeds]
+    first, again, train, held_out = ((list(each.train), list(each.held_out)) for each in found)
+    assert first == again
+    assert first[0] != train[0] and first[1] == train[1]
+    assert first[0] == held_out[0] and first[1] != held_out[1]
 
 
 # --- every other one -----------------------------------------------------------------------------
@@ -159,9 +157,9 @@ def sampled(seed):
 
 
 SEEDS = {
-    "demonstrations": lambda seed: demonstration_module.demonstrations(ROWS, "imperfect", seed),
+    "demonstrations": lambda seed: made.demonstrations(ROWS, "imperfect", seed),
     "sampled answers": sampled,
-    "on-policy pairs of a reward model": lambda seed: on_policy(seed=seed).train,
+    "on-policy pairs of a reward model": lambda seed: list(on_policy(seed=seed).train),
     "evaluation": evaluation,
     "dynamic sampling": dynamic_sampling,
     "order of prompts": order_of_prompts,
@@ -196,14 +194,14 @@ def sampling_of_answers(seed):
 @pytest.mark.parametrize("prepare", [sampling_of_pairs, sampling_of_answers])
 def test_a_data_sets_seed_is_that_of_its_sampling(prepare, tmp_path, same_questions, monkeypatch):
     """The seed arrives at the sampling, and pairs made of equal samples differ by it, too."""
-    model, made = ModelConfig(model_name_or_path="tiny", dtype="float32"), []
+    model, found = ModelConfig(model_name_or_path="tiny", dtype="float32"), []
     for seed in (3, 4):
         seeds = []
 
         def sample(model, args, rows, count, seed, seeds=seeds):
             seeds.append(seed)
-            found = outcomes(rows, count, None)
-            texts = [Completion(row["completion"][0]["content"], True) for row in found]
+            given = outcomes(rows, count, None)
+            texts = [Completion(row["completion"][0]["content"], True) for row in given]
             return [texts[i : i + count] for i in range(0, len(texts), count)]
 
         folder = tmp_path / str(seed)
@@ -212,9 +210,9 @@ def test_a_data_sets_seed_is_that_of_its_sampling(prepare, tmp_path, same_questi
         args.max_completion_length = 20
         function, own = prepare(seed)
         monkeypatch.setattr(sampling, "sample_completions", sample)
-        made.append(function(own, args, model)[0].train)
+        found.append(list(function(own, args, model)[0].train))
         assert seeds == [seed, seed]
-    assert (made[0] != made[1]) == (prepare is sampling_of_pairs)
+    assert (found[0] != found[1]) == (prepare is sampling_of_pairs)
 
 
 class Stop(Exception):
@@ -225,7 +223,7 @@ def test_the_sft_recipe_demonstrates_with_the_data_sets_seed(run, monkeypatch):
     def demonstrations(rows, kind, seed):
         raise Stop(kind, seed)
 
-    monkeypatch.setattr(demonstration_module, "demonstrations", demonstrations)
+    monkeypatch.setattr(made, "demonstrations", demonstrations)
     with pytest.raises(Stop, match=r"\('imperfect', 5\)"):
         run("sft", "sft", "--dataset.seed", 5)
 

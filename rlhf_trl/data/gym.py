@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from rlhf_trl.errors import InputError, nearest
 
+Row = dict[str, Any]
 HELD_OUT_PART = 10  # one question in ten belongs to evaluation
 
 

@@ -1,51 +1,41 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlhf_trl.data.gym import GymData, GymTasks
-from rlhf_trl.data.preferences import (
+from rlhf_trl.data.files import (
+    Examples,
     FileData,
-    OfflinePairs,
-    Row,
-    Sample,
-    SampledPairs,
-    Sides,
     check_cell,
-    check_max_samples,
-    from_path,
-    groups,
-    load_preferences,
+    code,
+    read_sides,
     renamed,
     split_prompt,
 )
-from rlhf_trl.data.steps import LABELS, LETTERS, check_step_split, label_steps, split_steps
-from rlhf_trl.data.verifiers import completion_text
+from rlhf_trl.data.gym import GymData, GymTasks, Row
+from rlhf_trl.data.made import (
+    check_cut,
+    examples,
+    groups,
+    labelled_traces,
+    ranked_demonstrations,
+    synthetic_traces,
+)
+from rlhf_trl.data.pairs import (
+    UNPAIRED,
+    OfflinePairs,
+    Sample,
+    SampledPairs,
+    check_max_samples,
+    load_preferences,
+)
+from rlhf_trl.data.steps import LABELS, check_step_split
 from rlhf_trl.errors import InputError
-from rlhf_trl.tiny.demonstrator import (
-    COMPLETION,
-    MALFORMED,
-    ONLY_RIGHT,
-    RIGHT,
-    demonstrate,
-    mixture,
-    only_errors,
-)
 
-# Kinds of demonstrations from the best to the worst: the nearer to the right answer, the better.
-ORDER = (
-    RIGHT,
-    "letters_swapped",
-    "off_by_one",
-    "last_letter_dropped",
-    "last_term_ignored",
-    "copied",
-    MALFORMED,
-)
-REPEATED = "letter_repeated"  # an error of synthetic traces beside the demonstrator's
-OUTCOME = ("prompt", "completion", "label")
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 GYM_COLUMNS = ("question", "answer", "task")
 PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
 
@@ -154,35 +144,11 @@ class TracesFile(_Steps, FileData):
 ProcessData = SyntheticTraces | SampledTraces | TracesFile
 
 
-@dataclass
-class RewardRows(Sides):
-    """The rows of a run.
+def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sample) -> Examples:
+    """Make or read pairs, or lists for a K-wise model, of so many training rows or questions.
 
-    Attributes:
-        train: pairs (`prompt`, `chosen`, `rejected`), ranked lists (`prompt`, `ranked`), outcomes
-            (`prompt`, `completion`, `label`, `finished`) or traces (`prompt`, `completions`,
-            `labels`).
-        held_out: rows like them for evaluation, or None.
-        candidates: outcomes to rank, those of one prompt in a row; empty where there are none.
-        tasks: the gym tasks behind them, or None.
-        dropped: how many training rows were left out, by the reason.
-    """
-
-    train: list[Row]
-    held_out: list[Row] | None
-    candidates: list[Row]
-    tasks: GymTasks | None
-    dropped: dict[str, int]
-
-
-def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sample) -> RewardRows:
-    """Make or read pairs, or lists for a K-wise model.
-
-    Args:
-        config: the block.
-        max_samples: the first so many training rows or questions only; None: all.
-        sample: returns outcomes of rows of `GymTasks`; takes the rows, the number of answers to
-            each, and their side, "train" or "held-out".
+    `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
+    each, and their side, "train" or "held-out".
 
     Raises:
         InputError: see `load_preferences`, `checked_ranked` and `ranked_demonstrations`.
@@ -197,23 +163,18 @@ def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sa
         held[side] = sample(rows, number, side)
         return held[side]
 
-    data = load_preferences(config, max_samples, sample=answers, margin=True)
-    candidates = _candidates(config, data.tasks, sample, held.get("held-out"))
-    return RewardRows(data.train, data.held_out, candidates, data.tasks, data.dropped)
+    found = load_preferences(config, max_samples, sample=answers, margin=True)
+    found.candidates = _candidates(config, found.tasks, sample, held.get("held-out"))
+    return found
 
 
 def _load_ranked(
     config: RankedLists | RankedFile, max_samples: int | None, sample: Sample
-) -> RewardRows:
+) -> Examples:
     length = config.list_length
     _at_least(config, "list_length", 2)
     if isinstance(config, RankedFile):
-
-        def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
-            return checked_ranked(rows, where, config.columns, length)
-
-        train, held_out, dropped = from_path(config, max_samples, check)
-        return RewardRows(train, held_out, [], None, dropped)
+        return read_sides(config, max_samples, checked_ranked, length=length)
     tasks = GymTasks(config)
     asked = tasks.train[:max_samples]
     train = ranked_demonstrations(asked, length, config.seed)
@@ -223,54 +184,42 @@ def _load_ranked(
         )
     held_out = ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
-    candidates = _candidates(config, tasks, sample)
-    return RewardRows(train, held_out or None, candidates, tasks, dropped)
+    return examples(train, held_out, tasks, dropped, _candidates(config, tasks, sample))
 
 
-def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> RewardRows:
-    """Sample or read answers with a label: whether they are right.
+def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> Examples:
+    """Sample or read answers with a label: whether they are right (see `load_pairs_or_ranked`).
 
     Where held-out rows of a file have several completions of a prompt, these are the candidates.
-
-    Args:
-        config: the block.
-        max_samples: the first so many training rows or questions only; None: all.
-        sample: see `load_pairs_or_ranked`.
 
     Raises:
         InputError: see `checked_outcomes`, or all training labels are the same.
     """
     _check(config, max_samples)
     if isinstance(config, AnswersFile):
-
-        def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
-            return checked_outcomes(rows, where, config.columns), {}
-
-        train, held_out, dropped = from_path(config, max_samples, check)
-        together: dict[str, list[Row]] = {}
-        for row in held_out or ():
-            together.setdefault(repr(row["prompt"]), []).append(row)
-        candidates = [row for group in together.values() if len(group) > 1 for row in group]
-        _check_labels((row["label"] for row in train), config.path)
-        return RewardRows(train, held_out, candidates if config.candidates else [], None, dropped)
+        found = read_sides(config, max_samples, checked_outcomes)
+        _check_labels(found.train.unique("label"), config.path)
+        if found.held_out is not None and config.candidates:
+            together: dict[str, list[Row]] = {}
+            for row in found.held_out:
+                together.setdefault(repr(row["prompt"]), []).append(row)
+            groups_of_several = (group for group in together.values() if len(group) > 1)
+            found.candidates = [row for group in groups_of_several for row in group]
+        return found
     tasks = GymTasks(config)
     train, held = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
     _check_labels((row["label"] for row in train), "the answers that were sampled")
     held_out = _first(held, tasks, config.samples_per_prompt)
-    return RewardRows(train, held_out, _candidates(config, tasks, sample, held), tasks, {})
+    return examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
 
 
 def load_traces(
     config: ProcessData, max_samples: int | None, sample: Sample, neutral: bool = True
-) -> RewardRows:
+) -> Examples:
     """Make, sample or read answers with a label for each of their steps.
 
-    Args:
-        config: the block.
-        max_samples: the first so many training rows (chunks of `max_steps`) or questions only;
-            None: all.
-        sample: see `load_pairs_or_ranked`.
-        neutral: whether the model learns from neutral steps.
+    See `load_pairs_or_ranked`; rows are chunks of `max_steps`, and `neutral` says whether the model
+    learns from neutral steps.
 
     Raises:
         InputError: see `checked_traces`; a `step_split` that does not fit the task; or all labels
@@ -280,150 +229,58 @@ def load_traces(
     check_step_split(config.step_split)
     if config.max_steps is not None:
         _at_least(config, "max_steps", 1)
-    tasks, held, dropped, where = None, None, {}, "the synthetic traces"
     if isinstance(config, TracesFile):
         where = config.path
-
-        def check(rows: list[Row], where: str) -> tuple[list[Row], dict[str, int]]:
-            return checked_traces(rows, where, config.columns)
-
-        train, held_out, dropped = from_path(config, max_samples, check)
+        found = read_sides(config, max_samples, checked_traces)
     else:
-        tasks = GymTasks(config)
+        tasks, held = GymTasks(config), None
         asked = tasks.train[:max_samples]
-        _check_cut(asked, config.step_split)
+        check_cut(asked, config.step_split)
         if isinstance(config, SampledTraces):
             where = "the sampled traces"
             train, held = _samples_of_both(config, tasks, asked, sample)
             held_out = _first(held, tasks, config.samples_per_prompt)
         else:
+            where = "the synthetic traces"
             if not 0 <= config.errors <= 1:
                 raise InputError(f"dataset.errors: {config.errors} is no share; write 0 to 1.")
             train = synthetic_traces(asked, config.errors, config.seed)
             held_out = synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
-        train = labelled_traces(train, config.step_split)
-        held_out = labelled_traces(held_out, config.step_split)
-    train = chunked(train, config.max_steps)
-    if tasks is None:
-        train = train[:max_samples]
-    if held_out is not None:
-        held_out = chunked(held_out, config.max_steps)
-    learnt = (label for row in train for label in row["labels"] if neutral or label)
-    _check_labels(learnt, where, "" if neutral else " that is not neutral")
-    return RewardRows(train, held_out, _candidates(config, tasks, sample, held), tasks, dropped)
-
-
-# --- the tiny world ------------------------------------------------------------------------------
-
-
-def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[Row]:
-    """Return, for each question, the right answer and `length` - 1 errors of different kinds.
-
-    Args:
-        rows: rows of `GymTasks`.
-        length: of each list.
-        seed: of the choice of kinds and of the demonstrations.
-
-    Returns:
-        Rows with `prompt` and `ranked`, in `ORDER`; without the questions for which there are not
-        so many different texts.
-
-    Raises:
-        InputError: a task that has fewer kinds.
-    """
-    rng = random.Random(seed)
-    found = []
-    for row in rows:
-        kinds = sorted(mixture(row["task"]), key=ORDER.index)
-        if length > len(kinds):
-            raise InputError(
-                f"dataset.list_length: {row['task']} has {len(kinds)} kinds of demonstrations "
-                f"({', '.join(kinds)}) and no lists of {length}; write {len(kinds)} or less."
-            )
-        # a kind that cannot be shown is replaced by another, so texts may repeat
-        texts = list(dict.fromkeys(_demonstration(row, {kind: 1.0}, rng) for kind in kinds))
-        if len(texts) < length:
-            continue
-        chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
-        ranked = [[{"role": "assistant", "content": texts[i]}] for i in chosen]
-        found.append({"prompt": row["prompt"], "ranked": ranked})
+        train, held_out = (labelled_traces(rows, config.step_split) for rows in (train, held_out))
+        if not train:  # sampled, and all blank
+            _check_labels((), where)
+        candidates = _candidates(config, tasks, sample, held)
+        found = examples(train, held_out, tasks, {}, candidates)
+    found.train = chunked(found.train, config.max_steps)
+    if found.held_out is not None:
+        found.held_out = chunked(found.held_out, config.max_steps)
+    if found.tasks is None:
+        found.train = found.train.select(range(len(found.train))[:max_samples])
+    learnt = {label for labels in found.train["labels"][:] for label in labels}
+    _check_labels(*((learnt, where) if neutral else (learnt - {0}, where, " that is not neutral")))
     return found
 
 
-def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]:
-    """Return one demonstration of each question: right, or with one of the errors equally often.
-
-    Args:
-        rows: rows of `GymTasks`.
-        errors: share of those with an error: one of the demonstrator's, or `REPEATED`, which writes
-            a letter twice.
-        seed: of all choices.
-
-    Returns:
-        The rows with a `completion`.
-    """
-    rng = random.Random(seed)
-    found = []
-    for row in rows:
-        kind = RIGHT
-        if rng.random() < errors:
-            kind = rng.choice([REPEATED, *only_errors(row["task"])])
-        if kind == REPEATED:
-            place = rng.randrange(len(row["answer"])) + 1
-            answer = row["answer"]
-            text = COMPLETION.format(answer[:place] + answer[place - 1 :])
-        else:
-            text = _demonstration(row, {kind: 1.0}, rng)
-        found.append({**row, "completion": [{"role": "assistant", "content": text}]})
-    return found
-
-
-def labelled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
-    """Return `prompt`, `completions` and `labels` of answers; a blank one has no steps.
-
-    Args:
-        rows: with `prompt`, `completion`, `answer` and `task`.
-        step_split: see `split_steps`.
-    """
-    found = []
-    for row in rows:
-        steps = split_steps(completion_text(row["completion"]), step_split)
-        labels = label_steps(steps, row["answer"], row["task"])
-        if steps:
-            found.append({"prompt": row["prompt"], "completions": steps, "labels": labels})
-    return found
-
-
-def chunked(rows: list[Row], max_steps: int | None) -> list[Row]:
-    """Return rows of at most `max_steps` steps: row k of a trace has steps k * max_steps and on.
+def chunked(dataset: "Dataset", max_steps: int | None) -> "Dataset":
+    """Return traces of at most `max_steps` steps: row k of one has steps k * max_steps and on.
 
     Every one has the prompt and none the steps before it, as in the book's code.
     """
     if max_steps is None:
-        return rows
-    return [
-        {
-            **row,
-            "completions": row["completions"][first : first + max_steps],
-            "labels": row["labels"][first : first + max_steps],
-        }
-        for row in rows
-        for first in range(0, len(row["completions"]), max_steps)
+        return dataset
+    return dataset.map(_chunk, batched=True, fn_kwargs={"size": max_steps, "code": code()})
+
+
+def _chunk(batch: dict[str, list[Any]], size: int, code: str) -> dict[str, list[Any]]:
+    firsts = [
+        (n, first)
+        for n, steps in enumerate(batch["completions"])
+        for first in range(0, len(steps), size)
     ]
-
-
-def _demonstration(row: Row, kinds: Mapping[str, float], rng: random.Random) -> str:
-    return demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
-
-
-def _check_cut(rows: Sequence[Row], step_split: str) -> None:
-    for row in rows:
-        text = _demonstration(row, ONLY_RIGHT, random.Random(0))
-        if set(label_steps(split_steps(text, step_split), row["answer"], row["task"])) != {1}:
-            raise InputError(
-                f"dataset.step_split: {step_split!r} does not cut {text!r} into letters and its "
-                f"closing tag; write '{LETTERS}'."
-            )
+    return {
+        name: [cells[n] if name == "prompt" else cells[n][i : i + size] for n, i in firsts]
+        for name, cells in batch.items()
+    }
 
 
 def _samples_of_both(
@@ -481,156 +338,184 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
 # --- files and the hub ---------------------------------------------------------------------------
 
 
+def _converted(
+    dataset: "Dataset",
+    convert: Callable[..., list[Row]],
+    where: str,
+    names: Mapping[str, str] | None = None,
+    **options: Any,
+) -> "Dataset":
+    """Return the rows that `convert` makes of each example; its second argument is the place.
+
+    A column whose type changes gets a new name there, and its own by `names`, since `map` casts.
+    """
+    import pyarrow as pa
+
+    given = {"convert": convert, "where": where, "code": code(), **options}
+    try:
+        found = dataset.map(
+            _convert,
+            with_indices=True,
+            batched=True,
+            remove_columns=dataset.column_names,
+            fn_kwargs=given,
+        )
+    except pa.ArrowException as error:
+        raise InputError(
+            f"dataset: {where}: a column holds values of different kinds, such as texts and "
+            f"messages ({' '.join(str(error).split())}); write the same in all."
+        ) from error
+    return found.rename_columns(names or {})
+
+
+def _convert(
+    batch: dict[str, list[Any]],
+    numbers: list[int],
+    convert: Callable[..., list[Row]],
+    where: str,
+    code: str,
+    **options: Any,
+) -> dict[str, list[Any]]:
+    found: list[Row] = []
+    for n, *cells in zip(numbers, *batch.values(), strict=True):
+        row = dict(zip(batch, cells, strict=True))
+        found += convert(row, f"row {n} of {where}", **options)
+    return {name: [row[name] for row in found] for name in found[0]} if found else {}
+
+
 def checked_ranked(
-    rows: Sequence[Row], where: str, columns: Mapping[str, str], length: int
-) -> tuple[list[Row], dict[str, int]]:
-    """Return rows with `prompt` and `ranked`, best first.
+    dataset: "Dataset", where: str, columns: Mapping[str, str], length: int
+) -> tuple["Dataset", dict[str, int]]:
+    """Return examples with `prompt` and `ranked`, best first, and how many were left out.
 
-    Args:
-        rows: with these columns; or with `completions`, each with `response` and `overall_score`
-            (as UltraFeedback has them), of which the best `length` of different scores are kept.
-        where: their file or data set, for error messages.
-        columns: from this package's names to those of the rows.
-        length: of lists made from scores.
-
-    Returns:
-        The rows, and how many were left out.
+    They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
+    them), of which the best `length` of different scores are kept.
 
     Raises:
-        InputError: missing columns, an empty text, or lists of unequal length or of one.
+        InputError: see `renamed`; an empty text, or lists of unequal length or of one.
     """
     shapes = (("prompt", "ranked"), ("prompt", "completions"))
-    found = renamed(rows, where, columns, shapes if _has(rows, columns) else shapes[:1])
-    ties = f"not {length} different scores"
-    dropped = {ties: 0} if "completions" in found[0] else {}
-    lists = []
-    for n, row in enumerate(found):
-        at = f"row {n} of {where}"
-        if "completions" in row:
-            if (best := _by_score(row["completions"], length, at)) is None:
-                dropped[ties] += 1
-                continue
-            row["ranked"] = best
-        ranked = row["ranked"]
-        if not isinstance(ranked, list) or len(ranked) < 2:
+    dropped = {}
+    dataset = renamed(dataset, where, columns, shapes if _has(dataset, columns) else shapes[:1])
+    if "completions" in dataset.column_names:
+        found = _converted(dataset, _by_score, where, length=length)
+        dropped = {f"not {length} different scores": len(dataset) - len(found)}
+        if not len(found):
             raise InputError(
-                f"dataset: {at}: ranked is {ranked!r:.80}; write a list of two or more "
-                "completions, the best one first."
+                f"dataset: no row of {where} has {length} completions of different scores; lower "
+                "dataset.list_length."
             )
-        lists.append(_ranked_row(row["prompt"], ranked, at))
-        if len(ranked) != (first := len(lists[0]["ranked"])):
-            raise InputError(
-                f"dataset: {at}: ranked has {len(ranked)} completions and the rows before have "
-                f"{first}; make all lists equally long."
-            )
-    if not lists:
-        raise InputError(
-            f"dataset: no row of {where} has {length} completions of different scores; lower "
-            "dataset.list_length."
-        )
-    return lists, dropped
+        dataset = found
+    length = len(dataset[0]["ranked"] or ())
+    return _converted(dataset, _ranked_row, where, length=length), dropped
 
 
-def _has(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
-    return bool(rows) and columns.get("completions", "completions") in rows[0]
+def _has(dataset: "Dataset", columns: Mapping[str, str]) -> bool:
+    return columns.get("completions", "completions") in dataset.column_names
 
 
-def _by_score(completions: Any, length: int, where: str) -> list[str] | None:
+def _by_score(row: Row, where: str, length: int) -> list[Row]:
     try:
-        scored = {float(c["overall_score"]): c["response"] for c in reversed(completions)}
+        scored = {float(c["overall_score"]): c["response"] for c in reversed(row["completions"])}
     except (TypeError, ValueError, KeyError) as error:
         raise InputError(
             f"dataset: {where}: completions are not each a mapping with response and a number "
             "overall_score; write these, or a column ranked."
         ) from error
     best = [scored[score] for score in sorted(scored, reverse=True)[:length]]
-    return best if len(best) == length else None
+    return [{"prompt": row["prompt"], "ranked": best}] if len(best) == length else []
 
 
-def _ranked_row(prompt: Any, ranked: Sequence[Any], where: str) -> Row:
+def _ranked_row(row: Row, where: str, length: int) -> list[Row]:
+    prompt, ranked = row["prompt"], row["ranked"]
+    if not isinstance(ranked, list) or len(ranked) < 2:
+        raise InputError(
+            f"dataset: {where}: ranked is {ranked!r:.80}; write a list of two or more completions, "
+            "the best one first."
+        )
+    if len(ranked) != length:
+        raise InputError(
+            f"dataset: {where}: ranked has {len(ranked)} completions and the rows before have "
+            f"{length}; make all lists equally long."
+        )
     each = [split_prompt({"prompt": prompt, "completion": text}) for text in ranked]
     check_cell("prompt", each[0]["prompt"], where)
-    for n, row in enumerate(each):
-        check_cell(f"ranked[{n}]", row["completion"], where)
-    return {"prompt": each[0]["prompt"], "ranked": [row["completion"] for row in each]}
+    for n, one in enumerate(each):
+        check_cell(f"ranked[{n}]", one["completion"], where)
+    return [{"prompt": each[0]["prompt"], "ranked": [one["completion"] for one in each]}]
 
 
-def checked_outcomes(rows: Sequence[Row], where: str, columns: Mapping[str, str]) -> list[Row]:
-    """Return rows with `prompt`, `completion`, boolean `label` and `finished`.
+def checked_outcomes(
+    dataset: "Dataset", where: str, columns: Mapping[str, str]
+) -> tuple["Dataset", dict[str, int]]:
+    """Return examples with `prompt`, `completion`, boolean `label` and `finished`; none left out.
 
-    Args:
-        rows: with these columns (`finished` is optional, and so are those of the gym), or with
-            lists `completions` and `labels` of each prompt.
-        where: their file or data set, for error messages.
-        columns: from this package's names to those of the rows.
+    They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
+    optional.
 
     Raises:
-        InputError: missing columns, lists of different length, an empty prompt or completion, or a
+        InputError: see `renamed`; lists of different length, an empty prompt or completion, or a
             label that is neither boolean nor 0 or 1.
     """
-    listed = ("prompt", "completions", "labels")
+    shapes = (("prompt", "completions", "labels"), UNPAIRED)
+    dataset = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
+    return _converted(dataset, _outcomes, where, {"right": "label", "ended": "finished"}), {}
+
+
+def _outcomes(row: Row, where: str) -> list[Row]:
+    own = ("completions", "labels", "completion", "label", "finished")
+    rest = {name: cell for name, cell in row.items() if name not in own}
+    both = [(row.get("completion"), row.get("label"))]
+    if "completions" in row:
+        both = zip(*_lists(row, where), strict=True)
     found = []
-    kept = ("finished", *GYM_COLUMNS)
-    for n, row in enumerate(renamed(rows, where, columns, (listed, OUTCOME), kept)):
-        at = f"row {n} of {where}"
-        each = [row]
-        if "completions" in row:
-            texts, labels = _lists(row, at)
-            rest = {k: v for k, v in row.items() if k not in listed}
-            each = [
-                split_prompt({**rest, "prompt": row["prompt"], "completion": t, "label": y})
-                for t, y in zip(texts, labels, strict=True)
-            ]
-        for one in each:
-            check_cell("prompt", one["prompt"], at)
-            check_cell("completion", one["completion"], at)
-            one["label"] = _boolean("label", one["label"], at)
-            one["finished"] = _boolean("finished", one.get("finished", True), at)
-            found.append(one)
+    for text, label in both:
+        one = split_prompt({**rest, "completion": text})
+        check_cell("prompt", one["prompt"], where)
+        check_cell("completion", one["completion"], where)
+        one["right"] = _boolean("label", label, where)
+        one["ended"] = _boolean("finished", row.get("finished", True), where)
+        found.append(one)
     return found
 
 
 def checked_traces(
-    rows: Sequence[Row], where: str, columns: Mapping[str, str]
-) -> tuple[list[Row], dict[str, int]]:
-    """Return rows with `prompt`, `completions` (the steps) and `labels`.
+    dataset: "Dataset", where: str, columns: Mapping[str, str]
+) -> tuple["Dataset", dict[str, int]]:
+    """Return examples with `prompt`, `completions` (the steps) and `labels`.
 
-    Args:
-        rows: with these columns, labels -1, 0, 1 or boolean (read as 1 and -1); or those of PRM800K
-            (`question` with a `problem`, `label` with `steps`), where every rated completion of a
-            step is a step, as in the book's code.
-        where: their file or data set, for error messages.
-        columns: from this package's names to those of the rows.
-
-    Returns:
-        The rows, and how many rows or steps of PRM800K were left out.
+    Labels are -1, 0, 1 or boolean (read as 1 and -1). Those of PRM800K (`question` with a
+    `problem`, `label` with `steps`) may be read: every rated completion of a step is a step, as in
+    the book's code, and the others and the rows without any are counted.
 
     Raises:
-        InputError: missing columns, an empty prompt or step, steps and labels of different number,
+        InputError: see `renamed`; an empty prompt or step, steps and labels of different number,
             another label, or nothing that is rated.
     """
     dropped: dict[str, int] = {}
-    if rows and not _has(rows, columns) and isinstance(rows[0].get("label"), dict):
-        rows, dropped = _from_prm800k(rows, where)
+    if not _has(dataset, columns) and isinstance(dataset[0].get("label"), dict):
+        dataset, dropped = _from_prm800k(dataset, where)
         where = f"the rated rows of {where}"
-    found = renamed(rows, where, columns, (("prompt", "completions", "labels"),))
-    for n, row in enumerate(found):
-        at = f"row {n} of {where}"
-        check_cell("prompt", row["prompt"], at)
-        steps, labels = _lists(row, at)
-        for k, (step, label) in enumerate(zip(steps, labels, strict=True)):
-            if not isinstance(step, str) or not step.strip():
-                raise InputError(
-                    f"dataset: {at}: step {k} is {step!r}; write a text, or remove the step with "
-                    "its label."
-                )
-            if not isinstance(label, int | float) or label not in LABELS:
-                raise InputError(
-                    f"dataset: {at}: the label of step {k} is {label!r}; write -1 (bad), 0 "
-                    "(neutral), 1 (good), or true and false."
-                )
-        row["labels"] = [(1 if y else -1) if isinstance(y, bool) else int(y) for y in labels]
-    return found, dropped
+    dataset = renamed(dataset, where, columns, (("prompt", "completions", "labels"),))
+    return _converted(dataset, _trace, where, {"marks": "labels"}), dropped
+
+
+def _trace(row: Row, where: str) -> list[Row]:
+    check_cell("prompt", row["prompt"], where)
+    steps, labels = _lists(row, where)
+    for k, (step, label) in enumerate(zip(steps, labels, strict=True)):
+        if not isinstance(step, str) or not step.strip():
+            raise InputError(
+                f"dataset: {where}: step {k} is {step!r}; write a text, or remove the step with "
+                "its label."
+            )
+        if not isinstance(label, int | float) or label not in LABELS:
+            raise InputError(
+                f"dataset: {where}: the label of step {k} is {label!r}; write -1 (bad), 0 "
+                "(neutral), 1 (good), or true and false."
+            )
+    marks = [(1 if y else -1) if isinstance(y, bool) else int(y) for y in labels]
+    return [{"prompt": row["prompt"], "completions": steps, "marks": marks}]
 
 
 def _lists(row: Row, where: str) -> tuple[list[Any], list[Any]]:
@@ -657,28 +542,32 @@ def _boolean(name: str, value: Any, where: str) -> bool:
     return bool(value)
 
 
-def _from_prm800k(rows: Sequence[Row], where: str) -> tuple[list[Row], dict[str, int]]:
-    dropped = {"completions of a step without a rating": 0, "rows without problem or step": 0}
-    found = []
-    for row in rows:
-        problem = str((row.get("question") or {}).get("problem") or "").strip()
-        steps, labels = [], []
-        for step in (row.get("label") or {}).get("steps") or ():
-            for one in step.get("completions") or ():
-                text, rating = (one.get("text") or "").strip(), one.get("rating")
-                if not text or rating is None:
-                    dropped["completions of a step without a rating"] += 1
-                    continue
-                steps.append(text)
-                labels.append(rating)
-        if not problem or not steps:
-            dropped["rows without problem or step"] += 1
-            continue
-        prompt = PROBLEM.format(problem)
-        found.append({"prompt": prompt, "completions": steps, "labels": labels})
-    if not found:
+def _from_prm800k(dataset: "Dataset", where: str) -> tuple["Dataset", dict[str, int]]:
+    found = _converted(dataset.select_columns(["question", "label"]), _rated, where)
+    unrated = sum(found["unrated"])
+    kept = [n for n, whole in enumerate(found["whole"]) if whole]
+    if not kept:
         raise InputError(
             f"dataset: {where} has label.steps, but none of them has a text and a rating; there is "
             "nothing to train on."
         )
-    return found, dropped
+    return found.select(kept), {
+        "completions of a step without a rating": unrated,
+        "rows without problem or step": len(found) - len(kept),
+    }
+
+
+def _rated(row: Row, where: str) -> list[Row]:
+    problem = str((row["question"] or {}).get("problem") or "").strip()
+    steps, labels, unrated = [], [], 0
+    for step in (row["label"] or {}).get("steps") or ():
+        for one in step.get("completions") or ():
+            text, rating = (one.get("text") or "").strip(), one.get("rating")
+            if not text or rating is None:
+                unrated += 1
+                continue
+            steps.append(text)
+            labels.append(rating)
+    prompt, whole = PROBLEM.format(problem), bool(problem and steps)
+    found = {"prompt": prompt, "completions": steps, "labels": labels}
+    return [{**found, "unrated": unrated, "whole": whole}]

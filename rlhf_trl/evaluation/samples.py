@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from rlhf_trl.data.preferences import Samples, read_prompts
+from rlhf_trl.data.files import Samples, read_prompts
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import write_json
 

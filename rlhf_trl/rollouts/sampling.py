@@ -8,8 +8,8 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
 
+from rlhf_trl.data.files import FileData
 from rlhf_trl.data.judgments import GYM_COLUMNS
-from rlhf_trl.data.preferences import FileData
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, prepare_model, whole_weights

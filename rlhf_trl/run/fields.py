@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_trl.algorithms import of_recipe
+from rlhf_trl.data.files import Samples
 from rlhf_trl.data.gym import GymData
 
 # the blocks of single recipes, which read them here
 from rlhf_trl.data.judgments import OutcomeData as OutcomeData
 from rlhf_trl.data.judgments import ProcessData as ProcessData
 from rlhf_trl.data.judgments import RewardData as RewardData
-from rlhf_trl.data.preferences import PreferenceData, Samples
+from rlhf_trl.data.pairs import PreferenceData
 from rlhf_trl.run.launch import Expect
 
 

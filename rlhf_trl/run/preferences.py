@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from rlhf_trl.data.preferences import Preferences, load_preferences
+from rlhf_trl.data.files import Examples
+from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.rollouts.generate import check_prompts
@@ -27,8 +28,8 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     train.check_held_out(args, data.held_out)
     trainer = trainer_class(
         **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=data.train_dataset,
-        eval_dataset=data.eval_dataset,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
     )
     report_fitted(trainer)
     add_panels(trainer, own.samples, data.held_out or data.train)
@@ -37,8 +38,8 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
 
 def prepare_preferences(
     own: Any, args: Any, model: Any, unpaired: bool = False
-) -> tuple[Preferences, Any]:
-    """Return the rows of a run and the tokenizer.
+) -> tuple[Examples, Any]:
+    """Return the examples of a run and the tokenizer.
 
     On-policy pairs are made of sampled answers, which are kept in
     `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them.
@@ -53,7 +54,8 @@ def prepare_preferences(
         InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
     sample = sampler(model, args, own.dataset)
-    data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
+    with train.reading(args, own.dataset):
+        data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count} rows: {reason}", flush=True)

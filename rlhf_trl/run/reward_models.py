@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data.files import Examples
 from rlhf_trl.data.judgments import (
     OutcomeData,
     ProcessData,
-    RewardRows,
     load_outcomes,
     load_pairs_or_ranked,
     load_traces,
@@ -53,8 +53,8 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
     train.check_held_out(args, data.held_out)
     trainer = trainer_class(
         **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=data.train_dataset,
-        eval_dataset=data.eval_dataset,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
         **arguments,
     )
     trainer.candidates = data.candidates
@@ -64,8 +64,8 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
     train.run(trainer, loaded, None, loaded.row.label, extra=write_scores)
 
 
-def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
-    """Return the rows of a run and the tokenizer.
+def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
+    """Return the examples of a run and the tokenizer.
 
     Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
     such a file can be the `dataset.path` of an outcome reward model.
@@ -82,13 +82,14 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[RewardRows, Any]:
     """
     config = own.dataset
     sample = sampler(model, args, config)
-    if isinstance(config, ProcessData):
-        neutral = own.formulation == "code"  # the chapter's loss has two classes
-        data = load_traces(config, own.max_samples, sample, neutral)
-    elif isinstance(config, OutcomeData):
-        data = load_outcomes(config, own.max_samples, sample)
-    else:
-        data = load_pairs_or_ranked(config, own.max_samples, sample)
+    with train.reading(args, config):
+        if isinstance(config, ProcessData):
+            neutral = own.formulation == "code"  # the chapter's loss has two classes
+            data = load_traces(config, own.max_samples, sample, neutral)
+        elif isinstance(config, OutcomeData):
+            data = load_outcomes(config, own.max_samples, sample)
+        else:
+            data = load_pairs_or_ranked(config, own.max_samples, sample)
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count}: {reason}", flush=True)

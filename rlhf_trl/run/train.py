@@ -3,16 +3,19 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
+from datasets import disable_progress_bars
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
+from rlhf_trl.data.files import FileData
 from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError
@@ -76,6 +79,8 @@ def begin(loaded: Any, name: str) -> None:
         args.eval_on_start = not evaluated
     if main_process:
         print(first_line, flush=True)
+    else:
+        disable_progress_bars()
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
 
@@ -124,6 +129,12 @@ def _keep_config(loaded: Any, folder: Path) -> None:
             loaded.save(folder / f"config-from-step-{step}.yaml")
     if not (folder / "config.yaml").exists():
         loaded.save(folder / "config.yaml")
+
+
+def reading(args: Any, config: Any) -> AbstractContextManager[None]:
+    """Let the main process convert a file before the others, which then find what it kept."""
+    files = isinstance(config, FileData)
+    return args.main_process_first(desc="reading data") if files else nullcontext()
 
 
 def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
@@ -207,7 +218,7 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     """
     from datasets import Dataset
 
-    from rlhf_trl.data.demonstrations import demonstrations
+    from rlhf_trl.data.made import demonstrations
 
     own = loaded.own
     begin(loaded, "sft")

@@ -10,10 +10,10 @@ from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from rlhf_trl.algorithms import Preference, Resolved, RowConfig, of_the_row
-from rlhf_trl.data.preferences import fit, kto_order, rotated
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
 from rlhf_trl.losses import PreferenceLoss, completions_loss
+from rlhf_trl.trainers.fitting import fit, kto_order, rotated
 from rlhf_trl.trainers.on_trl import OnTRL
 
 

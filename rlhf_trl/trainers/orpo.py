@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_trl.algorithms import Resolved, of_the_row
-from rlhf_trl.data.preferences import fit
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import completions_loss
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
+from rlhf_trl.trainers.fitting import fit
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 try:

@@ -1,0 +1,454 @@
+"""Data sets of one's own: files and the hub, as `datasets.Dataset`s in TRL's formats."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from datasets import Dataset
+
+FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+SIDES = ("chosen", "rejected", "completion")
+
+
+@dataclass
+class FileData:
+    """The `dataset:` block of a data set of one's own.
+
+    `path` is a JSON, JSONL, Parquet or CSV file or a hub name, read at `split`, such as
+    `train[:90%]` (a file is all `train`); `columns` maps this package's column names to the data
+    set's, as in `{chosen: better}`. With `eval_path` (by default `path`) or `eval_split` (by
+    default `split` without its slice), the first `eval_size` prompts there (by default 256) are
+    held out, with all their rows; training rows with one of them are left out.
+    """
+
+    path: str
+    source: Literal["path"] = "path"
+    split: str = "train"
+    eval_path: str | None = None
+    eval_split: str | None = None
+    eval_size: int | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Samples:
+    """The `samples:` block.
+
+    Every `every` optimizer steps (0: never), `count` prompts are answered, always the `fixed` first
+    ones or the next ones in turn (`round_robin`). They are held-out prompts of the data set, or
+    those of `file`: a JSON list of texts, or one text per line.
+    """
+
+    every: int = 0
+    count: int = 4
+    choice: Literal["fixed", "round_robin"] = "round_robin"
+    file: str | None = None
+
+
+@dataclass
+class Examples:
+    """The examples of a run.
+
+    Attributes:
+        train: pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, which is
+            "offline" or "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked
+            lists (`prompt`, `ranked`), outcomes (unpaired ones with `finished`) or traces
+            (`prompt`, `completions`, `labels`).
+        held_out: examples like them for evaluation, or None.
+        tasks: the gym tasks behind them, or None.
+        dropped: how many training rows were left out, by the reason.
+        candidates: outcomes to rank, those of one prompt in a row; empty where there are none.
+    """
+
+    train: "Dataset"
+    held_out: "Dataset | None"
+    tasks: GymTasks | None
+    dropped: dict[str, int]
+    candidates: list[Row] = field(default_factory=list)
+
+    @property
+    def conversational(self) -> bool:
+        """Whether prompts are lists of messages."""
+        return isinstance(self.train[0]["prompt"], list)
+
+
+def read(path: str, split: str = "train", count: int | None = None) -> "Dataset":
+    """Return the first `count` examples of a file (see `FORMATS`) or a data set of the hub.
+
+    Raises:
+        InputError: no such file, data set or split, or a line that cannot be read.
+    """
+    from datasets import load_dataset
+
+    file = Path(path)
+    kind = FORMATS.get(file.suffix)
+    if kind and not file.is_file():
+        raise InputError(f"dataset.path: there is no file {path!r}; write the path of one.")
+    try:
+        found = load_dataset(kind or path, data_files=str(file) if kind else None, split=split)
+        table(found).validate(full=True)  # what is not UTF-8 is read all the same
+    except Exception as error:  # the libraries below raise many kinds
+        if kind == "json":
+            _check_json(file)
+        said = " ".join(str(error.__cause__ or error).split())[:300]
+        raise InputError(
+            f"dataset: {path} cannot be read at split {split!r} ({type(error).__name__}: {said}); "
+            f"write the path of a file ({', '.join(FORMATS)}) or of a local copy of a hub data "
+            "set, and one of its splits or a slice that is not empty (a file is all train), such "
+            "as train[:90%]."
+        ) from error
+    if kind == "json" and found.column_names == ["text"]:  # what a list of anything becomes
+        _check_json(file)
+    return found.select(range(len(found))[:count])
+
+
+def _check_json(file: Path) -> None:
+    """Name the line of a JSON file, or the element of its list, that is not an object."""
+    content = file.read_bytes()
+    if content.strip() in (b"", b"[]"):
+        raise InputError(f"dataset: {file} has no rows; there is nothing to train on.")
+    lines = {f", line {n}": line for n, line in enumerate(content.splitlines(), 1)}
+    listed = file.suffix == ".json" and content.lstrip()[:1] == b"["
+    for where, line in ({"": content} if listed else lines).items():
+        where = f"dataset.path: {file}{where}"
+        try:
+            value = json.loads(line.decode()) if line.strip() else {}
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{where} is not UTF-8 text (byte {error.start}: {error.reason}); save the file as "
+                "UTF-8."
+            ) from error
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where} is not JSON ({error}); mend it.") from error
+        for n, row in enumerate(value if listed else [value]):
+            if not isinstance(row, dict):
+                where += f": element {n}" if listed else ""
+                raise InputError(f"{where} is not an object of columns; write one.")
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a `samples.file`.
+
+    Raises:
+        InputError: a file that cannot be read, or holds none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        prompts = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"samples.file: {str(path)!r} cannot be read: {error}.") from error
+    if not isinstance(prompts, list) or not all(isinstance(p, str) for p in prompts):
+        raise InputError(f"samples.file: {str(path)!r} is not a list of texts.")
+    if not (prompts := [p.strip() for p in prompts if p.strip()]):
+        raise InputError(f"samples.file: {str(path)!r} holds no prompt.")
+    return prompts
+
+
+def read_sides(
+    config: FileData,
+    max_samples: int | None,
+    convert: Callable[..., tuple["Dataset", dict[str, int]]],
+    **options: Any,
+) -> Examples:
+    """Read what a block with `source: path` names.
+
+    `convert` makes examples of what was read, and counts what it leaves out; it takes its file or
+    name, `config.columns` and the `options`, too. None of the training examples (of the first
+    `max_samples`) has a prompt that is held out; the counts are theirs.
+
+    Raises:
+        InputError: only held-out prompts, or what `read` and `convert` raise.
+    """
+
+    def side(path: str, split: str, count: int | None) -> tuple["Dataset", dict[str, int]]:
+        return convert(read(path, split, count), path, config.columns, **options)
+
+    evaluated = config.eval_path or config.eval_split
+    if not evaluated and config.eval_size is not None:
+        raise InputError(
+            "dataset.eval_size is not read without eval_path or eval_split; write one of them, or "
+            "remove it."
+        )
+    size = 256 if config.eval_size is None else config.eval_size
+    if size < 1:
+        raise InputError(
+            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or "
+            "more, or remove eval_path and eval_split."
+        )
+    train, dropped = side(config.path, config.split, max_samples)
+    _check_alike(train, train[0], config.path)
+    if not evaluated:
+        return Examples(train, None, None, dropped)
+    path = config.eval_path or config.path
+    found, _ = side(path, config.eval_split or config.split.partition("[")[0], None)
+    _check_alike(found, train[0], path)
+    asked, there = (list(map(_same, each["prompt"])) for each in (train, found))
+    prompts = set([*dict.fromkeys(there)][:size])
+    rest = train.select([n for n, prompt in enumerate(asked) if prompt not in prompts])
+    if not len(rest):
+        raise InputError(
+            f"dataset: all {len(train)} training rows of {config.path} have a prompt that is held "
+            "out, so there is nothing to train on; give split and eval_split different slices, "
+            "such as train[:90%] and train[90%:], or evaluate on another file."
+        )
+    held_out = found.select([n for n, prompt in enumerate(there) if prompt in prompts])
+    dropped["the prompt is held out"] = len(train) - len(rest)
+    return Examples(rest, held_out, None, dropped)
+
+
+def _same(prompt: Any) -> str:
+    """Return what makes two prompts the same: as in the gym, not letter case or outer space."""
+    if isinstance(prompt, list):
+        prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
+    return prompt.strip().lower()
+
+
+def _check_alike(dataset: "Dataset", model: Row, where: str) -> None:
+    """Refuse texts among messages, and examples with other columns than `model` has."""
+    from datasets import Json
+
+    mixed = any(isinstance(feature, Json) for feature in dataset.features.values())
+    for n, row in enumerate(dataset if mixed else dataset.select([0])):
+        for name in dict.fromkeys([*model, *row]):
+            one, other = (_form(r.get(name)) if name in r else "missing" for r in (row, model))
+            if one != other:
+                raise InputError(
+                    f"dataset: {where}: {name} is {one} in row {n} of those that are left and "
+                    f"{other} in the first training row; write the same in all."
+                )
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, list):
+        return "messages" if isinstance(value[0], dict) else f"a list of {_form(value[0])}"
+    return "a text" if isinstance(value, str) else "a value"
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def renamed(
+    dataset: "Dataset",
+    where: str,
+    columns: Mapping[str, str],
+    shapes: Sequence[Sequence[str]],
+    optional: Sequence[str] = (),
+) -> "Dataset":
+    """Return the columns of a shape under this package's names, and no others.
+
+    The first of the `shapes` whose second column is there is meant, or else the last; those of
+    `optional` may be missing. Messages have no key that is None; conversations do not repeat the
+    prompt, which is taken out of them where it is missing.
+
+    Raises:
+        InputError: a column to map that is not there or not read, or one that is missing.
+    """
+    from datasets import Json
+
+    there = dataset.column_names
+    known = dict.fromkeys([*(name for shape in shapes for name in shape), *optional])
+    for ours, theirs in columns.items():
+        if ours not in known:
+            raise InputError(
+                f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
+                f"write one of {', '.join(known)}."
+            )
+        if theirs not in there:
+            raise InputError(
+                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
+                f"has {', '.join(there)}."
+            )
+    names = {name: columns.get(name, name) for name in known}
+    shape = next((s for s in shapes if names[s[1]] in there), shapes[-1])
+    found = [name for name in (*shape, *optional) if names[name] in there]
+    first = {names[name]: name for name in reversed(found)}
+    dataset = dataset.select_columns(list(first)).rename_columns(first)
+    for name in found:
+        if (one := first[names[name]]) != name:  # a column may be read as two
+            dataset = dataset.add_column(name, dataset[one][:], feature=dataset.features[one])
+    if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
+        _check_alike(prompts := dataset.select_columns(["prompt"]), prompts[0], where)
+    dataset = _split_prompts(_without_none(dataset, where))
+    if lacking := [name for name in shape if name not in dataset.column_names]:
+        others = shapes[list(shapes).index(shape) + 1 :]
+        also = "".join(f" (or {', '.join(other)})" for other in others)
+        raise InputError(
+            f"dataset: row 0 of {where} lacks {', '.join(lacking)}; needed are "
+            f"{', '.join(shape)}{also}, and there are {', '.join(there)}; map them with "
+            f"dataset.columns, as in {{{lacking[0]}: {there[0]}}}."
+        )
+    return dataset
+
+
+def _without_none(dataset: "Dataset", where: str) -> "Dataset":
+    """Remove the keys that only other messages have, as `load_dataset` does for some files."""
+    from datasets import Features, Json, List
+    from trl.trainer.utils import remove_none_values
+
+    ragged = {}
+    for name, feature in dataset.features.items():
+        if "timestamp" in str(feature):
+            raise InputError(
+                f"dataset: {where}: all of {name} looks like dates, which are not read as texts; "
+                "write something else beside them, or save the file as Parquet."
+            )
+        inner = getattr(feature, "feature", None)
+        if isinstance(inner, dict) and {"role", "content"} < inner.keys():
+            ragged[name] = List(Json())
+    if not ragged:
+        return dataset
+    features = Features({**dataset.features, **ragged})
+    return dataset.map(remove_none_values, batched=True, features=features)
+
+
+def code() -> str:
+    """Return what tells the code here from other versions; `datasets` knows functions by name."""
+    from datasets.fingerprint import Hasher
+
+    return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
+
+
+def _split_prompts(dataset: "Dataset") -> "Dataset":
+    """Take the prompt out of conversations, where any has to be split."""
+    import pyarrow.compute as pc
+    from datasets import Features, List, Value
+
+    features, there = dict(dataset.features), dataset.column_names
+    sides = [name for name in SIDES if name in there]
+    chats = [name for name in there if not isinstance(features[name], Value)]
+    if not sides or not ("prompt" in chats or set(sides) <= set(chats)):
+        return dataset
+    if {"prompt", *sides} <= set(chats):
+        lists = [column for column in map(table(dataset).column, sides) if is_list(column.type)]
+        lengths = [pc.max(pc.list_value_length(column)).as_py() for column in lists]
+        if lengths == [1] * len(sides):
+            return dataset
+    for name in sides:
+        if getattr(features[name], "dtype", "").endswith("string"):
+            features[name] = List({"role": Value("string"), "content": Value("string")})
+    if "prompt" not in chats:
+        features["prompt"] = features[sides[0]]
+    given = {"code": code()}
+    return dataset.map(_split_batch, batched=True, features=Features(features), fn_kwargs=given)
+
+
+def _split_batch(batch: dict[str, list[Any]], code: str) -> dict[str, list[Any]]:
+    rows = zip(*batch.values(), strict=True)
+    rows = [split_prompt(dict(zip(batch, row, strict=True))) for row in rows]
+    return {name: [row.get(name) for row in rows] for name in ("prompt", *batch)}
+
+
+def split_prompt(row: Row) -> Row:
+    """Take the prompt out of conversations that repeat it; a text beside messages becomes one."""
+    sides = [name for name in SIDES if name in row]
+    if isinstance(row.get("prompt"), list):
+        texts = {side: row[side] for side in sides if isinstance(row[side], str)}
+        row = row | {s: [{"role": "assistant", "content": text}] for s, text in texts.items()}
+    if not sides or not all(isinstance(row[s], list) and row[s] for s in sides):
+        return row
+    row = dict(row)
+    if not isinstance(row.get("prompt"), list):
+        before = row[sides[0]][:-1]
+        if before:
+            row["prompt"] = before
+        elif row.get("prompt"):
+            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+    for side in sides:
+        # what comes before the last message is the prompt, which is kept once
+        row[side] = row[side][-1:]
+    return row
+
+
+def differing(dataset: "Dataset", *sides: str) -> "Dataset":
+    """Leave out the examples whose two sides are the same."""
+    found = dataset.filter(_differ, input_columns=list(sides), batched=True)
+    return found if len(found) < len(dataset) else dataset
+
+
+def _differ(ones: list[Any], others: list[Any]) -> list[bool]:
+    return [one != other for one, other in zip(ones, others, strict=True)]
+
+
+# --- cells ---------------------------------------------------------------------------------------
+
+
+def table(dataset: "Dataset") -> "pa.Table":
+    """Return the Arrow table of a data set, which is a view where its rows are neighbors."""
+    return dataset.with_format("arrow")[:]
+
+
+def is_list(kind: "pa.DataType") -> bool:
+    """Whether an Arrow type is that of lists of any length."""
+    import pyarrow as pa
+
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
+    """Let `check_cell` look at what may be wrong in whole columns."""
+    import numpy as np
+
+    for name in names:
+        chunks = table(dataset.select_columns([name]))[name].chunks
+        for n in np.flatnonzero(~np.concatenate(list(map(_sound, chunks)))).tolist():
+            check_cell(name, dataset[n][name], f"row {n} of {where}")
+
+
+def _sound(cells: "pa.Array") -> "np.ndarray":
+    """Tell which cells are surely no fault: booleans, texts and messages with a text."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = cells.type
+    if pa.types.is_boolean(kind):
+        return _mask(cells.is_valid())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _mask(pc.and_not(pc.greater(pc.utf8_length(cells), 0), pc.utf8_is_space(cells)))
+    inner = kind.value_type if is_list(kind) else kind
+    if not pa.types.is_struct(inner) or not {"role", "content"} <= {f.name for f in inner}:
+        return np.zeros(len(cells), dtype=bool)
+    lengths = pc.fill_null(pc.list_value_length(cells), 0).to_numpy()
+    texts = pc.struct_field(cells.flatten(), "content")
+    each, last = _mask(texts.is_valid()), _sound(texts)  # only the last must not be blank
+    found, ends = lengths > 0, np.cumsum(lengths) - 1
+    found[found] = last[ends[found]]
+    found[np.repeat(np.arange(len(lengths)), lengths)[~each]] = False
+    return found
+
+
+def _mask(values: "pa.Array") -> "np.ndarray":
+    return values.fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def check_cell(name: str, value: Any, where: str) -> None:
+    """Refuse a label that is not boolean, and any other cell without a text."""
+    if name == "label":
+        if not isinstance(value, bool):
+            raise InputError(
+                f"dataset: {where}: label is {value!r}, which is not boolean; write true for "
+                "desirable and false for undesirable."
+            )
+        return
+    if isinstance(value, list) and value:
+        if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
+            raise InputError(
+                f"dataset: {where}: {name} is a list, but not of messages with role and content."
+            )
+        if not all(isinstance(m["content"], str) for m in value):
+            raise InputError(f"dataset: {where}: a message of {name} has no text.")
+        value = value[-1]["content"]
+    elif value is not None and not isinstance(value, str | list):
+        raise InputError(
+            f"dataset: {where}: {name} is {value!r}; write a text or a list of messages."
+        )
+    if not value or not value.strip():
+        raise InputError(f"dataset: {where}: {name} is empty; fill it or remove the row.")

@@ -1,0 +1,188 @@
+"""Examples of the tiny world: what its demonstrator shows, and what is made of sampled answers."""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+from rlhf_trl.data.files import Examples
+from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.data.steps import LETTERS, label_steps, split_steps
+from rlhf_trl.data.verifiers import completion_text, exact_match
+from rlhf_trl.errors import InputError
+from rlhf_trl.tiny.demonstrator import (
+    COMPLETION,
+    MALFORMED,
+    ONLY_RIGHT,
+    RIGHT,
+    demonstrate,
+    mixture,
+    only_errors,
+)
+
+# Kinds of demonstrations from the best to the worst: the nearer to the right answer, the better.
+ORDER = (
+    RIGHT,
+    "letters_swapped",
+    "off_by_one",
+    "last_letter_dropped",
+    "last_term_ignored",
+    "copied",
+    MALFORMED,
+)
+REPEATED = "letter_repeated"  # an error of synthetic traces beside the demonstrator's
+
+
+def examples(
+    train: list[Row],
+    held_out: list[Row],
+    tasks: GymTasks,
+    dropped: Mapping[str, int] | None = None,
+    candidates: list[Row] | None = None,
+) -> Examples:
+    """Return rows as the examples of a run; no held-out rows are None."""
+    from datasets import Dataset
+
+    sides = [Dataset.from_list(rows) if rows else None for rows in (train, held_out)]
+    return Examples(*sides, tasks, dict(dropped or {}), candidates or [])
+
+
+def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
+    """Return one `prompt` and `completion` per row of `GymTasks`.
+
+    `kind` is `imperfect` (the demonstrator's mixture of right and wrong) or `right`.
+    """
+    rng = random.Random(seed)
+    kinds = ONLY_RIGHT if kind == "right" else None
+    return [
+        {"prompt": row["prompt"], "completion": _said(_demonstration(row, kinds, rng))}
+        for row in rows
+    ]
+
+
+def _demonstration(row: Row, kinds: Mapping[str, float] | None, rng: random.Random) -> str:
+    return demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
+
+
+def _said(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+# --- pairs and lists -----------------------------------------------------------------------------
+
+
+def groups(rows: list[Row], number: int) -> list[list[Row]]:
+    """Cut rows into so many groups of neighbors, equally many in each."""
+    size = len(rows) // number
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
+
+
+def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
+    """Return one pair per row of `GymTasks`: the right answer, and one of the usual errors."""
+    rng = random.Random(seed)
+    return [
+        {
+            "prompt": row["prompt"],
+            "chosen": _said(_demonstration(row, ONLY_RIGHT, rng)),
+            "rejected": _said(_demonstration(row, only_errors(row["task"]), rng)),
+        }
+        for row in rows
+    ]
+
+
+def on_policy_pairs(
+    rows: Sequence[Row], completions: Sequence[Sequence[str]], seed: int
+) -> list[Row]:
+    """Return a pair for each row among whose completions some are right and some wrong.
+
+    `seed` is that of the choice among the right and among the wrong ones.
+    """
+    rng = random.Random(seed)
+    pairs = []
+    for row, texts in zip(rows, completions, strict=True):
+        count = len(texts)
+        right = exact_match(list(texts), answer=[row["answer"]] * count, task=[row["task"]] * count)
+        sides = [[t for t, r in zip(texts, right, strict=True) if r == want] for want in (1, 0)]
+        if all(sides):
+            chosen, rejected = (_said(rng.choice(side)) for side in sides)
+            pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
+    return pairs
+
+
+def mixed_pairs(offline: list[Row], on_policy: list[Row], seed: int) -> list[Row]:
+    """Return both kinds of pairs, shuffled; the column `kind` says which one a pair is."""
+    rows = [{**row, "kind": "offline"} for row in offline]
+    rows += [{**row, "kind": "on_policy"} for row in on_policy]
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[Row]:
+    """Return, for each question, the right answer and `length` - 1 errors of different kinds.
+
+    They are in `ORDER`. Questions for which there are not so many different texts are left out.
+
+    Raises:
+        InputError: a task that has fewer kinds.
+    """
+    rng = random.Random(seed)
+    found = []
+    for row in rows:
+        kinds = sorted(mixture(row["task"]), key=ORDER.index)
+        if length > len(kinds):
+            raise InputError(
+                f"dataset.list_length: {row['task']} has {len(kinds)} kinds of demonstrations "
+                f"({', '.join(kinds)}) and no lists of {length}; write {len(kinds)} or less."
+            )
+        # a kind that cannot be shown is replaced by another, so texts may repeat
+        texts = list(dict.fromkeys(_demonstration(row, {kind: 1.0}, rng) for kind in kinds))
+        if len(texts) < length:
+            continue
+        chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
+        ranked = [_said(texts[i]) for i in chosen]
+        found.append({"prompt": row["prompt"], "ranked": ranked})
+    return found
+
+
+# --- traces --------------------------------------------------------------------------------------
+
+
+def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]:
+    """Return one demonstration of each question: right, or with one of the errors equally often.
+
+    The share of `errors` has one of the demonstrator's, or `REPEATED`, which writes a letter twice.
+    """
+    rng = random.Random(seed)
+    found = []
+    for row in rows:
+        kind = RIGHT
+        if rng.random() < errors:
+            kind = rng.choice([REPEATED, *only_errors(row["task"])])
+        if kind == REPEATED:
+            place = rng.randrange(len(row["answer"])) + 1
+            answer = row["answer"]
+            text = COMPLETION.format(answer[:place] + answer[place - 1 :])
+        else:
+            text = _demonstration(row, {kind: 1.0}, rng)
+        found.append({**row, "completion": _said(text)})
+    return found
+
+
+def labelled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
+    """Return `prompt`, `completions` and `labels` of answers; a blank one has no steps."""
+    found = []
+    for row in rows:
+        steps = split_steps(completion_text(row["completion"]), step_split)
+        labels = label_steps(steps, row["answer"], row["task"])
+        if steps:
+            found.append({"prompt": row["prompt"], "completions": steps, "labels": labels})
+    return found
+
+
+def check_cut(rows: Iterable[Row], step_split: str) -> None:
+    """Refuse a `step_split` that does not cut right answers into letters."""
+    for row in rows:
+        text = _demonstration(row, ONLY_RIGHT, random.Random(0))
+        if set(label_steps(split_steps(text, step_split), row["answer"], row["task"])) != {1}:
+            raise InputError(
+                f"dataset.step_split: {step_split!r} does not cut {text!r} into letters and its "
+                f"closing tag; write '{LETTERS}'."
+            )

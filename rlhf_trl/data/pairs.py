@@ -1,0 +1,149 @@
+"""Preference data: pairs made of reasoning-gym tasks, and pairs or labelled answers of files."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlhf_trl.data.files import Examples, FileData, check_cells, differing, read_sides, renamed
+from rlhf_trl.data.gym import GymData, GymTasks, Row
+from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
+from rlhf_trl.data.verifiers import completion_text
+from rlhf_trl.errors import InputError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+PAIRED = ("prompt", "chosen", "rejected")
+UNPAIRED = ("prompt", "completion", "label")
+Sample = Callable[[list[Row], int, str], list[Row]]
+
+
+@dataclass
+class OfflinePairs(GymData):
+    """Pairs of the right answer and one of the demonstrator's errors."""
+
+    pairs: Literal["offline"] = "offline"
+
+
+@dataclass
+class SampledPairs(GymData):
+    """Pairs of a right and a wrong answer among `samples_per_prompt` that a model samples.
+
+    The model is `sampled_from`, or the one that is trained. `mixed` are these (`on_policy`) and the
+    offline pairs of all questions, shuffled.
+    """
+
+    pairs: Literal["on_policy", "mixed"] = "on_policy"
+    samples_per_prompt: int = 8
+    sampled_from: str | None = None
+
+
+PreferenceData = OfflinePairs | SampledPairs | FileData  # the `dataset:` block of preference data
+
+
+def load_preferences(
+    config: PreferenceData,
+    max_samples: int | None = None,
+    unpaired: bool = False,
+    sample: Sample | None = None,
+    margin: bool = False,
+) -> Examples:
+    """Make or read the pairs that a `dataset:` block describes.
+
+    Args:
+        config: the block.
+        max_samples: the first so many training rows only; None: all.
+        unpaired: whether examples with `UNPAIRED` columns are accepted beside pairs.
+        sample: returns answers, as rows with a `completion`, those of one question in a row; takes
+            rows of `GymTasks`, the number of answers to each, and their side, "train" or
+            "held-out". Pairs are made of the first so many, should there be more.
+        margin: whether a column `margin` is read.
+
+    Raises:
+        InputError: nothing to train on, or data that cannot be: see `checked_pairs`.
+    """
+    check_max_samples(max_samples)
+    if isinstance(config, FileData):
+        return read_sides(config, max_samples, checked_pairs, unpaired=unpaired, margin=margin)
+    tasks = GymTasks(config)
+    asked = tasks.train[:max_samples]
+    if config.pairs == "offline":
+        train = offline_pairs(asked, config.seed)
+        return examples(train, offline_pairs(tasks.held_out, config.eval_seed), tasks)
+    count = config.samples_per_prompt
+    if count < 2:
+        raise InputError(f"dataset.samples_per_prompt: {count} is no pair; write 2 or more.")
+
+    def pairs(rows: list[Row], side: str) -> list[Row]:
+        each = groups(sample(rows, count, side), len(rows))
+        texts = [[completion_text(row["completion"]) for row in group[:count]] for group in each]
+        return on_policy_pairs(rows, texts, config.seed)
+
+    rows = pairs(asked, "train")
+    if not rows:
+        raise InputError(
+            "dataset.pairs: on no prompt did the model give both right and wrong answers, so there "
+            "is no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
+        )
+    dropped = {f"right and wrong not both among {count} samples": len(asked) - len(rows)}
+    held_out = pairs(tasks.held_out, "held-out")
+    if config.pairs == "mixed":
+        rows = mixed_pairs(offline_pairs(asked, config.seed), rows, config.seed)
+        offline = offline_pairs(tasks.held_out, config.eval_seed)
+        held_out = mixed_pairs(offline, held_out, config.eval_seed)
+    return examples(rows, held_out, tasks, dropped)
+
+
+def check_max_samples(max_samples: int | None) -> None:
+    """Refuse a `max_samples` that leaves nothing."""
+    if max_samples is not None and max_samples < 1:
+        raise InputError(f"max_samples: {max_samples} leaves the data set empty; write 1 or more.")
+
+
+def checked_pairs(
+    dataset: "Dataset",
+    where: str,
+    columns: Mapping[str, str],
+    unpaired: bool = False,
+    margin: bool = False,
+) -> tuple["Dataset", dict[str, int]]:
+    """Return pairs, or `unpaired` examples where accepted, and how many were left out.
+
+    Raises:
+        InputError: see `renamed`; an empty prompt or completion; chosen and rejected the same
+            everywhere; labels that are not boolean; a `margin`, where it is kept, that is no
+            number.
+    """
+    from datasets import Value
+
+    optional = ("margin",) if margin else ()
+    shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
+    dataset = renamed(dataset, where, columns, shapes, optional)
+    check_cells(dataset, [n for n in dataset.column_names if n not in optional], where)
+    if "label" in dataset.column_names:
+        if len(labels := dataset.unique("label")) == 1:
+            raise InputError(
+                f"dataset: label is {str(labels.pop()).lower()} in all rows of {where}; KTO needs "
+                "both desirable and undesirable examples."
+            )
+        return dataset, {}
+    if "margin" in dataset.column_names:
+        for n, value in enumerate(dataset["margin"][:]):
+            _check_margin(value, f"row {n} of {where}")
+        dataset = dataset.cast_column("margin", Value("float64"))
+    found = differing(dataset, "chosen", "rejected")
+    if not len(found):
+        raise InputError(
+            f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}, so "
+            "there is nothing to prefer."
+        )
+    return found, {"chosen identical to rejected": len(dataset) - len(found)}
+
+
+def _check_margin(value: Any, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(
+            f"dataset: {where}: margin is {value!r}, which is not a number; write how much better "
+            "chosen is, or remove the column."
+        )
