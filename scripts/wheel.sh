@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 mkdir "$work/project" "$work/elsewhere" # a copy: a build leaves files beside the sources
-cp -r pyproject.toml setup.py constraints.txt README.md LICENSE rlhf_trl recipes configs "$work/project"
+cp -r pyproject.toml constraints.txt README.md LICENSE rlhf_trl recipes configs "$work/project"
 "${PYTHON:-python3}" -m venv "$work/venv"
 export PATH="$work/venv/bin:$PATH"
 cd "$work/project"

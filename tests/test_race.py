@@ -5,6 +5,7 @@ import math
 import runpy
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,10 @@ def test_a_wheel_holds_recipes_and_configs_and_an_editable_install_has_them_besi
     assert found() == tmp_path
     (tmp_path / "rlhf_trl" / "recipes").mkdir()
     assert found() == tmp_path / "rlhf_trl"
+    listed = tomllib.loads((home() / "pyproject.toml").read_text())["tool"]["setuptools"]
+    there = {path.parent for path in (home() / "rlhf_trl").rglob("__init__.py")}
+    packages = {".".join(path.relative_to(home()).parts) for path in there}
+    assert set(listed["packages"]) == packages | set(listed["package-dir"])
 
 
 def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
