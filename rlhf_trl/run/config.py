@@ -87,11 +87,12 @@ def load_config(
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
     own_fields = _fields(own)
+    if runs := own_fields["algorithm"][1].metadata.get("runs") if "algorithm" in own_fields else ():
+        _check_recipe(config, runs)
     own_given = config.check_block(config.pick(own_fields), own_fields, ())
     own_run = config.build(own_given, own, ())
     fixed = {}
     if "algorithm" in own_fields:
-        runs = own_fields["algorithm"][1].metadata.get("runs")
         fixed = _check_algorithm(config, own_run, runs)
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
@@ -612,6 +613,18 @@ def _remedy(value: Any, members: list[Any]) -> str:
     return _describe_all(members)
 
 
+def _check_recipe(config: _Config, runs: Sequence[str]) -> None:
+    """Refuse an algorithm that the recipe does not run; its data are others, too."""
+    from rlhf_trl.algorithms import ALGORITHMS
+
+    name = _plain(config.values.get("algorithm", runs[0]))
+    if isinstance(name, str) and name in ALGORITHMS and name not in runs:
+        config.fail(
+            ("algorithm",),
+            f"is {_show(name)}, which this recipe does not run; write {_one_of(runs)}",
+        )
+
+
 def _check_algorithm(
     config: _Config, run: Any, runs: Sequence[str] | None = None
 ) -> dict[str, Any]:
@@ -627,11 +640,6 @@ def _check_algorithm(
     except InputError as error:
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
-    if runs is not None and run.algorithm not in runs:
-        config.fail(
-            ("algorithm",),
-            f"is {_show(run.algorithm)}, which this recipe does not run; write {_one_of(runs)}",
-        )
     given = {key: _plain(value) for key, value in config.values.items()}
     others = {
         other: each
