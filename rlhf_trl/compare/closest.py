@@ -451,7 +451,7 @@ def _measured(
     right = Stock(
         dict(fields), subject.label, subject.base, classes=subject.classes, also=subject.also
     )
-    row = Row(left.algorithm, subject.label, left, right)
+    row = Row(left, right, variant=subject.label)
     return [matrix.compare(row, batch) for batch in batches]
 
 
