@@ -346,7 +346,7 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
     left = Book(name, which, _params(row, subject, lambda key: getattr(built, key, None)))
     results = _measured(matrix, subject, left, {})
     worst = _worst(results)
-    equal = all(r.verdict in ("equal", "both zero") for r in results)
+    equal = all(r.agrees for r in results)
     broken = [r.batch for r in results if not math.isfinite(r.grad_rel_error)]
     if broken:
         raise InputError(

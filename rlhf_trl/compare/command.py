@@ -111,5 +111,5 @@ def _refusal(label: str, required: str, each: "Distance") -> str:
         )
     if not each.changes:
         return f"{says}; {each.why}" if each.why else says
-    there = each.then is None or each.then.verdict in ("equal", "both zero")
+    there = each.then is None or each.then.agrees
     return f"{says}; {'to get there' if there else 'closer, but not there'}: {changes_text(each)}"

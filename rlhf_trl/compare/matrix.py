@@ -66,6 +66,11 @@ class Result:
         """Whether a difference, if there is one, is proved by the identities."""
         return self.residual is None or self.residual <= RESIDUAL
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the two sides take the same step."""
+        return self.verdict in ("equal", "both zero")
+
 
 Measurement = tuple[float, Tensor]
 
