@@ -201,10 +201,9 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
         read = {name: value for name, value in given.items() if name not in unread}
         return read | {"rewards": given["rewards"] - weight * penalty}
 
+    says = f"rewards lose {beta} times the sum of log pi - log pi_ref"
     if estimate == "averaged":
         says = "rewards lose beta times the mean of exp(l) - 1 - l, with l = log pi - log pi_ref"
-    else:
-        says = f"rewards lose {beta} times the sum of log pi - log pi_ref"
     return Identity("KL", says, arguments=arguments)
 
 

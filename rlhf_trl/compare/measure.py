@@ -70,7 +70,6 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
     """
     calls = 0
     original = trainer._generate_single_turn
-
     bare = any(base.__name__ == "RLOOTrainer" for base in type(trainer).__mro__)
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):

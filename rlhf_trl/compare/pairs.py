@@ -113,15 +113,12 @@ class PairView:
     def book(
         self, algorithm: str, which: str, params: Mapping[str, Any]
     ) -> tuple[float, list[Tensor]]:
-        """Compute the book's loss of the window and its derivative.
+        """Return the book's loss of the window, and per micro-batch d loss / d outputs.
 
         Args:
             algorithm: "sft", or its name in the table.
             which: the formulation.
             params: parameters that are not the defaults.
-
-        Returns:
-            The loss, and per micro-batch d loss / d outputs.
         """
         losses, weights = [], []
         for part in self.micro:
@@ -263,12 +260,7 @@ class PairWindow:
         self.view = self._view()
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
-        """Measure a trainer that `build_trainer` built for this window.
-
-        Args:
-            trainer: the trainer.
-            double: compute in float64; only for the trainers in DOUBLE.
-        """
+        """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
         trainer.model.load_state_dict(self.current)
         if double:
             trainer.model.double()
@@ -287,13 +279,12 @@ class PairWindow:
         parts = []
         for inputs in self.prepared:
             ids, attention, mask, chosen = _sequences(inputs)
-            if self.make is not untrained:
+            if self.make is untrained:
+                graph, ref = (_logps(model, ids, attention) for model in (policy, reference))
+            else:
                 graph = policy(input_ids=ids, attention_mask=attention).logits
                 graph = graph[:, 1:, 0] if self.make is untrained_token_scorer else graph
                 ref = torch.zeros_like(graph)
-            else:
-                graph = _logps(policy, ids, attention)
-                ref = _logps(reference, ids, attention)
             kl = None
             if "KL_input_ids" in inputs:
                 rest = inputs["KL_input_ids"], inputs["KL_attention_mask"]

@@ -171,11 +171,7 @@ class PolicyWindow:
     """A window, prepared once: token ids, policies and the stock side's way of running it."""
 
     def __init__(self, batch: PolicyBatch) -> None:
-        """Let a stock GRPOTrainer prepare the window, and move the policy.
-
-        Args:
-            batch: the window.
-        """
+        """Let a stock GRPOTrainer prepare the window, and move the policy."""
         from trl import GRPOConfig, GRPOTrainer
 
         self.batch = batch
@@ -364,13 +360,7 @@ class View:
         return parameter_gradient(self.model, self.graph, weights)
 
     def arguments(self, algorithm: str, which: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the public function gets for an algorithm on this window.
-
-        Args:
-            algorithm: its name.
-            which: the formulation.
-            params: its parameters; the window's beta and length limit join them.
-        """
+        """Return what the public function gets: `params`, and what the window adds to them."""
         row = formulation(algorithm, which)
         given: dict[str, Any] = dict(params)
         if self.batch.beta and "beta" in row.reads:
@@ -390,15 +380,12 @@ class View:
         return given | {"mask": self.mask, "rewards": self.rewards}
 
     def book(self, algorithm: str, which: str, given: Mapping[str, Any]) -> tuple[float, Tensor]:
-        """Compute the book's loss of the window and its derivative.
+        """Return the book's loss of the window, and d loss / d logps, (B, T).
 
         Args:
             algorithm: its name.
             which: the formulation.
             given: what `arguments` returned.
-
-        Returns:
-            The loss, and (B, T) d loss / d logps.
         """
         # the functions compute in the precision of the log-probabilities
         leaf = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
