@@ -110,19 +110,8 @@ class Matrix:
             )
             found = changed(row.left, window, steps) if steps else left
             residual = float((right - found).norm() / (right.norm() or left.norm()))
-        return Result(
-            row=row,
-            batch=batch.name,
-            loss_left=loss_left,
-            loss_right=loss_right,
-            grad_rel_error=error,
-            grad_rel_error_float64=exact,
-            grad_cosine=cosine,
-            grad_norm_ratio=ratio,
-            verdict=verdict,
-            contributions=contributions,
-            residual=residual,
-        )
+        losses, numbers = (loss_left, loss_right), (error, exact, cosine, ratio)
+        return Result(row, batch.name, *losses, *numbers, verdict, contributions, residual)
 
     def window(self, row: Row, batch: PolicyBatch) -> PolicyWindow | PairWindow:
         """Return the window of a row on a batch, prepared."""

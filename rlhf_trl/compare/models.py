@@ -149,7 +149,7 @@ def trainer_fields() -> dict[str, Any]:
     }
 
 
-def built(
+def make_trainer(
     trainer: type, config: type, fields: Mapping[str, Any], rows: list[dict[str, Any]], **also: Any
 ) -> Any:
     """Build a trainer of TRL on the untrained model.

@@ -20,9 +20,9 @@ from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Measured
 from rlhf_trl.compare.models import (
-    built,
     drawn,
     drifted,
+    make_trainer,
     parameter_gradient,
     untrained,
     untrained_scorer,
@@ -226,7 +226,7 @@ def build_trainer(
     }
     if kind in DOUBLE:  # the others take a folder, and load the reference from it
         also = {"model": _MODELS.get(kind, untrained)()} | also
-    return built(trainer, config, dict(fields) | window, _rows(kind, batch, columns), **also)
+    return make_trainer(trainer, config, dict(fields) | window, _rows(kind, batch, columns), **also)
 
 
 def base_name(trainer: type) -> str:

@@ -20,7 +20,7 @@ from torch.nn import Module
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Measured
-from rlhf_trl.compare.models import built, drawn, drifted, parameter_gradient, untrained
+from rlhf_trl.compare.models import drawn, drifted, make_trainer, parameter_gradient, untrained
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
 
@@ -162,9 +162,9 @@ def build_trainer(
         each = batch.reward / sum(WEIGHTS)
         rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * len(WEIGHTS)
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
-    given = built(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
-    measure.fix_completions(given, _completion(batch.ragged))
-    return given
+    ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
+    measure.fix_completions(ready, _completion(batch.ragged))
+    return ready
 
 
 class PolicyWindow:

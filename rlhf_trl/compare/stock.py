@@ -1,4 +1,8 @@
-"""What TRL's stock losses give on fixed batches of the embedded model, in float32 on the CPU."""
+"""What TRL's stock losses give on fixed batches of the embedded model, in float32 on the CPU.
+
+Weights, texts and completions come from the shipped checkpoint and from formulas, not from the
+windows that `compare` draws: numbers recorded with one release are held against another's.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +12,7 @@ from typing import Any
 import torch
 
 from rlhf_trl.compare.measure import accumulate, batches, fix_completions
-from rlhf_trl.compare.models import built, trainer_fields
+from rlhf_trl.compare.models import make_trainer, trainer_fields
 from rlhf_trl.tiny import checkpoint_path
 
 # Rounding in float32 moves these sums over some hundred tokens by less than 1e-5 (measured: 9.4e-6)
@@ -92,7 +96,7 @@ def _build(family: str, trainer: type, config: type, given: dict[str, Any]) -> A
     model: Any = checkpoint_path()
     if family in ("GRPO", "RLOO"):
         prompts = [{"prompt": word} for word in _WORDS[:4]]
-        online = built(trainer, config, given, prompts, model=model, reward_funcs=_reward)
+        online = make_trainer(trainer, config, given, prompts, model=model, reward_funcs=_reward)
         fix_completions(online, _completion)
         return online
     if family == "Reward":
@@ -109,7 +113,7 @@ def _build(family: str, trainer: type, config: type, given: dict[str, Any]) -> A
             {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
             for row, side in zip(rows, sides, strict=True)
         ]
-    return built(trainer, config, given, rows, model=model)
+    return make_trainer(trainer, config, given, rows, model=model)
 
 
 def _completion(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
