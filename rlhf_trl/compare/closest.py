@@ -14,13 +14,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import (
-    ALGORITHMS,
-    LOSS_FIELDS,
-    SHARED_FIELDS,
-    Formulation,
-    formulation,
-)
+from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation, formulation
 from rlhf_trl.compare import pairs, policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, Result
 from rlhf_trl.compare.models import quiet, trainer_fields
@@ -29,51 +23,26 @@ from rlhf_trl.compare.rows import Book, Row, Stock
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
 
-TRAINERS = (
-    "GRPOTrainer",
-    "RLOOTrainer",
-    "DPOTrainer",
-    "KTOTrainer",
-    "RewardTrainer",
-    "ORPOTrainer",
-    "CPOTrainer",
-)
+TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
 """Stock trainers whose configs can be told apart."""
 
+_VLLM = ("correction", "mode", "cap", "clip_min", "clip_max")
 GEOMETRY = frozenset(
-    [
-        "generation_batch_size",
-        "gradient_accumulation_steps",
-        "mask_truncated_completions",
-        "max_completion_length",
-        "max_length",
-        "neftune_noise_alpha",
-        "num_generations",
-        "num_generations_eval",
-        "num_iterations",
-        "ref_model_mixup_alpha",
-        "ref_model_sync_steps",
-        "reward_weights",
-        "steps_per_generation",
-        "sync_ref_model",
-        "vllm_importance_sampling_cap",
-        "vllm_importance_sampling_clip_max",
-        "vllm_importance_sampling_clip_min",
-        "vllm_importance_sampling_correction",
-        "vllm_importance_sampling_mode",
-    ]
+    (
+        *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
+        *("num_generations", "num_generations_eval", "num_iterations", "reward_weights"),
+        *("max_length", "max_completion_length", "mask_truncated_completions"),
+        *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "neftune_noise_alpha"),
+        *(f"vllm_importance_sampling_{name}" for name in _VLLM),
+    )
 )
 """Fields for which the batches have values of their own, or that say which tokens count."""
 
 GATED = frozenset(
-    [
-        "delta",
-        "entropy_coef",
-        "off_policy_mask_threshold",
-        "reward_clip_range",
-        "top_entropy_quantile",
-        "use_adaptive_entropy",
-    ]
+    (
+        *("delta", "entropy_coef", "top_entropy_quantile", "use_adaptive_entropy"),
+        *("off_policy_mask_threshold", "reward_clip_range"),
+    )
 )
 """Fields whose term acts on some batches only; no verdict of `equal` where one of them is set."""
 
@@ -146,9 +115,6 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     Args:
         path: YAML of one of our recipes, or as `trl grpo --config` takes it.
         trainer: such as "mypackage.MyTrainer" or "GRPOTrainer"; None: told from the config's keys.
-
-    Raises:
-        InputError: if the file or the class does not exist, or the trainer cannot be told.
     """
     given = read_config(path) if path else {}
     label = ", ".join(str(part) for part in (path, trainer) if part)
@@ -287,8 +253,8 @@ def _config_class(trainer: type, stock: type) -> type:
 
 
 def _checked(path: str | Path, config: type) -> dict[str, Any]:
-    classes = [config, *(_import(n) for n in ("ModelConfig", "ScriptArguments"))]
-    classes.append(_import("DatasetMixtureConfig"))
+    others = ("ModelConfig", "ScriptArguments", "DatasetMixtureConfig")
+    classes = [config, *map(_import, others)]
     scripts = ("reward_funcs", "reward_model_name_or_path", "env")
     unknown = [name for name in scripts if not any(f.name == name for f in fields_of(config))]
     # TRL's own parser takes booleans for scale_rewards
@@ -329,21 +295,15 @@ _LOSSES = {
     "GRPOTrainer": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "KTOTrainer": ("kto", "apo_zero_unpaired"),
     "CPOTrainer": ("sigmoid", "hinge", "ipo", "simpo"),
-    "RLOOTrainer": (),
-    "RewardTrainer": (),
-    "ORPOTrainer": (),
 }
 
 
 def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[Distance]:
-    """Measure how far a subject is from formulations of algorithms.
+    """Measure how far a subject is from formulations of algorithms, equal and close ones first.
 
     Args:
         subject: the config or trainer.
         wanted: (algorithm, formulation) pairs; none: all that the trainer could compute.
-
-    Returns:
-        Equal ones first, then by the worst relative error.
     """
     matrix = Matrix()
     names = wanted or [
@@ -379,14 +339,14 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
     row = formulation(name, which)
     if not _could(subject.base, row, name, bool(subject.also)):
         raise InputError(f"{subject.base} cannot be compared with {name}: {row.trainer} is its own")
-    built = subject.classes[1](**{**trainer_fields(), **_roomy(subject), **dict(subject.fields)})
+    fields = trainer_fields()
+    if subject.base in POLICY:
+        fields |= {"num_generations": policy.GROUP, "per_device_train_batch_size": policy.ROWS}
+    built = subject.classes[1](**{**fields, **subject.fields})
     left = Book(name, which, _params(row, subject, lambda key: getattr(built, key, None)))
-    batches = subject.batches
-    if name == "reinforce":  # its baseline spans the generation, which no window sees whole
-        batches = [batch for batch in batches if batch.name != "steps_per_generation"]
-    results = _measured(matrix, subject, left, subject.fields, batches)
-    worst = max(results, key=lambda r: r.grad_rel_error)
-    equal = all(r.verdict in ("equal", "both zero") for r in results)
+    results = _measured(matrix, subject, left, {})
+    worst = _worst(results)
+    equal = all(r.agrees for r in results)
     broken = [r.batch for r in results if not math.isfinite(r.grad_rel_error)]
     if broken:
         raise InputError(
@@ -401,57 +361,31 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
         changes = {"algorithm": name, "formulation": which}
     elif not equal:
         changes = _changes(subject, row, left, built)
-        then = _after(matrix, subject, left, changes, batches)
+        then = _worst(_measured(matrix, subject, left, changes))
         if row.trl is not True and then.grad_rel_error > worst.grad_rel_error / 2:
             changes, then = {}, None  # nothing that brings the two close
     why = "" if equal or row.trl is True or subject.base == "RLOOTrainer" else str(row.trl)
     on_policy = [r.verdict == "equal" for r in results if r.batch == "on_policy"]
-    return Distance(
-        name,
-        which,
-        equal,
-        worst,
-        on_policy[0] if on_policy else None,
-        changes,
-        then,
-        why,
-        untested,
-    )
+    first = on_policy[0] if on_policy else None
+    return Distance(name, which, equal, worst, first, changes, then, why, untested)
 
 
-def _after(
-    matrix: Matrix,
-    subject: Subject,
-    left: Book,
-    changes: Mapping[str, Any],
-    batches: Sequence[PolicyBatch],
-) -> Result:
-    """Measure a subject with some fields changed; return the batch where it is worst."""
-    fields = {**subject.fields, **changes}
-    if fields.pop("steps_per_generation", None):
-        batches = [batch for batch in batches if batch.name != "steps_per_generation"]
-    fields.pop("generation_kwargs", None)
-    after = _measured(matrix, subject, left, fields, batches)
-    return max(after, key=lambda r: r.grad_rel_error)
-
-
-def _roomy(subject: Subject) -> dict[str, Any]:
-    if subject.base not in POLICY:
-        return {}
-    return {"num_generations": policy.GROUP, "per_device_train_batch_size": policy.ROWS}
+def _worst(results: Sequence[Result]) -> Result:
+    return max(results, key=lambda result: result.grad_rel_error)
 
 
 def _measured(
-    matrix: Matrix,
-    subject: Subject,
-    left: Book,
-    fields: Mapping[str, Any],
-    batches: Sequence[PolicyBatch],
+    matrix: Matrix, subject: Subject, left: Book, changes: Mapping[str, Any]
 ) -> list[Result]:
-    right = Stock(
-        dict(fields), subject.label, subject.base, classes=subject.classes, also=subject.also
-    )
-    row = Row(left.algorithm, subject.label, left, right)
+    """Measure a subject with some fields changed, on the batches that say something about it."""
+    fields = {**subject.fields, **changes}
+    fields.pop("generation_kwargs", None)
+    batches = subject.batches
+    # the baseline of REINFORCE spans the generation, which no window of several sees whole
+    if fields.pop("steps_per_generation", None) or left.algorithm == "reinforce":
+        batches = [batch for batch in batches if batch.name != "steps_per_generation"]
+    right = Stock(fields, subject.label, subject.base, classes=subject.classes, also=subject.also)
+    row = Row(left, right, variant=subject.label)
     return [matrix.compare(row, batch) for batch in batches]
 
 
@@ -482,8 +416,8 @@ def _required(row: Formulation) -> dict[str, Any]:
 
 def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict[str, Any]:
     """Return the fields whose values stand between the config and the row's settings."""
-    values = row.parameters({**_required(row), **left.params})
-    want = dict(row.fixed({**_required(row), **left.params}))
+    given = {**_required(row), **left.params}
+    values, want = row.parameters(given), dict(row.fixed(given))
     if "label_smoothing" in row.reads:
         want["label_smoothing"] = values["label_smoothing"]
     for name, offset in row.trl_offset.items():
@@ -493,9 +427,10 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
     accumulation = subject.schedule.get("gradient_accumulation_steps", 1)
     steps = subject.schedule.get("steps_per_generation", 0)
     read = want.keys() | row.reads.keys() | {"beta"}
-    for name, value in _defaults(subject.classes[1]).items():
-        if name in LOSS_FIELDS & subject.fields.keys() and name not in read:
-            want[name] = value
+    for each in fields_of(subject.classes[1]):
+        unread = each.name in LOSS_FIELDS & (subject.fields.keys() - read)
+        if unread and each.default is not MISSING:
+            want[each.name] = each.default
     if "loss_type" in want:
         want.setdefault("loss_weights", None)
     if "beta" not in row.reads and getattr(built, "beta", 0):
@@ -507,10 +442,6 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
     if getattr(row, "window", "") == "window" and steps > accumulation:
         changes["steps_per_generation"] = accumulation
     return changes
-
-
-def _defaults(config: type) -> dict[str, Any]:
-    return {f.name: f.default for f in fields_of(config) if f.default is not MISSING}
 
 
 def _plain(value: Any) -> Any:

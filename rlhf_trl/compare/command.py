@@ -12,15 +12,7 @@ if TYPE_CHECKING:
 
 
 def run(args: Namespace) -> None:
-    """Compare and print.
-
-    Args:
-        args: algorithms, batches, format, verbose, config, trainer, require, page.
-
-    Raises:
-        InputError: if an option names something that does not exist, if --require is not met, or,
-            after the matrix, if a difference is unexplained.
-    """
+    """Compare and print; an unmet --require or an unexplained difference is an InputError."""
     if args.require and not (args.config or args.trainer):
         raise InputError("--require is about --config or --trainer; give one of them")
     if args.config or args.trainer:
@@ -100,16 +92,12 @@ def _subject(args: Namespace) -> None:
 def _refusal(label: str, required: str, each: "Distance") -> str:
     from rlhf_trl.compare.report import changes_text
 
+    says = f"{label} is not {required}: relative gradient error {each.worst.grad_rel_error:.1e} "
+    says += f"on {each.worst.batch}"
     if each.untested:
-        says = (
-            f"{label} is not known to be {required}: {', '.join(each.untested)} may act elsewhere"
-        )
-    else:
-        says = (
-            f"{label} is not {required}: relative gradient error {each.worst.grad_rel_error:.1e} "
-            f"on {each.worst.batch}"
-        )
+        may = ", ".join(each.untested)
+        says = f"{label} is not known to be {required}: {may} may act elsewhere"
     if not each.changes:
         return f"{says}; {each.why}" if each.why else says
-    there = each.then is None or each.then.verdict in ("equal", "both zero")
+    there = each.then is None or each.then.agrees
     return f"{says}; {'to get there' if there else 'closer, but not there'}: {changes_text(each)}"

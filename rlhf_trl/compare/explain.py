@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -73,22 +73,19 @@ def describe(name: str) -> dict[str, Any]:
         InputError: there is no such algorithm.
     """
     row = algorithm(name)
-    formulations = {}
-    for kind in FORMULATIONS:
-        form = getattr(row, kind)
-        formulations[kind] = _formulation(form) if isinstance(form, Formulation) else form
-    return {
-        "name": row.name,
-        "title": row.title,
-        "family": row.family,
-        "source": row.source,
-        "paper": row.paper,
-        "formulations": formulations,
+    forms = {kind: getattr(row, kind) for kind in FORMULATIONS}
+    about = {part: getattr(row, part) for part in ("name", "title", "family", "source", "paper")}
+    return about | {
+        "formulations": {
+            kind: _formulation(form) if isinstance(form, Formulation) else form
+            for kind, form in forms.items()
+        }
     }
 
 
 def _formulation(form: Formulation) -> dict[str, Any]:
-    about: dict[str, Any] = {part: _name(getattr(form, part)) for part in form.parts}
+    chosen = {part: getattr(form, part) for part in form.parts}
+    about = {k: v if isinstance(v, str) else v.__name__ for k, v in chosen.items()}
     if isinstance(form, PolicyGradient):
         about |= {"normalised_over": form.window, "kl": form.kl, "kl_sign": form.kl_sign}
     if isinstance(form, Preference):
@@ -106,10 +103,6 @@ def _formulation(form: Formulation) -> dict[str, Any]:
     }
 
 
-def _name(part: str | Callable[..., Any]) -> str:
-    return part if isinstance(part, str) else part.__name__
-
-
 def table() -> str:
     """Return one line per algorithm and formulation, family by family, for a terminal."""
     text: list[str] = []
@@ -124,26 +117,26 @@ def table() -> str:
 
 def _lines(family: str, columns: dict[str, str]) -> list[str]:
     head = ("algorithm", "", *columns, "TRL")
-    lines = [head]
+    lines, words = [head], {True: "yes", False: "no", "micro_batch": "micro-batch"}
     for name in names(family):
         for kind, form in describe(name)["formulations"].items():
             if isinstance(form, str):
                 lines.append((name, kind, f"- {form}"))
                 continue
-            cells = (_cell(form[key]) for key in columns.values())
+            cells = (words.get(form[key], form[key]) for key in columns.values())
             equal = "equal" if form["trl"] is True else "differs"
             lines.append((name, kind, *cells, f"{form['trl_trainer']} {equal}"))
-    widths = [max(len(line[i]) for line in lines if len(line) > 3) for i in range(len(head))]
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Pad cells to columns as wide as in the full lines; the last cell of a short line runs on."""
+    full = [line for line in lines if len(line) == len(lines[0])]
+    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
         for line in lines
     ]
-
-
-def _cell(value: str | bool) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value.replace("micro_batch", "micro-batch")
 
 
 def explain(name: str) -> str:
@@ -184,17 +177,12 @@ def _in_full(form: Formulation) -> list[str]:
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
         lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
     lines.append("  reads: " + (", ".join(f"{k}={v}" for k, v in form.reads.items()) or "-"))
-    lines.append(f"  TRL settings: {settings_text(form) or '-'}")
+    settings = ", ".join(f"{k}={v}" for k, v in about["trl_settings"].items())
+    lines.append(f"  TRL settings: {settings or '-'}")
     lines.append("  stock TRL: " + ("equal" if form.trl is True else form.trl))
     lines += [f"    {form.trainer}: {place}" for place in losses_in_trl(form)]
     lines.append(f"  note: {form.differs}")
     return lines
-
-
-def settings_text(form: Formulation) -> str:
-    """Return a formulation's TRL settings as `name=value, ...`, formulas in words."""
-    pairs = form.settings.items()
-    return ", ".join(f"{k}={v.__doc__ if callable(v) else v}" for k, v in pairs)
 
 
 def ours(module: str, function: str) -> tuple[str, str]:

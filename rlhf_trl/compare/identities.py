@@ -91,27 +91,28 @@ def normaliser(left: str, right: str) -> Identity:
     return Identity("normaliser", f"weigh each token by {_NORMS[right]}, not {_NORMS[left]}", apply)
 
 
-def std_epsilon(left: float, right: float) -> Identity:
-    """Exchange the constant that is added to the standard deviation s of a group's rewards."""
+def _surrogate(term: str, says: str, change: Callable[[View, Tensor], Tensor]) -> Identity:
+    """Change the part of the policy gradient, (B, T)."""
 
     def apply(terms: Terms) -> None:
-        spread = terms.view.group_std
-        terms.surrogate = terms.surrogate * (spread + left) / (spread + right)
+        terms.surrogate = change(terms.view, terms.surrogate)
 
-    return Identity(
+    return Identity(term, says, apply)
+
+
+def std_epsilon(left: float, right: float) -> Identity:
+    """Exchange the constant that is added to the standard deviation s of a group's rewards."""
+    return _surrogate(
         "standard deviation",
         f"multiply advantages by (s + {left:g}) / (s + {right:g})",
-        apply,
+        lambda view, old: old * (view.group_std + left) / (view.group_std + right),
     )
 
 
 def standardised(epsilon: float = 1e-4) -> Identity:
     """Divide centred rewards by their standard deviation."""
-
-    def apply(terms: Terms) -> None:
-        terms.surrogate = terms.surrogate / (terms.view.group_std + epsilon)
-
-    return Identity("advantage", f"divide advantages by s + {epsilon:g}", apply)
+    says = f"divide advantages by s + {epsilon:g}"
+    return _surrogate("advantage", says, lambda view, old: old / (view.group_std + epsilon))
 
 
 def _kl(slope: Callable[[View], Tensor], says: str) -> Identity:
@@ -121,23 +122,22 @@ def _kl(slope: Callable[[View], Tensor], says: str) -> Identity:
     return Identity("KL", says, apply)
 
 
+def _log_ratio(view: View) -> Tensor:
+    return view.logps - view.ref_logps
+
+
 def code_k3() -> Identity:
     """Give the KL of the loss the code's sign: l = log pi - log pi_ref, k3 = exp(l) - 1 - l."""
     return _kl(
-        lambda view: torch.expm1(view.logps - view.ref_logps),
+        lambda view: torch.expm1(_log_ratio(view)),
         "the KL's derivative is exp(l) - 1, not 1 - exp(-l), with l = log pi - log pi_ref",
     )
-
-
-def _chapter_k3(view: View) -> tuple[Tensor, Tensor]:
-    log_ratio = view.logps - view.ref_logps
-    return torch.expm1(-log_ratio) + log_ratio, -torch.expm1(-log_ratio)
 
 
 def chapter_k3(wrong: str) -> Identity:
     """Put k3 in the place of another estimator."""
     return _kl(
-        lambda view: _chapter_k3(view)[1],
+        lambda view: -torch.expm1(-_log_ratio(view)),
         f"the KL's derivative is 1 - exp(-l), not {wrong}, with l = log pi - log pi_ref",
     )
 
@@ -146,7 +146,8 @@ def bias_corrected_k3() -> Identity:
     """Multiply k3 by the likelihood ratio, which is differentiated too."""
 
     def slope(view: View) -> Tensor:
-        value, derivative = _chapter_k3(view)
+        log_ratio = _log_ratio(view)
+        value, derivative = torch.expm1(-log_ratio) + log_ratio, -torch.expm1(-log_ratio)
         return view.ratio * (value + derivative)
 
     return _kl(slope, "k3 is multiplied by rho: its derivative becomes rho (k3 + dk3)")
@@ -154,47 +155,34 @@ def bias_corrected_k3() -> Identity:
 
 def weight_bound(low: float, high: float, new_high: float) -> Identity:
     """Put an upper bound alone in the place of CISPO's two."""
-
-    def apply(terms: Terms) -> None:
-        ratio = terms.view.ratio
-        terms.surrogate = terms.surrogate * ratio.clamp(max=new_high) / ratio.clamp(low, high)
-
-    return Identity(
+    return _surrogate(
         "bounds of the weight",
         f"the weight is min(rho, {new_high:g}), not clip(rho, {low:g}, {high:g})",
-        apply,
+        lambda view, old: old * view.ratio.clamp(max=new_high) / view.ratio.clamp(low, high),
     )
 
 
-def _kept(ratio: Tensor, surrogate: Tensor) -> Tensor:
+def _clipped(surrogate: Tensor, ratio: Tensor) -> Tensor:
     # a surrogate's derivative is -A times something positive
     outside = torch.where(surrogate < 0, ratio > 1.2, ratio < 0.8)
-    return (~outside).to(ratio)
+    return surrogate * ratio * (~outside).to(ratio)
 
 
 def clipped_token_ratio() -> Identity:
     """Weigh each token by its likelihood ratio, 0 where PPO's clip is active."""
-
-    def apply(terms: Terms) -> None:
-        ratio = terms.view.ratio
-        terms.surrogate = terms.surrogate * ratio * _kept(ratio, terms.surrogate)
-
-    return Identity("ratio", "multiply each token by rho, or 0 where the clip holds", apply)
+    says = "multiply each token by rho, or 0 where the clip holds"
+    return _surrogate("ratio", says, lambda view, old: _clipped(old, view.ratio))
 
 
 def clipped_whole_ratio() -> Identity:
     """Weigh each completion by the ratio of its whole probability, 0 where the clip is active."""
 
-    def apply(terms: Terms) -> None:
-        view = terms.view
+    def change(view: View, old: Tensor) -> Tensor:
         whole = ((view.logps - view.old_logps) * view.mask).sum(1, keepdim=True).exp()
-        terms.surrogate = terms.surrogate * whole * _kept(whole, terms.surrogate)
+        return _clipped(old, whole)
 
-    return Identity(
-        "ratio",
-        "multiply each completion by the product of its rho, or 0 where the clip holds",
-        apply,
-    )
+    says = "multiply each completion by the product of its rho, or 0 where the clip holds"
+    return _surrogate("ratio", says, change)
 
 
 def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
@@ -202,39 +190,33 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
 
     def arguments(view: View, given: dict[str, Any]) -> dict[str, Any]:
         weight = given.pop("beta", 0.0) if beta is None else beta
-        unread = ["ref_logps", "kl_estimator"]
-        unread += [] if "values" in given else ["old_logps"]  # PPO's ratio still reads it
-        for name in unread:
-            given.pop(name, None)
+        unread = {"ref_logps", "kl_estimator"}
+        unread |= set() if "values" in given else {"old_logps"}  # PPO's ratio still reads it
         log_ratio = view.old_logps - view.ref_logps
         if estimate == "averaged":
             per_token = torch.expm1(log_ratio) - log_ratio
             penalty = (per_token * view.mask).sum(1) / view.lengths.squeeze(1)
         else:
             penalty = (log_ratio * view.mask).sum(1)
-        return given | {"rewards": given["rewards"] - weight * penalty}
+        read = {name: value for name, value in given.items() if name not in unread}
+        return read | {"rewards": given["rewards"] - weight * penalty}
 
+    says = f"rewards lose {beta} times the sum of log pi - log pi_ref"
     if estimate == "averaged":
         says = "rewards lose beta times the mean of exp(l) - 1 - l, with l = log pi - log pi_ref"
-    else:
-        says = f"rewards lose {beta} times the sum of log pi - log pi_ref"
     return Identity("KL", says, arguments=arguments)
 
 
 def no_baseline() -> Identity:
     """Leave the rewards as they are."""
-    return Identity(
-        "baseline",
-        "the advantage is the reward itself",
-        arguments=lambda view, given: given | {"baseline": "none"},
-    )
+    says = "the advantage is the reward itself"
+    return Identity("baseline", says, arguments=lambda _, given: given | {"baseline": "none"})
 
 
 def at_temperature() -> Identity:
     """Take every log-probability from logits divided by the temperature."""
-    return Identity(
-        "temperature", "take log-probabilities from logits / temperature", temperature=True
-    )
+    says = "take log-probabilities from logits / temperature"
+    return Identity("temperature", says, temperature=True)
 
 
 GROUP_FACTOR = GROUP / (GROUP - 1)
@@ -245,6 +227,8 @@ GROUP_FACTOR = GROUP / (GROUP - 1)
 
 
 def _micro(term: str, says: str, change: Callable[[Micro, Tensor, int], Tensor]) -> Identity:
+    """Change the weights of each micro-batch, (R, S); the number is how many there are."""
+
     def apply(terms: PairTerms) -> None:
         parts = terms.view.micro
         terms.weights = [
@@ -255,41 +239,45 @@ def _micro(term: str, says: str, change: Callable[[Micro, Tensor, int], Tensor])
     return Identity(term, says, apply)
 
 
-def _by_pair(term: str, says: str, factor: Callable[[Micro], Tensor]) -> Identity:
-    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        scale = torch.ones_like(part.lengths)
-        scale[part.chosen] = scale[~part.chosen] = factor(part)
-        return weights * scale
+def _of_pairs(part: Micro, factor: Tensor) -> Tensor:
+    """Return a factor of each pair, (R / 2, 1), for both of its completions, (R, 1)."""
+    scale = torch.ones_like(part.lengths)
+    scale[part.chosen] = scale[~part.chosen] = factor
+    return scale
 
-    return _micro(term, says, change)
+
+def _slopes(part: Micro, beta: float, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return (1 - e) sigmoid(-m) and e sigmoid(m) of each pair, m = beta (d_c - d_r)."""
+    margins = part.margins(beta)
+    return (1 - smoothing) * torch.sigmoid(-margins), smoothing * torch.sigmoid(margins)
 
 
 def without_smoothing(beta: float, smoothing: float) -> Identity:
     """Turn cDPO's slope in m = beta (d_c - d_r) into DPO's."""
 
-    def factor(part: Micro) -> Tensor:
-        up, down = torch.sigmoid(-part.margins(beta)), torch.sigmoid(part.margins(beta))
-        return up / ((1 - smoothing) * up - smoothing * down)
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
+        kept, flipped = _slopes(part, beta, smoothing)
+        return weights * _of_pairs(part, torch.sigmoid(-part.margins(beta)) / (kept - flipped))
 
-    return _by_pair(
+    return _micro(
         "label smoothing",
         "multiply each pair by s(-m) / ((1 - e) s(-m) - e s(m)), m = beta (d_c - d_r), s = sigmoid",
-        factor,
+        change,
     )
 
 
 def robust(beta: float, smoothing: float) -> Identity:
     """Turn cDPO's slope into that of robust DPO, which subtracts the flipped loss."""
 
-    def factor(part: Micro) -> Tensor:
-        kept = (1 - smoothing) * torch.sigmoid(-part.margins(beta))
-        flipped = smoothing * torch.sigmoid(part.margins(beta))
-        return (kept + flipped) / (kept - flipped) / (1 - 2 * smoothing)
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
+        kept, flipped = _slopes(part, beta, smoothing)
+        factor = (kept + flipped) / (kept - flipped) / (1 - 2 * smoothing)
+        return weights * _of_pairs(part, factor)
 
-    return _by_pair(
+    return _micro(
         "label smoothing",
         "multiply each pair by (k + f) / ((k - f) (1 - 2e)), k = (1 - e) s(-m), f = e s(m)",
-        factor,
+        change,
     )
 
 
@@ -298,27 +286,23 @@ def averaged_ipo(beta: float) -> Identity:
 
     def change(part: Micro, weights: Tensor, _: int) -> Tensor:
         target = 1 / (2 * beta)
-        pair = (part.margins(1.0, mean=True) - target) / (part.margins(1.0) - target)
-        scale = torch.ones_like(part.lengths)
-        scale[part.chosen] = scale[~part.chosen] = pair
-        return weights * scale / part.lengths
+        factor = (part.margins(1.0, mean=True) - target) / (part.margins(1.0) - target)
+        return weights * _of_pairs(part, factor) / part.lengths
 
-    return _micro(
-        "length",
-        "multiply each completion by (m_mean - 1/(2 beta)) / (m_sum - 1/(2 beta)) / L_i",
-        change,
-    )
+    says = "multiply each completion by (m_mean - 1/(2 beta)) / (m_sum - 1/(2 beta)) / L_i"
+    return _micro("length", says, change)
 
 
 def simpo_margin(beta: float, left: float, right: float) -> Identity:
     """Exchange the margin over beta that SimPO subtracts."""
 
-    def factor(part: Micro) -> Tensor:
+    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
         mean = (part.outputs * part.mask).sum(1, keepdim=True) / part.lengths
         ahead = mean[part.chosen] - mean[~part.chosen]
-        return torch.sigmoid(beta * (right - ahead)) / torch.sigmoid(beta * (left - ahead))
+        factor = torch.sigmoid(beta * (right - ahead)) / torch.sigmoid(beta * (left - ahead))
+        return weights * _of_pairs(part, factor)
 
-    return _by_pair("margin", f"the margin over beta is {right:g}, not {left:g}", factor)
+    return _micro("margin", f"the margin over beta is {right:g}, not {left:g}", change)
 
 
 def plus_chosen_nll(weight: float) -> Identity:
@@ -336,9 +320,9 @@ def orpo_nll_of_everything() -> Identity:
 
     def change(part: Micro, weights: Tensor, count: int) -> Tensor:
         chosen = part.chosen.unsqueeze(1)
-        pairs = chosen.sum()
         text = part.text * chosen
-        return weights + (part.mask * chosen / part.lengths / pairs - text / text.sum()) / count
+        mean = part.mask * chosen / part.lengths / chosen.sum()
+        return weights + (mean - text / text.sum()) / count
 
     return _micro(
         "likelihood",
@@ -348,36 +332,32 @@ def orpo_nll_of_everything() -> Identity:
     )
 
 
+def _class_share(part: Micro) -> Tensor:
+    """Return the share of the batch that each completion's class has, (R, 1)."""
+    wanted = part.chosen.double().mean()
+    return torch.where(part.chosen.unsqueeze(1), wanted, 1 - wanted)
+
+
 def kto_one_mean(weight: float = 1.0) -> Identity:
     """Take one mean over all examples where the code adds the means of the two classes."""
-
     times = "" if weight == 1 else f"{weight:g} times "
-
-    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        wanted = part.chosen.double().mean()
-        share = torch.where(part.chosen.unsqueeze(1), wanted, 1 - wanted)
-        return weights * weight * share
-
-    return _micro("normaliser", f"multiply each class by {times}its share of the batch", change)
+    says = f"multiply each class by {times}its share of the batch"
+    return _micro("normaliser", says, lambda part, w, _: w * weight * _class_share(part))
 
 
 def two_class_means() -> Identity:
     """Add the means of the two classes where the paper takes one mean over all examples."""
-
-    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        wanted = part.chosen.double().mean()
-        return weights / torch.where(part.chosen.unsqueeze(1), wanted, 1 - wanted)
-
-    return _micro("normaliser", "divide each class by its share of the batch", change)
+    says = "divide each class by its share of the batch"
+    return _micro("normaliser", says, lambda part, w, _: w / _class_share(part))
 
 
 def tokens_of_the_batch() -> Identity:
     """Take one mean over all completion tokens where each completion has its own."""
-
-    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        return weights * part.lengths * len(part.lengths) / part.mask.sum()
-
-    return _micro("normaliser", "weigh each token by 1/(tokens of the micro-batch)", change)
+    return _micro(
+        "normaliser",
+        "weigh each token by 1/(tokens of the micro-batch)",
+        lambda part, w, _: w * part.lengths * len(part.lengths) / part.mask.sum(),
+    )
 
 
 def tokens_of_the_window() -> Identity:

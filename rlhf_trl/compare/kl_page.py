@@ -18,22 +18,18 @@ from rlhf_trl.output import write_whole
 Estimator = Callable[[Tensor, Tensor], Tensor]
 
 ESTIMATORS: dict[tuple[str, str], Estimator] = {
-    ("k1", "chapter"): kl.k1,
-    ("k2", "chapter"): kl.k2,
-    ("k3", "chapter"): kl.k3,
-    ("k1", "code"): kl.code_k1,
-    ("k2", "code"): kl.code_k2,
-    ("k3", "code"): kl.code_k3,
+    (name, sign): getattr(kl, prefix + name)
+    for sign, prefix in (("chapter", ""), ("code", "code_"))
+    for name in ("k1", "k2", "k3")
 }
 """The functions of `book/kl.py` by estimator and sign."""
 
+_PLACED = {"value": ("none", "token", "sequence"), "loss": ("none", "token")}
+_PLACED["reward"] = _PLACED["value"]
+
 MEASURED = {
     "on": [("value", "none"), ("loss", "none"), ("loss", "token"), ("reward", "none")],
-    "off": [
-        *[("value", ratio) for ratio in ("none", "token", "sequence")],
-        *[("loss", ratio) for ratio in ("none", "token")],
-        *[("reward", ratio) for ratio in ("none", "token", "sequence")],
-    ],
+    "off": [(placement, ratio) for placement, ratios in _PLACED.items() for ratio in ratios],
 }
 """Placements and ratios by who samples; on-policy a ratio matters to gradients in the loss only."""
 
@@ -179,16 +175,7 @@ def _against(exact: Tensor, gradients: Tensor, weights: Tensor) -> tuple[float |
     return *numbers, None if zero else float(mean @ exact / (length * right)), float(length / right)
 
 
-_COLUMNS = {
-    ("value", "none"): "value",
-    ("value", "token"): "value x token",
-    ("value", "sequence"): "value x sequence",
-    ("loss", "none"): "in the loss",
-    ("loss", "token"): "loss x token",
-    ("reward", "none"): "in the reward",
-    ("reward", "token"): "reward x token",
-    ("reward", "sequence"): "reward x sequence",
-}
+_TITLES = {"value": "value", "loss": "in the loss", "reward": "in the reward"}
 
 
 def _name(row: Row) -> str:
@@ -210,9 +197,13 @@ def table(rows: Sequence[Row]) -> str:
             cosine = "-" if row.cosine is None else f"{row.cosine:.2f}"
             cell = f"{cosine} / {row.norm_ratio:.2f} / {spread / row.exact:.1f}"
         cells.setdefault((row.tokens, _name(row)), {})[row.placement, row.ratio] = cell
-    columns = [c for c in _COLUMNS if any(c in line for line in cells.values())]
+    titles = {
+        (placement, ratio): _TITLES[placement] if ratio == "none" else f"{placement} x {ratio}"
+        for placement, ratio in MEASURED["off"]
+    }
+    columns = [c for c in titles if any(c in line for line in cells.values())]
     lines = [
-        "| tokens | estimator | " + " | ".join(_COLUMNS[c] for c in columns) + " |",
+        "| tokens | estimator | " + " | ".join(titles[c] for c in columns) + " |",
         "|---" * (len(columns) + 2) + "|",
     ]
     for (tokens, name), line in cells.items():

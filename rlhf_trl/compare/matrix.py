@@ -66,6 +66,11 @@ class Result:
         """Whether a difference, if there is one, is proved by the identities."""
         return self.residual is None or self.residual <= RESIDUAL
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the two sides take the same step."""
+        return self.verdict in ("equal", "both zero")
+
 
 Measurement = tuple[float, Tensor]
 
@@ -79,26 +84,13 @@ class Matrix:
         self._measured: dict[Any, Measurement] = {}
 
     def run(self, rows: Iterable[Row], batches: Iterable[PolicyBatch]) -> list[Result]:
-        """Measure rows on all batches that they are for.
-
-        Args:
-            rows: what to compare.
-            batches: the windows.
-
-        Returns:
-            One result per row and batch, rows first.
-        """
+        """Return one result per row and batch that it is for, rows first."""
         batches = list(batches)
         with quiet():
             return [self.compare(row, b) for row in rows for b in batches if applies(row, b)]
 
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
-        """Measure one row on one batch.
-
-        Args:
-            row: what to compare.
-            batch: the window.
-        """
+        """Measure one row on one batch."""
         window = self.window(row, batch)
         loss_left, left = self._side(row.left, window)
         loss_right, right = self._side(row.right, window)
@@ -118,27 +110,11 @@ class Matrix:
             )
             found = changed(row.left, window, steps) if steps else left
             residual = float((right - found).norm() / (right.norm() or left.norm()))
-        return Result(
-            row=row,
-            batch=batch.name,
-            loss_left=loss_left,
-            loss_right=loss_right,
-            grad_rel_error=error,
-            grad_rel_error_float64=exact,
-            grad_cosine=cosine,
-            grad_norm_ratio=ratio,
-            verdict=verdict,
-            contributions=contributions,
-            residual=residual,
-        )
+        losses, numbers = (loss_left, loss_right), (error, exact, cosine, ratio)
+        return Result(row, batch.name, *losses, *numbers, verdict, contributions, residual)
 
     def window(self, row: Row, batch: PolicyBatch) -> PolicyWindow | PairWindow:
-        """Return the window of a row on a batch, prepared.
-
-        Args:
-            row: what will be compared on it.
-            batch: the window.
-        """
+        """Return the window of a row on a batch, prepared."""
         kind, columns = kind_of(row)
         key = (kind, columns, batch)
         if key not in self._windows:
@@ -151,10 +127,8 @@ class Matrix:
     ) -> Measurement:
         key = (repr(side), id(window), double)
         if key not in self._measured:
-            if isinstance(side, Book):
-                self._measured[key] = book(side, window)
-            else:
-                self._measured[key] = stock(side, window, double)
+            ours = isinstance(side, Book)
+            self._measured[key] = book(side, window) if ours else stock(side, window, double)
         return self._measured[key]
 
 
@@ -175,12 +149,7 @@ def _name(side: Book) -> tuple[str, str]:
 
 
 def book(side: Book, window: PolicyWindow | PairWindow) -> Measurement:
-    """Compute the book's loss and gradient on a window.
-
-    Args:
-        side: the function.
-        window: what it is computed on.
-    """
+    """Compute the book's loss and gradient on a window."""
     if isinstance(window, PairWindow):
         loss, weights = window.view.book(*_name(side), side.params)
         return loss, window.view.gradient(weights)
@@ -190,35 +159,23 @@ def book(side: Book, window: PolicyWindow | PairWindow) -> Measurement:
 
 
 def stock(side: Stock, window: PolicyWindow | PairWindow, double: bool = False) -> Measurement:
-    """Build TRL's trainer for a window and measure it.
-
-    Args:
-        side: the trainer and its config.
-        window: what it is measured on.
-        double: compute in float64.
-    """
+    """Build TRL's trainer for a window and measure it; `double` computes in float64."""
     classes = side.classes or pairs.trainer_classes(side.trainer)
     fields, batch = dict(side.config), window.batch
     if isinstance(window, PairWindow):
         trainer = pairs.build_trainer(*classes, fields, batch, side.columns, **side.also)
         measured = window.stock(trainer, double)
-        return measured.loss, measured.gradient
-    if batch.beta:
-        fields["beta"] = batch.beta
-    if "reward_weights" in fields:
-        fields["reward_weights"] = [w * batch.reward_scale for w in fields["reward_weights"]]
-    measured = window.stock(build_trainer(*classes, fields, batch, **side.also))
+    else:
+        if batch.beta:
+            fields["beta"] = batch.beta
+        if "reward_weights" in fields:
+            fields["reward_weights"] = [w * batch.reward_scale for w in fields["reward_weights"]]
+        measured = window.stock(build_trainer(*classes, fields, batch, **side.also))
     return measured.loss, measured.gradient
 
 
 def changed(side: Book, window: PolicyWindow | PairWindow, steps: list[Identity]) -> Tensor:
-    """Return the book's gradient after identities.
-
-    Args:
-        side: the function.
-        window: what it is computed on.
-        steps: the identities, in order.
-    """
+    """Return the book's gradient after identities, in their order."""
     if isinstance(window, PairWindow):
         pair_terms = PairTerms(window.view, window.view.book(*_name(side), side.params)[1])
         for step in steps:
@@ -242,11 +199,7 @@ def changed(side: Book, window: PolicyWindow | PairWindow, steps: list[Identity]
 
 
 def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
-    """Say what two gradients are to each other.
-
-    Args:
-        left: (N,) the left side's.
-        right: (N,) the right side's.
+    """Say what two gradients, (N,) each, are to each other.
 
     Returns:
         |right - left| / |left|, cosine, |right| / |left|, and the verdict. A cosine or ratio that a
@@ -270,12 +223,7 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
 
 
 def applies(row: Row, batch: PolicyBatch) -> bool:
-    """Whether a row has something to say about a batch.
-
-    Args:
-        row: what would be compared.
-        batch: the window.
-    """
+    """Whether a row has something to say about a batch."""
     if row.batches or batch.reward is not None:
         return batch.name in row.batches
     if kind_of(row)[0] not in POLICY:

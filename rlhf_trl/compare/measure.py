@@ -5,7 +5,7 @@ group and the number of the call. Everything behind generation is the trainer's 
 advantages, shuffling, splitting, loss, accumulation.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,6 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
     """
     calls = 0
     original = trainer._generate_single_turn
-
     bare = any(base.__name__ == "RLOOTrainer" for base in type(trainer).__mro__)
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
@@ -123,6 +122,13 @@ def accumulate(trainer: Any, source: Iterator[Any]) -> tuple[Measured, list[Batc
     measured = Measured(loss, flat_gradient(model))
     model.zero_grad()
     return measured, prepared
+
+
+def same(found: Sequence[Batch], fixed: Sequence[Batch], key: str) -> bool:
+    """Return whether a window's micro-batches still hold the tensors of the fixed one."""
+    return len(found) == len(fixed) and all(
+        key in a and torch.equal(a[key], b[key]) for a, b in zip(found, fixed, strict=True)
+    )
 
 
 def flat_gradient(model: Module) -> Tensor:

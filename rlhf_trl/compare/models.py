@@ -147,3 +147,26 @@ def trainer_fields() -> dict[str, Any]:
         "save_strategy": "no",
         "logging_strategy": "no",
     }
+
+
+def make_trainer(
+    trainer: type, config: type, fields: Mapping[str, Any], rows: list[dict[str, Any]], **also: Any
+) -> Any:
+    """Build a trainer of TRL on the untrained model.
+
+    Args:
+        trainer: its class.
+        config: its config's class.
+        fields: config fields, beside those of `trainer_fields`.
+        rows: the data set.
+        **also: further arguments of the trainer; a `model` replaces the untrained one.
+    """
+    from datasets import Dataset
+
+    return trainer(
+        model=also.pop("model", None) or policy_folder(),
+        args=config(**trainer_fields() | dict(fields)),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=build_tokenizer(),
+        **also,
+    )

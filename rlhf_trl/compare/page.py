@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from rlhf_trl.algorithms import ALGORITHMS, Formulation
 from rlhf_trl.compare import explain, kl_page, report
@@ -21,11 +20,7 @@ FAMILIES = {
 
 
 def write_page(folder: str | Path) -> None:
-    """Measure everything and write README.md, cosines.png and kl.png.
-
-    Args:
-        folder: where to.
-    """
+    """Measure everything; write README.md, cosines.png and kl.png into a folder."""
     results = Matrix().run(ROWS, BATCHES)
     folder = Path(folder)
     figure(results, folder / "cosines.png")
@@ -35,23 +30,18 @@ def write_page(folder: str | Path) -> None:
 
 
 def page(results: Sequence[Result]) -> str:
-    """Return the page in Markdown.
-
-    Args:
-        results: of all rows on all batches.
-    """
+    """Return the page in Markdown, from the results of all rows on all batches."""
     groups = report.summary(results)
-    sections = [_INTRODUCTION.format(trl=version("trl"), batches=report.batches_text())]
-    sections.append(_overview(groups))
+    about = {
+        name: _table([group for group in groups if group[0].row.algorithm == name])
+        for name in dict.fromkeys(group[0].row.algorithm for group in groups)
+    }
+    batches = "\n".join(f"- `{batch.name}`: {batch.text}" for batch in BATCHES)
+    sections = [_INTRODUCTION.format(trl=version("trl"), batches=batches), _overview(groups)]
     for family, title in FAMILIES.items():
-        sections.append(f"## {title}")
-        for name, row in ALGORITHMS.items():
-            if row.family == family:
-                sections.append(_algorithm(name, [g for g in groups if g[0].row.algorithm == name]))
-    sft = [g for g in groups if g[0].row.algorithm == "sft"]
-    sections.append("## SFT\n\n" + _SFT + "\n\n" + _table(sft))
-    sections.append("## The KL in TRL's loss\n\n" + _KL + "\n\n")
-    sections[-1] += _table([g for g in groups if g[0].row.algorithm == "kl"])
+        names = [name for name, row in ALGORITHMS.items() if row.family == family]
+        sections += [f"## {title}", *(_algorithm(name, about.get(name)) for name in names)]
+    sections += ["## SFT", _SFT, about["sft"], "## The KL in TRL's loss", _KL, about["kl"]]
     sections.append(kl_page.page("kl.png").strip())
     return "\n\n".join(sections) + "\n"
 
@@ -103,9 +93,9 @@ What the estimators themselves estimate is the subject of the last section."""
 
 
 def _overview(groups: Sequence[Sequence[Result]]) -> str:
-    hot = [r for g in groups for r in g if r.batch == "temperature" and _same_elsewhere(g)]
-    cosines = [r.grad_cosine for r in hot]
-    ratios = [r.grad_norm_ratio for r in hot]
+    same = [g for g in groups if report.shown(g).verdict == "equal"]
+    hot = [r for group in same for r in group if r.batch == "temperature"]
+    cosines, ratios = [r.grad_cosine for r in hot], [r.grad_norm_ratio for r in hot]
     different = [g for g in groups if report.shown(g).verdict in ("differs", "scaled")]
     return f"""## At a glance
 
@@ -128,27 +118,15 @@ What people copy and what it does:
   the temperature into `generation_kwargs`."""
 
 
-def _same_elsewhere(group: Sequence[Result]) -> bool:
-    return report.shown(group).verdict == "equal"
-
-
-def _algorithm(name: str, groups: Sequence[Sequence[Result]]) -> str:
+def _algorithm(name: str, table: str | None) -> str:
     row = ALGORITHMS[name]
-    parts = [f"### {row.title}", f"{_source(row.source)}; {row.paper}"]
+    why = row.trl if isinstance(row.trl, str) else "its two forms have different heads"
+    parts = [f"### {row.title}", f"{row.source[0].upper()}{row.source[1:]}; {row.paper}"]
     parts.append("\n".join(_equations(row.chapter)))
     parts.append(f"Stock TRL: {_stock(name, row.chapter)} {row.chapter.differs}")
     if isinstance(row.code, Formulation):
         parts.append(f"What the book's code does differently: {row.code.differs}")
-    parts.append(_table(groups) if groups else f"Not compared: {_why(row)}.")
-    return "\n\n".join(parts)
-
-
-def _why(row: Any) -> str:
-    return row.trl if isinstance(row.trl, str) else "its two forms have different heads"
-
-
-def _source(text: str) -> str:
-    return text[0].upper() + text[1:]
+    return "\n\n".join([*parts, table or f"Not compared: {why}."])
 
 
 def _equations(form: Formulation) -> list[str]:
@@ -161,29 +139,20 @@ def _equations(form: Formulation) -> list[str]:
         file, line = place.split(":")
         link = f"[{name}](../{file.removeprefix('rlhf_trl/')}#L{line})"
         theirs = explain.in_trl(name)
-        lines.append(f"- {part.replace('_', ' ')}: `{equation}` ({link}){_there(theirs)}")
+        there = f"; TRL: `{theirs.split(',')[0]}`" if theirs else ""
+        lines.append(f"- {part.replace('_', ' ')}: `{equation}` ({link}){there}")
     return lines
 
 
-def _there(place: str | None) -> str:
-    return f"; TRL: `{place.split(',')[0]}`" if place else ""
-
-
 def _stock(name: str, form: Formulation) -> str:
+    if form.trl is not True:
+        return f"{form.trl}."
     on_policy = form.trainer == "GRPOTrainer"
     fields = stock_fields(name, "chapter") if on_policy else pair_stock(name, "chapter").config
     settings = "`" + ", ".join(f"{k}={v}" for k, v in fields.items()) + "`" if fields else ""
     places = ", ".join(f"`{place}`" for place in explain.losses_in_trl(form))
     where = f" ({places})" if places else ""
-    if form.trl is True:
-        return f"{form.trainer} computes it with {settings or 'its defaults'}{where}."
-    return f"{form.trl}."
-
-
-_COLUMNS = (
-    *("variant", "left", "right", "verdict", "error", "cosine", "ratio", "proof", "on"),
-    "equal on",
-)
+    return f"{form.trainer} computes it with {settings or 'its defaults'}{where}."
 
 
 def _table(groups: Sequence[Sequence[Result]]) -> str:
@@ -192,24 +161,24 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
         result = report.shown(group)
         row = result.row
         lines.append(
-            [
-                row.variant or "-",
-                row.left.label,
-                row.right.label,
-                report.verdict(result),
-                "< 1e-05" if result.verdict == "equal" else f"{result.grad_rel_error:.0e}",
-                report.number(result.grad_cosine, ".3f"),
-                report.number(result.grad_norm_ratio, ".3f"),
-                "-" if result.residual is None else f"{result.residual:.0e}",
-                result.batch,
-                _equal_on(group),
-            ]
+            {
+                "variant": row.variant or "-",
+                "left": row.left.label,
+                "right": row.right.label,
+                "verdict": report.verdict(result),
+                "error": "< 1e-05" if result.verdict == "equal" else f"{result.grad_rel_error:.0e}",
+                "cosine": report.number(result.grad_cosine, ".3f"),
+                "ratio": report.number(result.grad_norm_ratio, ".3f"),
+                "proof": "-" if result.residual is None else f"{result.residual:.0e}",
+                "on": result.batch,
+                "equal on": _equal_on(group),
+            }
         )
         with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
         noted = [r for r in (result, *with_kl) if r.residual is not None]
         for each in noted if result.residual is None or row.with_kl else noted[:1]:
             notes.append(_note(each))
-    return report.markdown(_COLUMNS, lines) + ("\n\n" + "\n".join(notes) if notes else "")
+    return report.table(lines, "markdown") + ("\n\n" + "\n".join(notes) if notes else "")
 
 
 def _note(result: Result) -> str:
@@ -223,7 +192,7 @@ def _note(result: Result) -> str:
 
 
 def _equal_on(group: Sequence[Result]) -> str:
-    good = [r.batch for r in group if r.verdict in ("equal", "both zero")]
+    good = [r.batch for r in group if r.agrees]
     bad = [r.batch for r in group if r.batch not in good]
     if not bad:
         return f"all {len(good)}"
@@ -233,23 +202,22 @@ def _equal_on(group: Sequence[Result]) -> str:
 
 
 def figure(results: Sequence[Result], path: str | Path) -> None:
-    """Draw the cosine of every comparison that differs, a mark per batch.
-
-    Args:
-        results: of all rows on all batches.
-        path: a PNG.
-    """
+    """Draw the cosine of every comparison that differs as a PNG, a mark per batch."""
     from matplotlib.figure import Figure
 
-    groups = [g for g in report.summary(results) if any(map(_marked, g))]
     names = [batch.name for batch in BATCHES if batch.name not in report.SPECIAL]
+    marked = {id(r.row) for r in results if r.batch in names and r.grad_cosine < 0.9995}
+    groups = [group for group in report.summary(results) if id(group[0].row) in marked]
     figure = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
     axes = figure.subplots()
     for name, mark in zip(names, "osD^vP*X", strict=False):
         found = [(r.grad_cosine, y) for y, g in enumerate(groups) for r in g if r.batch == name]
         points = [(x, y) for x, y in found if x == x]  # without the undefined
         axes.scatter(*zip(*points, strict=True), marker=mark, s=28, alpha=0.75, label=name)
-    labels = [_label(group[0]) for group in groups]
+    labels = []
+    for row in (group[0].row for group in groups):
+        variant = f", {row.variant}" if row.variant else ""
+        labels.append(f"{row.algorithm}{variant}: {row.left.label} to {row.right.label}")
     axes.set_yticks(range(len(groups)), labels, fontsize=8)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.set_xlabel("cosine between the two gradients (1: same direction)")
@@ -257,16 +225,6 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.4, 1.0))
     write_whole(path, lambda part: figure.savefig(part, dpi=110, format="png"))
-
-
-def _marked(result: Result) -> bool:
-    return result.batch not in report.SPECIAL and result.grad_cosine < 0.9995
-
-
-def _label(result: Result) -> str:
-    row = result.row
-    variant = f", {row.variant}" if row.variant else ""
-    return f"{row.algorithm}{variant}: {row.left.label} to {row.right.label}"
 
 
 # --- is a committed page still true? -------------------------------------------------------------

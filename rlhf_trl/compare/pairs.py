@@ -8,6 +8,7 @@ reference.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -21,9 +22,8 @@ from rlhf_trl.compare.measure import Measured
 from rlhf_trl.compare.models import (
     drawn,
     drifted,
+    make_trainer,
     parameter_gradient,
-    policy_folder,
-    trainer_fields,
     untrained,
     untrained_scorer,
     untrained_token_scorer,
@@ -48,7 +48,10 @@ BATCHES = ("on_policy", "mild", "heavy", "ragged", "accumulation")
 TOKENS = "tokens"
 _MODELS = {"RewardTrainer": untrained_scorer, TOKENS: untrained_token_scorer}
 
-DOUBLE = ("RewardTrainer", "ORPOTrainer", "CPOTrainer")
+_EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
+_UNPAIRED = ("KTOTrainer", "SFTTrainer")
+
+DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
 """Trainers that compute in the model's precision; the others' fused head accumulates in float32."""
 
 
@@ -103,24 +106,19 @@ class PairView:
 
     def gradient(self, weights: Sequence[Tensor]) -> Tensor:
         """Return the gradient of sum(weights * outputs) in the parameters, (N,)."""
-        parts = (
-            parameter_gradient(self.model, part.graph, weight)
-            for part, weight in zip(self.micro, weights, strict=True)
-        )
-        return torch.stack(list(parts)).sum(0)
+        pairs = zip(self.micro, weights, strict=True)
+        parts = [parameter_gradient(self.model, part.graph, weight) for part, weight in pairs]
+        return torch.stack(parts).sum(0)
 
     def book(
         self, algorithm: str, which: str, params: Mapping[str, Any]
     ) -> tuple[float, list[Tensor]]:
-        """Compute the book's loss of the window and its derivative.
+        """Return the book's loss of the window, and per micro-batch d loss / d outputs.
 
         Args:
             algorithm: "sft", or its name in the table.
             which: the formulation.
             params: parameters that are not the defaults.
-
-        Returns:
-            The loss, and per micro-batch d loss / d outputs.
         """
         losses, weights = [], []
         for part in self.micro:
@@ -139,16 +137,16 @@ def _loss(
     row = formulation(algorithm, which)
     wanted = part.chosen
     if algorithm == "orm":
-        labels = wanted.to(outputs)
-        return reward_loss("orm", logits=outputs, labels=labels, mask=part.mask, formulation=which)
+        given = {"logits": outputs, "labels": wanted.to(outputs), "mask": part.mask}
+        return reward_loss("orm", **given, formulation=which)
     if row.trainer == "RewardTrainer":
         scores = outputs.squeeze(1)
         pair = scores[wanted], scores[~wanted]
         if algorithm == "kwise":
             return reward_loss("kwise", rewards=torch.stack(pair, 1), formulation=which, **params)
-        margin = {} if part.margin is None else {"margin": part.margin}
-        given = {"chosen": pair[0], "rejected": pair[1], "formulation": which}
-        return reward_loss("bradley_terry", **given, **margin, **params)
+        given = {} if part.margin is None else {"margin": part.margin}
+        given |= {"chosen": pair[0], "rejected": pair[1], "formulation": which}
+        return reward_loss("bradley_terry", **given, **params)
 
     def completions(logps: Tensor) -> Tensor:
         total = (logps * part.mask).sum(1)
@@ -169,15 +167,8 @@ def _loss(
 
 
 def trainer_classes(name: str) -> tuple[type, type]:
-    """Return a trainer of TRL and its config class; experimental ones included.
-
-    Args:
-        name: such as "DPOTrainer".
-    """
-    import importlib
-
-    homes = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
-    module = importlib.import_module(homes.get(name, "trl"))
+    """Return a trainer of TRL, such as "DPOTrainer", and its config class."""
+    module = import_module(_EXPERIMENTAL.get(name, "trl"))
     return getattr(module, name), getattr(module, name.replace("Trainer", "Config"))
 
 
@@ -197,10 +188,10 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
             "rejected": _text(lengths[1], "rejected", i),
         }
         pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
+    if trainer not in _UNPAIRED:
+        return pairs
     if trainer == "SFTTrainer":
         return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
-    if trainer != "KTOTrainer":
-        return pairs
     # neighbours never share a prompt; five of eight are wanted where lengths are ragged, four else
     wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
     labels = [bool(wanted[i % 8]) for i in range(len(pairs))]
@@ -223,40 +214,23 @@ def build_trainer(
     Args:
         trainer: a trainer of TRL, or a subclass.
         config: its config class.
-        fields: config fields; those of the window stand in for what they leave open.
+        fields: config fields beside those of the window.
         batch: the window.
         columns: further columns of the data set: "margin".
         **also: further arguments of the trainer.
     """
-    from datasets import Dataset
-
     kind = base_name(trainer)
-    unpaired = kind in ("KTOTrainer", "SFTTrainer")
-    fields = trainer_fields() | dict(fields)
-    fields |= {
-        "per_device_train_batch_size": 2 * PAIRS if unpaired else PAIRS,
+    window = {
+        "per_device_train_batch_size": 2 * PAIRS if kind in _UNPAIRED else PAIRS,
         "gradient_accumulation_steps": batch.accumulation,
     }
-    rows = _rows(kind, batch, columns)
-    reward = kind == "RewardTrainer"
-    model: Any = untrained_scorer() if reward else policy_folder()
-    if kind in ("ORPOTrainer", "CPOTrainer"):
-        model = untrained()
-    return trainer(
-        model=model,
-        args=config(**fields),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=build_tokenizer(),
-        **also,
-    )
+    if kind in DOUBLE:  # the others take a folder, and load the reference from it
+        also = {"model": _MODELS.get(kind, untrained)()} | also
+    return make_trainer(trainer, config, dict(fields) | window, _rows(kind, batch, columns), **also)
 
 
 def base_name(trainer: type) -> str:
-    """Return the name of the TRL class that a trainer is or derives from.
-
-    Args:
-        trainer: the class.
-    """
+    """Return the name of the TRL class that a trainer is or derives from, "" for none of STOCK."""
     names = [c.__name__ for c in trainer.__mro__ if c.__module__.startswith("trl.")]
     return next((name for name in names if name in STOCK), "")
 
@@ -286,22 +260,13 @@ class PairWindow:
         self.view = self._view()
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
-        """Measure a trainer that `build_trainer` built for this window.
-
-        Args:
-            trainer: the trainer.
-            double: compute in float64; only for the trainers in DOUBLE.
-        """
+        """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
         trainer.model.load_state_dict(self.current)
         if double:
             trainer.model.double()
         measured, prepared = measure.accumulate(trainer, measure.batches(trainer))
         key = "chosen_input_ids" if "chosen_input_ids" in self.prepared[0] else "input_ids"
-        same = len(prepared) == len(self.prepared) and all(
-            key in a and torch.equal(a[key], b[key])
-            for a, b in zip(prepared, self.prepared, strict=True)
-        )
-        if not same:
+        if not measure.same(prepared, self.prepared, key):
             raise InputError(
                 f"{type(trainer).__name__} changed the token ids of the fixed batch; compare needs "
                 "a trainer whose loss sees the texts that it was given, whole"
@@ -314,13 +279,12 @@ class PairWindow:
         parts = []
         for inputs in self.prepared:
             ids, attention, mask, chosen = _sequences(inputs)
-            if self.make is not untrained:
+            if self.make is untrained:
+                graph, ref = (_logps(model, ids, attention) for model in (policy, reference))
+            else:
                 graph = policy(input_ids=ids, attention_mask=attention).logits
                 graph = graph[:, 1:, 0] if self.make is untrained_token_scorer else graph
                 ref = torch.zeros_like(graph)
-            else:
-                graph = _logps(policy, ids, attention)
-                ref = _logps(reference, ids, attention)
             kl = None
             if "KL_input_ids" in inputs:
                 rest = inputs["KL_input_ids"], inputs["KL_attention_mask"]
@@ -365,40 +329,36 @@ def _check_collation(
         row, side, prompt = known.get(tuple(plain[start:]), (-1, "", 0))
         return row, side, prompt + start
 
-    def fail(what: str) -> None:
-        raise InputError(f"{trainer} does not collate the fixed data as it is: {what}")
+    def check(right: bool, what: str) -> None:
+        if not right:
+            raise InputError(f"{trainer} does not collate the fixed data as it is: {what}")
 
     for inputs in prepared:
         ids, attention, mask, chosen = _sequences(inputs)
         found = [read(*pair) for pair in zip(ids, attention, strict=True)]
-        if any(row < 0 for row, *_ in found):
-            fail("token ids that are in no text")
-        half = len(found) // 2
-        paired = "label" not in inputs and "completion" not in rows[0]
-        if paired and [f[:2] for f in found] != [
-            (row, side) for side in ("chosen", "rejected") for row, *_ in found[:half]
-        ]:
-            fail("chosen and rejected")
-        if "label" in inputs and [rows[row]["label"] for row, *_ in found] != chosen.tolist():
-            fail("labels")
+        numbers = [row for row, *_ in found]
+        check(min(numbers) >= 0, "token ids that are in no text")
+        half = numbers[: len(found) // 2]
+        if "label" in inputs:
+            check([rows[row]["label"] for row in numbers] == chosen.tolist(), "labels")
+        elif "completion" not in rows[0]:
+            sides = [(row, side) for side in ("chosen", "rejected") for row in half]
+            check([f[:2] for f in found] == sides, "chosen and rejected")
         if "margin" in inputs:
-            margins = torch.tensor([rows[row]["margin"] for row, *_ in found[:half]])
-            if not torch.allclose(margins, inputs["margin"].float()):
-                fail("margins")
+            margins = torch.tensor([rows[row]["margin"] for row in half])
+            check(torch.allclose(margins, inputs["margin"].float()), "margins")
         for one, (_, _, prompt), kept in zip(attention, found, mask, strict=True):
-            places = one.bool().nonzero().flatten()
             expected = torch.zeros_like(one)
-            expected[places[prompt:]] = 1
-            if trainer != "RewardTrainer" and not torch.equal(expected, kept.to(expected)):
-                fail("which tokens are the completion's")
+            expected[one.bool().nonzero().flatten()[prompt:]] = 1
+            right = trainer == "RewardTrainer" or torch.equal(expected, kept.to(expected))
+            check(right, "which tokens are the completion's")
         if "KL_input_ids" in inputs:
-            completions = [rows[row]["completion"] for row, *_ in found]
-            for place, (row, *_) in enumerate(found):
+            for place, row in enumerate(numbers):
                 kl = inputs["KL_input_ids"][place][inputs["KL_attention_mask"][place].bool()]
-                text = rows[row]["prompt"] + completions[place - 1]
+                text = rows[row]["prompt"] + rows[numbers[place - 1]]["completion"]
                 wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
-                if kl.tolist() != [*wanted, tokenizer.eos_token_id]:
-                    fail("the mismatched pairs of the KL")
+                right = kl.tolist() == [*wanted, tokenizer.eos_token_id]
+                check(right, "the mismatched pairs of the KL")
 
 
 def _logps(model: Module, ids: Tensor, attention: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ completion. The policy that generated, the one that is trained and the reference
 of one untrained model. Everything behind generation is the trainer's own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -20,17 +20,9 @@ from torch.nn import Module
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Measured
-from rlhf_trl.compare.models import (
-    drawn,
-    drifted,
-    parameter_gradient,
-    policy_folder,
-    trainer_fields,
-    untrained,
-)
+from rlhf_trl.compare.models import drawn, drifted, make_trainer, parameter_gradient, untrained
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
-from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
 """Tokens at most, completions per prompt, completions per micro-batch, tokens of equal lengths."""
@@ -92,25 +84,20 @@ class PolicyBatch:
         }
 
 
+_TWO = {"drift": 0.05, "ragged": True, "accumulation": 2}
+
 BATCHES = (
     PolicyBatch("on_policy", "first update after generation, equal lengths", iterations=1),
     PolicyBatch("mild", "second update, mild drift, equal lengths", drift=0.05),
     PolicyBatch("heavy", "second update, heavy drift, equal lengths", drift=0.3),
     PolicyBatch("ragged", "mild drift, ragged lengths", drift=0.05, ragged=True),
     PolicyBatch(
-        "accumulation",
-        "two micro-batches, mild drift, ragged lengths",
-        drift=0.05,
-        ragged=True,
-        accumulation=2,
-        per_generation=2,
+        "accumulation", "two micro-batches, mild drift, ragged lengths", **_TWO, per_generation=2
     ),
     PolicyBatch(
         "steps_per_generation",
         "one generation feeds two windows of two micro-batches; ragged lengths, mild drift",
-        drift=0.05,
-        ragged=True,
-        accumulation=2,
+        **_TWO,
         per_generation=4,
         iterations=1,
     ),
@@ -146,28 +133,20 @@ def _completion(ragged: bool) -> measure.Completion:
     return complete
 
 
-def _is_right(ids: list[int]) -> float:
-    return float(drawn("right", tuple(ids)).random() < 0.5)
-
-
-def _has_format(ids: list[int]) -> float:
-    return drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0])
-
-
 def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """Reward a random half of all completions."""
-    return [_is_right(ids) for ids in completion_ids]
+    return [float(drawn("right", tuple(ids)).random() < 0.5) for ids in completion_ids]
 
 
 def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """Reward two thirds of all completions fully, the others by a quarter."""
-    return [_has_format(ids) for ids in completion_ids]
+    return [drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0]) for ids in completion_ids]
 
 
 def build_trainer(
     trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **also: Any
 ) -> Any:
-    """Build a trainer of TRL's GRPO kind for a window.
+    """Build a trainer of TRL's GRPO kind for a window, its completions fixed.
 
     Args:
         trainer: GRPOTrainer, RLOOTrainer or a subclass.
@@ -175,42 +154,24 @@ def build_trainer(
         fields: config fields; those of the window stand in for what they leave open.
         batch: the window.
         **also: further arguments of the trainer.
-
-    Returns:
-        The trainer, its completions fixed.
     """
-    from datasets import Dataset
-
-    fields = (
-        trainer_fields() | batch.schedule | {"per_device_train_batch_size": ROWS} | dict(fields)
-    )
-    fields = {"num_generations": batch.group, "max_completion_length": LIMIT} | fields
+    window = {"per_device_train_batch_size": ROWS, "num_generations": batch.group}
+    window |= {"max_completion_length": LIMIT, **batch.schedule}
     rewards = [right, has_format]
     if batch.reward is not None:
         each = batch.reward / sum(WEIGHTS)
         rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * len(WEIGHTS)
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
-    built = trainer(
-        model=policy_folder(),
-        reward_funcs=rewards,
-        args=config(**fields),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=build_tokenizer(),
-        **also,
-    )
-    measure.fix_completions(built, _completion(batch.ragged))
-    return built
+    ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
+    measure.fix_completions(ready, _completion(batch.ragged))
+    return ready
 
 
 class PolicyWindow:
     """A window, prepared once: token ids, policies and the stock side's way of running it."""
 
     def __init__(self, batch: PolicyBatch) -> None:
-        """Let a stock GRPOTrainer prepare the window, and move the policy.
-
-        Args:
-            batch: the window.
-        """
+        """Let a stock GRPOTrainer prepare the window, and move the policy."""
         from trl import GRPOConfig, GRPOTrainer
 
         self.batch = batch
@@ -225,27 +186,17 @@ class PolicyWindow:
         self.ids = {key: torch.cat([part[key] for part in self.micro]) for key in keys}
         pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
         completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
-        self.right = torch.tensor([_is_right(ids) for ids in completions]).double()
-        self.format = torch.tensor([_has_format(ids) for ids in completions]).double()
+        self.right = torch.tensor(right(completions)).double()
+        self.format = torch.tensor(has_format(completions)).double()
         if batch.drift:
             self.current = drifted(self.generating, batch.drift, seed=1)
         if batch.pushed:
             self.current = self._pushed()
 
     def stock(self, trainer: Any) -> Measured:
-        """Measure a trainer that `build_trainer` built for this window.
-
-        Args:
-            trainer: the trainer.
-
-        Raises:
-            InputError: if the trainer trains on other completions than it was given.
-        """
+        """Measure a trainer that `build_trainer` built for this window."""
         measured, micro = self._run(trainer)
-        ids = [part.get("completion_ids") for part in micro]
-        if len(ids) != len(self.micro) or not all(
-            torch.equal(a, b["completion_ids"]) for a, b in zip(ids, self.micro, strict=True)
-        ):
+        if not measure.same(micro, self.micro, "completion_ids"):
             raise InputError(
                 f"{type(trainer).__name__} changed the completions of the fixed batch; compare "
                 "needs a trainer whose loss sees the completions that were generated"
@@ -254,10 +205,10 @@ class PolicyWindow:
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
         """Generate, move the policy, and measure the last window that the generation feeds."""
-        module = type(trainer).__mro__
-        owner = next(c for c in module if c.__module__.startswith("trl.trainer."))
-        _check_shuffle(owner.__module__)
-        with patch(f"{owner.__module__}.shuffle_sequence_dict", lambda inputs: inputs):
+        classes = (cls.__module__ for cls in type(trainer).__mro__)
+        module = next(name for name in classes if name.startswith("trl.trainer."))
+        _check_shuffle(module)
+        with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
             source = measure.batches(trainer)
             trainer.model.train().load_state_dict(self.generating)
             for _ in range(min(self.batch.windows, 2) - 1):
@@ -286,11 +237,7 @@ class PolicyWindow:
         return model.state_dict()
 
     def view(self, temperature: float = 1.0) -> "View":
-        """Return the book's side of the window.
-
-        Args:
-            temperature: by which logits are divided before log-probabilities are taken.
-        """
+        """Return the book's side of the window, log-probabilities at a temperature."""
         if temperature not in self._views:
             self._views[temperature] = self._view(temperature)
         return self._views[temperature]
@@ -395,41 +342,25 @@ class View:
             kind: "sequence_sum", "sequence_mean", "fixed_length"; "token_mean" over the window,
                 "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
         """
-        count = len(self.mask)
+        batch, count = self.batch, len(self.mask)
         ones = torch.ones_like(self.lengths)
-        batch = self.batch
-        if kind == "sequence_sum":
-            return ones / count
-        if kind == "sequence_mean":
-            return 1 / self.lengths / count
-        if kind == "fixed_length":
-            return ones / LIMIT / count
-        if kind == "token_mean":
-            return ones / self.mask.sum()
-        if kind == "token_mean_trl":
-            share = batch.accumulation / batch.per_generation
-            return ones / (self.generation_tokens * share)
-        if kind != "token_mean_micro_batch":
-            raise ValueError(kind)
+        average = self.generation_tokens * (batch.accumulation / batch.per_generation)
         tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(ROWS)
-        return 1 / tokens.unsqueeze(1) / batch.accumulation
+        return {
+            "sequence_sum": ones / count,
+            "sequence_mean": 1 / self.lengths / count,
+            "fixed_length": ones / LIMIT / count,
+            "token_mean": ones / self.mask.sum(),
+            "token_mean_micro_batch": 1 / tokens.unsqueeze(1) / batch.accumulation,
+            "token_mean_trl": ones / average,
+        }[kind]
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """Return the gradient of sum(weights * logps) in the parameters, (N,).
-
-        Args:
-            weights: (B, T), d loss / d logps.
-        """
+        """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T)."""
         return parameter_gradient(self.model, self.graph, weights)
 
     def arguments(self, algorithm: str, which: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the public function gets for an algorithm on this window.
-
-        Args:
-            algorithm: its name.
-            which: the formulation.
-            params: its parameters; the window's beta and length limit join them.
-        """
+        """Return what the public function gets: `params`, and what the window adds to them."""
         row = formulation(algorithm, which)
         given: dict[str, Any] = dict(params)
         if self.batch.beta and "beta" in row.reads:
@@ -449,33 +380,27 @@ class View:
         return given | {"mask": self.mask, "rewards": self.rewards}
 
     def book(self, algorithm: str, which: str, given: Mapping[str, Any]) -> tuple[float, Tensor]:
-        """Compute the book's loss of the window and its derivative.
+        """Return the book's loss of the window, and d loss / d logps, (B, T).
 
         Args:
             algorithm: its name.
             which: the formulation.
             given: what `arguments` returned.
-
-        Returns:
-            The loss, and (B, T) d loss / d logps.
         """
         # the functions compute in the precision of the log-probabilities
         leaf = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
-        size = self.batch.group
         row = formulation(algorithm, which)
-        given = dict(given) | {"logps": leaf}
-        call: Callable[..., Any] = policy_gradient_loss
+        given = dict(given) | {"logps": leaf, "num_generations": self.batch.group}
+        starts, size = range(0, len(leaf), ROWS), ROWS
         if row.window == "window" or row.advantage == "batch_mean_baseline":
-            loss = call(algorithm, formulation=which, num_generations=size, **given).loss
-        else:
-            losses = []
-            for start in range(0, len(leaf), ROWS):
-                part = {
-                    k: v[start : start + ROWS] if isinstance(v, Tensor) else v
-                    for k, v in given.items()
-                }
-                out = call(algorithm, formulation=which, num_generations=size, **part)
-                losses.append(out.loss)
-            loss = torch.stack(losses).mean()
+            starts, size = range(1), len(leaf)
+        losses = []
+        for start in starts:
+            part = {
+                name: value[start : start + size] if isinstance(value, Tensor) else value
+                for name, value in given.items()
+            }
+            losses.append(policy_gradient_loss(algorithm, formulation=which, **part).loss)
+        loss = torch.stack(losses).mean()
         (weights,) = torch.autograd.grad(loss, leaf)
         return float(loss), weights

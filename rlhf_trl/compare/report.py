@@ -3,13 +3,13 @@
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from rlhf_trl.compare.closest import Distance, Subject
+from rlhf_trl.compare.explain import aligned
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
-from rlhf_trl.compare.policy import BATCHES
 
 FORMATS = ("table", "markdown", "json", "html")
 
@@ -44,35 +44,31 @@ def explanation(result: Result) -> str:
     return " ".join(part for part in parts if part)
 
 
-def record(result: Result) -> dict[str, Any]:
-    """Return a result for programs; numbers that are not finite are null.
+_NUMBERS = (
+    *("loss_left", "loss_right", "grad_rel_error", "grad_rel_error_float64"),
+    *("grad_cosine", "grad_norm_ratio"),
+)
 
-    Args:
-        result: a row on a batch.
-    """
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def record(result: Result) -> dict[str, Any]:
+    """Return a result for programs; numbers that are not finite are null."""
     row = result.row
-    numbers = {
-        "loss_left": result.loss_left,
-        "loss_right": result.loss_right,
-        "grad_rel_error": result.grad_rel_error,
-        "grad_rel_error_float64": result.grad_rel_error_float64,
-        "grad_cosine": result.grad_cosine,
-        "grad_norm_ratio": result.grad_norm_ratio,
-        "residual": result.residual,
-    }
-    finite = {k: v if v is not None and math.isfinite(v) else None for k, v in numbers.items()}
     return {
         "algorithm": row.algorithm,
         "variant": row.variant,
         "left": row.left.label,
         "right": row.right.label,
         "batch": result.batch,
-        **{key: finite[key] for key in numbers if key != "residual"},
+        **{name: _finite(getattr(result, name)) for name in _NUMBERS},
         "verdict": verdict(result),
         "explanation": explanation(result),
         "settings": row.settings,
         "identity": "; ".join(part.says for part in result.contributions),
-        "residual": finite["residual"],
+        "residual": _finite(result.residual),
         "terms": [
             {"term": part.term, "says": part.says, "relative_change": part.relative_change}
             for part in result.contributions
@@ -96,57 +92,36 @@ def shown(group: Sequence[Result]) -> Result:
     return max(plain, key=lambda r: float(f"{r.grad_rel_error:.2g}") * (r.grad_rel_error > EQUAL))
 
 
-_COLUMNS = (
-    "algorithm",
-    "variant",
-    "left",
-    "right",
-    "batch",
-    "equal on",
-    "loss difference",
-    "error",
-    "cosine",
-    "ratio",
-    "verdict",
-    "residual",
-    "settings for equality",
-    "reason",
-)
-
-
-def _cells(result: Result, equal_on: str) -> list[str]:
+def _cells(result: Result, equal_on: str = "") -> dict[str, str]:
+    """Return the cells of a line by column; the column "equal on" only where it is given."""
     row = result.row
-    return [
-        row.algorithm,
-        row.variant or "-",
-        row.left.label,
-        row.right.label,
-        result.batch,
-        equal_on,
-        f"{result.loss_right - result.loss_left:+.1e}",
-        f"{result.grad_rel_error:.1e}",
-        number(result.grad_cosine, ".4f"),
-        number(result.grad_norm_ratio, ".4f"),
-        verdict(result),
-        "-" if result.residual is None else f"{result.residual:.0e}",
-        row.settings or "-",
-        explanation(result) or "-",
-    ]
+    return {
+        "algorithm": row.algorithm,
+        "variant": row.variant or "-",
+        "left": row.left.label,
+        "right": row.right.label,
+        "batch": result.batch,
+        **({"equal on": equal_on} if equal_on else {}),
+        "loss difference": f"{result.loss_right - result.loss_left:+.1e}",
+        **_gradient_cells(result),
+        "verdict": verdict(result),
+        "residual": "-" if result.residual is None else f"{result.residual:.0e}",
+        "settings for equality": row.settings or "-",
+        "reason": explanation(result) or "-",
+    }
+
+
+def _gradient_cells(result: Result) -> dict[str, str]:
+    return {
+        "error": f"{result.grad_rel_error:.1e}",
+        "cosine": number(result.grad_cosine, ".4f"),
+        "ratio": number(result.grad_norm_ratio, ".4f"),
+    }
 
 
 def number(value: float, how: str) -> str:
     """Format a number; "-" where it is undefined."""
     return format(value, how) if math.isfinite(value) else "-"
-
-
-def _lines(results: Sequence[Result], by_batch: bool) -> list[list[str]]:
-    if by_batch:
-        return [_cells(result, "") for result in results]
-    lines = []
-    for group in summary(results):
-        good = sum(r.verdict in ("equal", "both zero") for r in group)
-        lines.append(_cells(shown(group), f"{good}/{len(group)}"))
-    return lines
 
 
 def render(
@@ -163,21 +138,31 @@ def render(
     """
     if how == "json":
         return json.dumps([record(result) for result in results], indent=2)
-    by_batch = by_batch or verbose
-    lines = _lines(results, by_batch)
-    drop = {_COLUMNS.index("equal on")} if by_batch else set()
-    columns = [name for i, name in enumerate(_COLUMNS) if i not in drop]
-    lines = [[cell for i, cell in enumerate(line) if i not in drop] for line in lines]
-    terms = [_terms(result) if verbose else [] for result in results]
+    if by_batch or verbose:
+        lines = [_cells(result) for result in results]
+    else:
+        groups = summary(results)
+        lines = [_cells(shown(g), f"{sum(r.agrees for r in g)}/{len(g)}") for g in groups]
+    terms = [_terms(result) for result in results] if verbose else [[] for _ in lines]
+    if how != "markdown":
+        return table(lines, how, terms)
+    below = "".join(
+        f"\n\n{line['algorithm']}, {line['batch']}:\n" + "\n".join(f"- {t}" for t in steps)
+        for line, steps in zip(lines, terms, strict=True)
+        if steps
+    )
+    return table(lines, how) + below
+
+
+def table(
+    lines: Sequence[Mapping[str, str]], how: str, below: Sequence[Sequence[str]] | None = None
+) -> str:
+    """Write lines by column as text, Markdown or HTML; Markdown has no place for what is below."""
+    columns, cells = list(lines[0]), [list(line.values()) for line in lines]
     if how == "markdown":
-        return markdown(columns, lines) + "".join(
-            f"\n\n{result.row.algorithm}, {result.batch}:\n" + "\n".join(f"- {t}" for t in below)
-            for result, below in zip(results, terms, strict=True)
-            if below
-        )
-    if how == "html":
-        return _html(columns, lines, terms if verbose else [[] for _ in lines])
-    return _text(columns, lines, terms if verbose else [[] for _ in lines])
+        rows = [columns, ["---"] * len(columns), *cells]
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return (_html if how == "html" else _text)(columns, cells, below or [[] for _ in cells])
 
 
 def _terms(result: Result) -> list[str]:
@@ -185,23 +170,13 @@ def _terms(result: Result) -> list[str]:
     return [f"{p.term}: {p.says} (alone: {p.relative_change:.1e} of the gradient)" for p in parts]
 
 
-def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    rows = [columns, ["---"] * len(columns), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def _text(
     columns: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[Sequence[str]]
 ) -> str:
-    wide = [max(len(row[i]) for row in [columns, *lines]) for i in range(len(columns))]
-
-    def padded(row: Sequence[str]) -> str:
-        return "  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)).rstrip()
-
-    out = [padded(columns)]
-    for line, more in zip(lines, below, strict=True):
-        out += [padded(line), *(f"    {each}" for each in more)]
+    first, *rest = aligned([columns, *lines])
+    out = [first]
+    for line, more in zip(rest, below, strict=True):
+        out += [line, *(f"    {each}" for each in more)]
     return "\n".join(out)
 
 
@@ -224,32 +199,16 @@ def _html(
     )
 
 
-def batches_text() -> str:
-    """Return what each batch is, one line each."""
-    return "\n".join(f"- `{batch.name}`: {batch.text}" for batch in BATCHES)
-
-
 # --- a config or a trainer -----------------------------------------------------------------------
 
 
 def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> str:
-    """Write down how far a config or a trainer is from algorithms.
-
-    Args:
-        subject: what was measured.
-        found: from `distances`, the closest first.
-        how: one of FORMATS.
-    """
+    """Write down how far a config or a trainer is from algorithms, the closest first."""
     if how == "json":
         return json.dumps([_distance_record(subject, each) for each in found], indent=2)
-    columns = ["algorithm", "formulation", "verdict", "error", "cosine", "ratio", "batch"]
-    columns += ["to get there", "then", "why not"]
-    lines = [_distance_cells(each) for each in found]
+    written = table([_distance_cells(each) for each in found], how)
     if how == "html":
-        return _html(columns, lines, [[] for _ in lines])
-    table = (
-        markdown(columns, lines) if how == "markdown" else _text(columns, lines, [[]] * len(lines))
-    )
+        return written
     equal = [f"{each.algorithm} ({each.formulation})" for each in found if each.equal]
     first = found[0]
     if equal:
@@ -264,7 +223,7 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
     head += f"\nmeasured on {used}; each line shows the batch where it is worst"
     if subject.left_out:
         head += f"\nnot measured: {', '.join(subject.left_out)} (the batches have their own)"
-    return f"{head}\n\n{table}"
+    return f"{head}\n\n{written}"
 
 
 def changes_text(each: Distance) -> str:
@@ -273,7 +232,7 @@ def changes_text(each: Distance) -> str:
     return ", ".join(f"{name}: {json.dumps(value).replace(chr(34), '')}" for name, value in pairs)
 
 
-def _distance_cells(each: Distance) -> list[str]:
+def _distance_cells(each: Distance) -> dict[str, str]:
     worst = each.worst
     what = "equal" if each.equal else verdict(worst)
     if each.untested:
@@ -282,20 +241,18 @@ def _distance_cells(each: Distance) -> list[str]:
         what += ", equal on-policy"
     then = "-"
     if each.then is not None:
-        same = each.then.verdict in ("equal", "both zero")
-        then = "equal" if same else f"{each.then.verdict}, {each.then.grad_rel_error:.1e}"
-    return [
-        each.algorithm,
-        each.formulation,
-        what,
-        f"{worst.grad_rel_error:.1e}",
-        number(worst.grad_cosine, ".4f"),
-        number(worst.grad_norm_ratio, ".4f"),
-        worst.batch,
-        changes_text(each) or "-",
-        then,
-        each.why or "-",
-    ]
+        measured = f"{each.then.verdict}, {each.then.grad_rel_error:.1e}"
+        then = "equal" if each.then.agrees else measured
+    return {
+        "algorithm": each.algorithm,
+        "formulation": each.formulation,
+        "verdict": what,
+        **_gradient_cells(worst),
+        "batch": worst.batch,
+        "to get there": changes_text(each) or "-",
+        "then": then,
+        "why not": each.why or "-",
+    }
 
 
 def _distance_record(subject: Subject, each: Distance) -> dict[str, Any]:

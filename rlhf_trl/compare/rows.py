@@ -61,36 +61,35 @@ class Row:
     """One comparison.
 
     Attributes:
-        algorithm: its row in the table, or "kl".
-        variant: what distinguishes it from the algorithm's other rows with the same sides.
-        left: a side.
+        left: a side, which names the algorithm.
         right: the other.
         identities: from left to right, in this order, as far as a batch calls for them.
         explanation: one sentence for `differs` and `scaled`.
         settings: what makes the two equal, or why nothing does; "" for two of the book's forms.
         batches: names of the only batches that it is for; none: all.
         with_kl: a further sentence, where a KL plays a part.
+        variant: what distinguishes it from the algorithm's other rows with the same sides.
+        subject: what it is about, where that is not the algorithm on the left.
     """
 
-    algorithm: str
-    variant: str
-    left: Any
-    right: Any
+    left: Book
+    right: Book | Stock
     identities: tuple[Identity, ...] = ()
     explanation: str = ""
     settings: str = ""
     batches: tuple[str, ...] = ()
     with_kl: str = ""
+    variant: str = ""
+    subject: str = ""
+
+    @property
+    def algorithm(self) -> str:
+        """What it is about: a row in the table, or "kl"."""
+        return self.subject or self.left.algorithm
 
 
 def stock_fields(algorithm: str, which: str = "trl", **changes: Any) -> dict[str, Any]:
-    """Return the GRPOConfig fields that the table gives for a formulation.
-
-    Args:
-        algorithm: its name.
-        which: the formulation.
-        **changes: fields that differ from it.
-    """
+    """Return the GRPOConfig fields that the table gives for a formulation, with `changes`."""
     row = formulation(algorithm, which)
     given = {
         name: value + row.trl_offset.get(name, 0)
@@ -113,27 +112,31 @@ _EPS_SAYS = "The code adds 1e-8 to the standard deviation, chapter and TRL 1e-4"
 _SIGN_SAYS = "The code's KL has the other sign."
 _AVERAGE_SAYS = "The code's KL is an average over the tokens, with the other sign."
 _NO_SETTING = "none in TRL"
+_UNCHANGED = ("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation")
+_TRL_MEAN = to.normaliser("token_mean", "token_mean_trl")
+_TRL_DAPO = to.normaliser("sequence_mean", "token_mean_trl")
+_SUM_TO_MEAN = to.normaliser("sequence_sum", "sequence_mean")
+_AVERAGED_KL = to.kl_in_reward("averaged")
+_TRL_RLOO = ("TRL RLOOTrainer", "RLOOTrainer")
 _PPO = {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1}
 _RLOO_WEIGHTS = [weight * GROUP_FACTOR for weight in WEIGHTS]
 
 
-def _code(name: str, *more: Identity, why: str = "") -> Row:
-    steps = (*more, _EPS, to.code_k3())
-    says = f"{why}{_EPS_SAYS}."
-    return Row(name, "", Book(name), Book(name, "code"), steps, says, with_kl=_SIGN_SAYS)
-
-
-def _code_trl(name: str, right: Stock) -> Row:
+def _code(name: str, *steps: Identity, why: str = "", with_kl: str = "", **params: Any) -> Row:
+    """Return the row of an algorithm's two forms in the book; without steps they are equal."""
     return Row(
-        name,
-        "",
-        Book(name, "code"),
-        right,
-        (_EPS_BACK, to.chapter_k3("exp(l) - 1")),
-        f"{_EPS_SAYS}.",
-        _NO_SETTING,
-        with_kl=_SIGN_SAYS,
+        Book(name, "chapter", params), Book(name, "code", params), steps, why, "", (), with_kl
     )
+
+
+def _group_code(name: str, *more: Identity, why: str = "") -> Row:
+    return _code(name, *more, _EPS, to.code_k3(), why=f"{why}{_EPS_SAYS}.", with_kl=_SIGN_SAYS)
+
+
+def _group_code_trl(name: str) -> Row:
+    steps = (_EPS_BACK, to.chapter_k3("exp(l) - 1"))
+    left, right, why = Book(name, "code"), stock(name), f"{_EPS_SAYS}."
+    return Row(left, right, steps, why, _NO_SETTING, with_kl=_SIGN_SAYS)
 
 
 def _equal_rewards(right: Book | Stock, settings: str) -> Row:
@@ -142,218 +145,167 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
         "its own size, so that each gets an advantage of 0.71 (chapter and TRL: 0.0003)."
     )
     left, batches = Book("grpo", "code"), ("equal_rewards",)
-    return Row("grpo", "equal rewards", left, right, (_EPS_BACK,), says, settings, batches)
+    return Row(left, right, (_EPS_BACK,), says, settings, batches, variant="equal rewards")
 
 
 POLICY_ROWS = (
-    Row(
+    _code(
         "reinforce",
-        "",
-        Book("reinforce"),
-        Book("reinforce", "code"),
-        (
-            to.kl_in_reward("averaged"),
-            to.no_baseline(),
-            to.normaliser("sequence_sum", "sequence_mean"),
-        ),
-        "The code has no baseline and a mean over the tokens.",
+        *(_AVERAGED_KL, to.no_baseline(), _SUM_TO_MEAN),
+        why="The code has no baseline and a mean over the tokens.",
+        with_kl=_AVERAGE_SAYS,
+    ),
+    _code(
+        "rloo",
+        *(_AVERAGED_KL, _SUM_TO_MEAN),
+        why="The derived equation sums over the tokens, the code takes their mean.",
         with_kl=_AVERAGE_SAYS,
     ),
     Row(
-        "rloo",
-        "",
         Book("rloo"),
-        Book("rloo", "code"),
-        (to.kl_in_reward("averaged"), to.normaliser("sequence_sum", "sequence_mean")),
-        "The derived equation sums over the tokens, the code takes their mean.",
-        with_kl=_AVERAGE_SAYS,
-    ),
-    Row(
-        "rloo",
-        "beta 0",
-        Book("rloo"),
-        Stock({"beta": 0.0}, "TRL RLOOTrainer", "RLOOTrainer"),
+        Stock({"beta": 0.0}, *_TRL_RLOO),
         (to.clipped_whole_ratio(),),
         "Off-policy TRL clips the ratio of the whole completion's probability; the book has none.",
         "num_iterations: 1, steps_per_generation: gradient_accumulation_steps",
+        variant="beta 0",
     ),
     Row(
-        "rloo",
-        "TRL's default",
         Book("rloo"),
-        Stock({}, "TRL RLOOTrainer", "RLOOTrainer"),
+        Stock({}, *_TRL_RLOO),
         (to.kl_in_reward("summed", 0.05), to.clipped_whole_ratio()),
         "TRL's RLOOConfig takes 0.05 times the KL from the reward unless told otherwise.",
         "beta: 0, on-policy",
-        batches=("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation"),
+        batches=_UNCHANGED,
+        variant="TRL's default",
     ),
     Row(
-        "rloo",
-        "as weighted GRPO",
         Book("rloo", "code"),
         Stock(stock_fields("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS), "TRL grpo"),
         (to.clipped_token_ratio(),),
         "Centred rewards times K/(K-1) are the leave-one-out advantages; off-policy GRPO has a "
         "clipped ratio, the code none.",
         "loss_type: grpo, scale_rewards: none, reward_weights times K/(K-1), on-policy",
-        batches=("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation"),
+        batches=_UNCHANGED,
+        variant="as weighted GRPO",
     ),
-    Row(
+    _code(
         "ppo",
-        "",
-        Book("ppo", params=_PPO),
-        Book("ppo", "code", params=_PPO),
-        (to.kl_in_reward("averaged"),),
+        _AVERAGED_KL,
         with_kl="The chapter takes the KL from the reward of each token, the code its average, "
         "with the other sign, from the last one.",
+        **_PPO,
     ),
-    _code("grpo"),
-    Row("grpo", "", Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
-    _code_trl("grpo", stock("grpo")),
+    _group_code("grpo"),
+    Row(Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
+    _group_code_trl("grpo"),
     _equal_rewards(Book("grpo"), ""),
     _equal_rewards(stock("grpo"), _NO_SETTING),
     Row(
-        "grpo",
-        "TRL's default",
         Book("grpo"),
         Stock({}, "TRL dapo"),
-        (to.normaliser("sequence_mean", "token_mean_trl"), to.bias_corrected_k3()),
+        (_TRL_DAPO, to.bias_corrected_k3()),
         "TRL's default loss_type is dapo: one mean over all tokens instead of one per completion.",
         "loss_type: grpo, use_bias_correction_kl: false",
         with_kl="TRL's default KL is multiplied by the ratio.",
+        variant="TRL's default",
     ),
-    Row(
+    _code(
         "drgrpo",
-        "",
-        Book("drgrpo"),
-        Book("drgrpo", "code"),
-        (to.normaliser("fixed_length", "sequence_mean"), to.code_k3()),
-        "The chapter divides by a fixed length, the code keeps each completion's own.",
+        *(to.normaliser("fixed_length", "sequence_mean"), to.code_k3()),
+        why="The chapter divides by a fixed length, the code keeps each completion's own.",
         with_kl=_SIGN_SAYS,
     ),
+    Row(Book("drgrpo"), stock("drgrpo"), settings="loss_type: dr_grpo, scale_rewards: none"),
     Row(
-        "drgrpo",
-        "",
-        Book("drgrpo"),
-        stock("drgrpo"),
-        settings="loss_type: dr_grpo, scale_rewards: none",
-    ),
-    Row(
-        "drgrpo",
-        "rewards still scaled",
         Book("drgrpo"),
         stock("drgrpo", scale_rewards="group"),
         (to.standardised(),),
         "loss_type: dr_grpo changes the normaliser only; rewards are scaled until scale_rewards is "
         "none.",
         "scale_rewards: none",
+        variant="rewards still scaled",
     ),
     Row(
-        "drgrpo",
-        "",
         Book("drgrpo", "code"),
         stock("drgrpo", "code"),
         (to.chapter_k3("exp(l) - 1"),),
         settings="loss_type: grpo, scale_rewards: none, beta: 0",
         with_kl=_SIGN_SAYS,
     ),
-    _code("gspo"),
+    _group_code("gspo"),
     Row(
-        "gspo",
-        "",
-        Book("gspo"),
-        stock("gspo"),
-        settings="importance_sampling_level: sequence, loss_type: grpo",
+        Book("gspo"), stock("gspo"), settings="importance_sampling_level: sequence, loss_type: grpo"
     ),
-    _code_trl("gspo", stock("gspo")),
+    _group_code_trl("gspo"),
     Row(
-        "gspo",
-        "default loss_type",
         Book("gspo"),
         stock("gspo", loss_type="dapo"),
-        (to.normaliser("sequence_mean", "token_mean_trl"),),
+        (_TRL_DAPO,),
         "importance_sampling_level alone leaves TRL's default loss_type, one mean over all tokens.",
         "loss_type: grpo",
+        variant="default loss_type",
     ),
-    _code(
+    _group_code(
         "cispo",
         to.normaliser("token_mean", "sequence_mean"),
         why="The equation divides by all tokens, the code by those of each completion. ",
     ),
     Row(
-        "cispo",
-        "bound 1 + epsilon_high",
         Book("cispo"),
         stock("cispo"),
-        (to.weight_bound(0.8, 1.4, 1.4), to.normaliser("token_mean", "token_mean_trl")),
+        (to.weight_bound(0.8, 1.4, 1.4), _TRL_MEAN),
         "TRL bounds the weight from above only.",
         "formulation: trl; the lower bound is not to be had in TRL",
+        variant="bound 1 + epsilon_high",
     ),
     Row(
-        "cispo",
-        "no lower bound",
         Book("cispo", params={"epsilon": 1.0}),
         stock("cispo"),
-        (to.normaliser("token_mean", "token_mean_trl"),),
+        (_TRL_MEAN,),
         "TRL's window is an average one when one generation feeds several windows.",
         "steps_per_generation: gradient_accumulation_steps",
+        variant="no lower bound",
     ),
     Row(
-        "cispo",
-        "bound copied",
         Book("cispo"),
         stock("cispo", epsilon_high=0.4),
-        (to.weight_bound(0.8, 1.4, 0.4), to.normaliser("token_mean", "token_mean_trl")),
+        (to.weight_bound(0.8, 1.4, 0.4), _TRL_MEAN),
         "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4.",
         "epsilon_high: 1.4, up to the lower bound",
+        variant="bound copied",
     ),
     Row(
-        "cispo",
-        "bound unset",
         Book("cispo"),
         Stock({k: v for k, v in stock_fields("cispo").items() if k != "epsilon_high"}, "TRL cispo"),
-        (to.weight_bound(0.8, 1.4, 0.2), to.normaliser("token_mean", "token_mean_trl")),
+        (to.weight_bound(0.8, 1.4, 0.2), _TRL_MEAN),
         "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2.",
         "epsilon_high: 1.4, up to the lower bound",
+        variant="bound unset",
     ),
-    _code("sapo"),
-    Row("sapo", "", Book("sapo"), stock("sapo"), settings="loss_type: sapo"),
-    _code_trl("sapo", stock("sapo")),
-    Row(
+    _group_code("sapo"),
+    Row(Book("sapo"), stock("sapo"), settings="loss_type: sapo"),
+    _group_code_trl("sapo"),
+    _code(
         "dapo",
-        "",
-        Book("dapo"),
-        Book("dapo", "code"),
-        (to.normaliser("token_mean", "token_mean_micro_batch"), _EPS),
-        "The chapter's mean is over the whole window, the code's over each micro-batch; the code "
-        "adds 1e-8 to the standard deviation.",
+        *(to.normaliser("token_mean", "token_mean_micro_batch"), _EPS),
+        why="The chapter's mean is over the whole window, the code's over each micro-batch; the "
+        "code adds 1e-8 to the standard deviation.",
     ),
     Row(
-        "dapo",
-        "",
         Book("dapo"),
         stock("dapo"),
-        (to.normaliser("token_mean", "token_mean_trl"),),
+        (_TRL_MEAN,),
         "TRL divides by the tokens of an average window when one generation feeds several.",
         "steps_per_generation: gradient_accumulation_steps",
     ),
     Row(
-        "dapo",
-        "",
         Book("dapo", "code"),
         stock("dapo", loss_type="bnpo"),
         (_EPS_BACK,),
         f"{_EPS_SAYS}.",
         "loss_type: bnpo, up to that constant",
     ),
-    Row(
-        "maxrl",
-        "",
-        Book("maxrl"),
-        Book("maxrl", "code"),
-        (to.normaliser("sequence_sum", "sequence_mean"),),
-        "The paper sums over the tokens, the code takes their mean.",
-    ),
+    _code("maxrl", _SUM_TO_MEAN, why="The paper sums over the tokens, the code takes their mean."),
 )
 
 
@@ -370,8 +322,8 @@ def _kl_row(
     settings: str = "",
 ) -> Row:
     left = Book("grpo", which, {"beta": 0.1, "kl_estimator": estimator})
-    fields = stock_fields("grpo", beta=0.1, use_bias_correction_kl=corrected)
-    return Row("kl", variant, left, Stock(fields, "TRL grpo"), steps, why, settings, _DRIFTS)
+    right = Stock(stock_fields("grpo", beta=0.1, use_bias_correction_kl=corrected), "TRL grpo")
+    return Row(left, right, steps, why, settings, _DRIFTS, variant=variant, subject="kl")
 
 
 KL_ROWS = (
@@ -416,13 +368,7 @@ KL_ROWS = (
 
 
 def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
-    """Return the stock side of a pair loss with the table's settings and default parameters.
-
-    Args:
-        algorithm: its name.
-        which: the formulation whose settings are taken.
-        **changes: fields that differ from them.
-    """
+    """Return the stock side of a pair loss with the table's settings, and `changes`."""
     row = formulation(algorithm, which)
     ours = ("gamma_beta_ratio", "center_rewards_coefficient")
     given = {name: value for name, value in row.reads.items() if name not in ours}
@@ -432,99 +378,78 @@ def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
     return Stock(fields, f"TRL {label}", row.trainer)
 
 
-def _same_code(name: str) -> Row:
-    return Row(name, "", Book(name), Book(name, "code"))
-
-
-def _same_stock(name: str, settings: str) -> Row:
-    return Row(name, "", Book(name), pair_stock(name), settings=settings)
-
-
+_CDPO = "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"
 _SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
 _KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
 
 PAIR_ROWS = (
-    _same_code("dpo"),
-    _same_stock("dpo", "loss_type: sigmoid"),
-    _same_code("cdpo"),
-    _same_stock("cdpo", "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"),
+    _code("dpo"),
+    Row(Book("dpo"), pair_stock("dpo"), settings="loss_type: sigmoid"),
+    _code("cdpo"),
+    Row(Book("cdpo"), pair_stock("cdpo"), settings=_CDPO),
     Row(
-        "cdpo",
-        "plain sigmoid",
         Book("cdpo"),
         pair_stock("cdpo", **_SMOOTHED),
         (to.without_smoothing(0.1, 0.1),),
         "TRL's sigmoid does not read label_smoothing: this is DPO.",
-        "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]",
+        _CDPO,
+        variant="plain sigmoid",
     ),
     Row(
-        "cdpo",
-        "robust",
         Book("cdpo"),
         pair_stock("cdpo", **_SMOOTHED | {"loss_type": ["robust"]}),
         (to.robust(0.1, 0.1),),
         "robust subtracts the loss of the flipped label and rescales; cDPO adds it.",
-        "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]",
+        _CDPO,
+        variant="robust",
     ),
-    _same_code("ipo"),
+    _code("ipo"),
     Row(
-        "ipo",
-        "",
         Book("ipo"),
         pair_stock("ipo"),
         (to.averaged_ipo(0.1),),
         "TRL averages log-probabilities over the tokens of a completion, paper and code sum them.",
         _NO_SETTING,
     ),
-    Row("ipo", "on averages", Book("ipo", "trl"), pair_stock("ipo"), settings="loss_type: ipo"),
-    _same_code("simpo"),
+    Row(Book("ipo", "trl"), pair_stock("ipo"), settings="loss_type: ipo", variant="on averages"),
+    _code("simpo"),
     Row(
-        "simpo",
-        "",
         Book("simpo"),
         pair_stock("simpo", "chapter"),
         settings="loss_type: simpo, cpo_alpha: 0, simpo_gamma: beta * gamma_beta_ratio",
     ),
     Row(
-        "simpo",
-        "default cpo_alpha",
         Book("simpo"),
         pair_stock("simpo", "chapter", cpo_alpha=1.0),
         (to.plus_chosen_nll(1.0),),
         "CPOConfig's cpo_alpha is 1 unless told otherwise and adds the chosen's likelihood.",
         "cpo_alpha: 0",
+        variant="default cpo_alpha",
     ),
     Row(
-        "simpo",
-        "gamma copied",
         Book("simpo"),
         pair_stock("simpo", "chapter", simpo_gamma=0.5),
         (to.simpo_margin(2.0, 0.5, 0.25),),
         "The code's gamma is the margin over beta, TRL's simpo_gamma the margin itself.",
         "simpo_gamma: beta * gamma_beta_ratio",
+        variant="gamma copied",
     ),
-    _same_code("orpo"),
+    _code("orpo"),
     Row(
-        "orpo",
-        "",
         Book("orpo"),
         pair_stock("orpo"),
         (to.orpo_nll_of_everything(),),
         "TRL's likelihood term covers the prompts too and is one mean over all tokens.",
         _NO_SETTING,
     ),
-    Row(
+    _code(
         "kto",
-        "",
-        Book("kto"),
-        Book("kto", "code"),
-        (to.two_class_means(),),
-        "The paper takes one mean over all examples, the code adds the means of the two classes.",
+        to.two_class_means(),
+        why="The paper takes one mean over all examples, the code adds the means of the two "
+        "classes.",
     ),
-    _same_stock("kto", "loss_type: kto"),
+    Row(Book("kto"), pair_stock("kto"), settings="loss_type: kto"),
     Row(
-        "kto",
-        "",
         Book("kto", "code"),
         pair_stock("kto"),
         (to.kto_one_mean(),),
@@ -532,54 +457,46 @@ PAIR_ROWS = (
         "desirable_weight: 2, undesirable_weight: 2, on balanced batches",
     ),
     Row(
-        "kto",
-        "weights doubled",
         Book("kto", "code"),
         pair_stock("kto", desirable_weight=2.0, undesirable_weight=2.0),
         (to.kto_one_mean(2.0),),
         _KTO_SAYS,
         "balanced batches",
+        variant="weights doubled",
     ),
-    _same_code("dpo_norm"),
-    _same_stock("dpo_norm", "loss_type: sigmoid_norm"),
-    _same_code("apo_zero"),
-    _same_stock("apo_zero", "loss_type: apo_zero"),
-    _same_code("apo_down"),
-    _same_stock("apo_down", "loss_type: apo_down"),
-    _same_code("reward"),
-    _same_stock("reward", "the default"),
+    _code("dpo_norm"),
+    Row(Book("dpo_norm"), pair_stock("dpo_norm"), settings="loss_type: sigmoid_norm"),
+    _code("apo_zero"),
+    Row(Book("apo_zero"), pair_stock("apo_zero"), settings="loss_type: apo_zero"),
+    _code("apo_down"),
+    Row(Book("apo_down"), pair_stock("apo_down"), settings="loss_type: apo_down"),
+    _code("reward"),
+    Row(Book("reward"), pair_stock("reward"), settings="the default"),
     Row(
-        "reward",
-        "margin",
         Book("reward"),
         replace(pair_stock("reward"), columns=("margin",)),
         settings="a column margin",
+        variant="margin",
     ),
     Row(
-        "reward",
-        "centring",
         Book("reward", params={"center_rewards_coefficient": 0.01}),
         pair_stock("reward", center_rewards_coefficient=0.01),
         settings="center_rewards_coefficient",
+        variant="centring",
     ),
     Row(
-        "kwise",
-        "two completions",
         Book("kwise"),
         pair_stock("reward"),
         settings="a pair is a list of two",
+        variant="two completions",
     ),
-    Row(
+    _code(
         "orm",
-        "",
-        Book("orm"),
-        Book("orm", "code"),
-        (to.tokens_of_the_batch(),),
-        "The chapter averages over each completion first, the code over all tokens of the batch.",
+        to.tokens_of_the_batch(),
+        why="The chapter averages over each completion first, the code over all tokens of the "
+        "batch.",
     ),
     Row(
-        "sft",
-        "",
         Book("sft", "code"),
         Stock({}, "TRL SFTTrainer", "SFTTrainer"),
         (to.tokens_of_the_window(),),

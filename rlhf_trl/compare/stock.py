@@ -1,4 +1,8 @@
-"""What TRL's stock losses give on fixed batches of the embedded model, in float32 on the CPU."""
+"""What TRL's stock losses give on fixed batches of the embedded model, in float32 on the CPU.
+
+Weights, texts and completions come from the shipped checkpoint and from formulas, not from the
+windows that `compare` draws: numbers recorded with one release are held against another's.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +12,8 @@ from typing import Any
 import torch
 
 from rlhf_trl.compare.measure import accumulate, batches, fix_completions
-from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.compare.models import make_trainer, trainer_fields
 from rlhf_trl.tiny import checkpoint_path
-from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 # Rounding in float32 moves these sums over some hundred tokens by less than 1e-5 (measured: 9.4e-6)
 # between AVX-512, AVX2 and plain kernels on one thread and two; a changed term moves them by more.
@@ -38,8 +41,7 @@ _WORDS = ["sun", "tree", "river", "stone", "cloud", "lights", "greenery", "be"]
 
 def settings(case: str) -> dict[str, Any]:
     """Return a case as attributes and values."""
-    pairs = (pair.split("=") for pair in case.split())
-    return {name: _value(text) for name, text in pairs}
+    return {name: _value(text) for name, text in (pair.split("=") for pair in case.split())}
 
 
 def losses(
@@ -64,13 +66,13 @@ def losses(
         try:
             ours = {**trainer_fields(), "output_dir": folder, "per_device_train_batch_size": 8}
             given = {**defaults, **ours, **_BUILT_WITH.get(family, {})}
-            built = _build(family, trainer, config, given)
+            ready = _build(family, trainer, config, given)
         except Exception as error:  # whatever another release breaks is what is reported
             return [sentence(error)] * len(cases)
-        start = [p.detach().clone() for p in built.model.parameters()]
+        start = [p.detach().clone() for p in ready.model.parameters()]
         for case in cases:
             try:
-                found.append(_measure(built, start, settings(case)))
+                found.append(_measure(ready, start, settings(case)))
             except Exception as error:
                 found.append(sentence(error))
     return found
@@ -89,41 +91,29 @@ def _value(text: str) -> Any:
 
 
 def _build(family: str, trainer: type, config: type, given: dict[str, Any]) -> Any:
-    from datasets import Dataset
     from transformers import AutoModelForSequenceClassification
 
-    extra: dict[str, Any] = {}
     model: Any = checkpoint_path()
-    pairs = [{"prompt": w, "chosen": w[::-1], "rejected": w + w[:2]} for w in _WORDS]
+    if family in ("GRPO", "RLOO"):
+        prompts = [{"prompt": word} for word in _WORDS[:4]]
+        online = make_trainer(trainer, config, given, prompts, model=model, reward_funcs=_reward)
+        fix_completions(online, _completion)
+        return online
     if family == "Reward":
         model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
         torch.nn.init.zeros_(model.score.weight)  # a new head is drawn at random
-    if family in ("GRPO", "RLOO"):
-        extra["reward_funcs"] = _reward
-        rows: list[dict[str, Any]] = [{"prompt": word} for word in _WORDS[:4]]
-    elif family == "KTO":
+    rows: list[dict[str, Any]] = [
+        {"prompt": w, "chosen": w[::-1], "rejected": w + w[:2]} for w in _WORDS
+    ]
+    if family == "SFT":
+        rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+    if family == "KTO":
+        sides = ("rejected", "chosen") * (len(rows) // 2)
         rows = [
-            {
-                "prompt": p["prompt"],
-                "completion": p[("rejected", "chosen")[i % 2]],
-                "label": i % 2 > 0,
-            }
-            for i, p in enumerate(pairs)
+            {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+            for row, side in zip(rows, sides, strict=True)
         ]
-    elif family == "SFT":
-        rows = [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
-    else:
-        rows = pairs
-    built = trainer(
-        model=model,
-        args=config(**given),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=build_tokenizer(),
-        **extra,
-    )
-    if extra:
-        fix_completions(built, _completion)
-    return built
+    return make_trainer(trainer, config, given, rows, model=model)
 
 
 def _completion(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:

@@ -176,11 +176,10 @@ def _losses(
         if trainer is None or config is None:
             continue
         its = [case for case in cases if family_of(case) == family]
-        known = {f.name for f in fields(config)}
         given = {
-            name: value
-            for (owner, _, name), value in ((k.partition("."), v) for k, v in defaults.items())
-            if owner == config.__name__ and name in known
+            f.name: defaults[place]
+            for f in fields(config)
+            if (place := f"{config.__name__}.{f.name}") in defaults
         }
         results = stock.losses(family, trainer, config, given, [c.partition(" ")[2] for c in its])
         found |= dict(zip(its, results, strict=True))

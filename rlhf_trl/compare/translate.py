@@ -10,7 +10,6 @@ one for the stock trainer.
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +21,6 @@ from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 WIDTH = 100
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True)
 class _Field:
     """What becomes of a field of the book's code.
@@ -35,14 +30,14 @@ class _Field:
         to: the field it becomes; "": see `note`.
         note: what the comment adds; without `to`, why the field is left out, or "" if the function
             of its kind reads it.
-        convert: from its value to the new one.
+        convert: from its value to the new one; None: as it is.
         optional: whether it may be null.
     """
 
     default: Any
     to: str = ""
     note: str = ""
-    convert: Callable[[Any], Any] = _same
+    convert: Callable[[Any], Any] | None = None
     optional: bool = False
 
 
@@ -196,27 +191,27 @@ def translate(path: str | Path, closest: bool = False) -> str:
         "policy_gradient": (_POLICY_GRADIENT, _policy_gradient),
         "direct_alignment": (_DIRECT_ALIGNMENT, _direct_alignment),
     }
-    for family, (table, fill) in kinds.items():
-        if loss in algorithms.names(family, "code"):
-            return _filled(path, given, table, partial(fill, closest=closest))
-    if loss is not None:
-        known = [name for family in kinds for name in algorithms.names(family, "code")]
+    known = {name: kind for kind in kinds for name in algorithms.names(kind, "code")}
+    if loss is None and "model_id" in given:
+        table, fill = _REWARD_MODEL, _reward_model
+    elif loss in known:
+        table, fill = kinds[known[loss]]
+    elif loss is not None:
         hint = nearest(loss, known)
         raise InputError(f"{path}: loss is {loss!r}{hint}; write one of {', '.join(known)}.")
-    if "model_id" in given:
-        return _filled(path, given, _REWARD_MODEL, partial(_reward_model, closest=closest))
-    raise InputError(
-        f"{path}: this is not a config of the book's code: it has neither loss, as those of policy "
-        "gradients and direct alignment have, nor model_id, as those of reward models have."
-    )
+    else:
+        raise InputError(
+            f"{path}: this is not a config of the book's code: it has neither loss, as those of "
+            "policy gradients and direct alignment have, nor model_id, as those of reward models "
+            "have."
+        )
+    sheet = _Sheet(path, given, table)
+    fill(sheet, closest)
+    return sheet.text()
 
 
 def write_translation(path: str | Path, output: str | Path, closest: bool = False) -> None:
-    """Translate a config into a new file.
-
-    Raises:
-        InputError: as `translate`; or there is a file already.
-    """
+    """Translate a config into a new file; one that is there already is an InputError."""
     text = translate(path, closest)
     if Path(output).exists():
         raise InputError(f"--output: {output} exists; name a new file.")
@@ -265,18 +260,14 @@ class _Sheet:
             self.left_out[name] = why
 
     def move(self, reads: Mapping[str, Any] | None = None) -> None:
-        """Write every field that its line in the table suffices for.
-
-        Args:
-            reads: the fields of the loss that are read; others are left out. None: all are.
-        """
+        """Write every field that its line suffices for; of the loss those in `reads`, or all."""
         for name, rule in self.table.items():
             value = self.get(name)
-            unread = reads is not None and rule.to in algorithms.LOSS_FIELDS - set(reads)
-            if unread:
+            if reads is not None and rule.to in algorithms.LOSS_FIELDS - set(reads):
                 self.leave_out(name, f"not read by {self.get('loss')}")
             elif rule.to and value is not None:
-                self.write(rule.to, rule.convert(value), name, note=rule.note)
+                new = rule.convert(value) if rule.convert else value
+                self.write(rule.to, new, name, note=rule.note)
             elif rule.note:
                 self.leave_out(name, rule.note)
 
@@ -304,17 +295,6 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(
         text, WIDTH - 2, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _filled(
-    path: str | Path,
-    given: Mapping[str, Any],
-    table: Mapping[str, _Field],
-    fill: Callable[[_Sheet], None],
-) -> str:
-    sheet = _Sheet(path, given, table)
-    fill(sheet)
-    return sheet.text()
 
 
 # --- policy gradients ----------------------------------------------------------------------------
@@ -417,11 +397,11 @@ def _write_loss(sheet: _Sheet, reads: Mapping[str, Any]) -> None:
     if "dynamic_sampling_rounds" in reads:
         note = "most rounds; the code samples until its buffer is full"
         sheet.write("dynamic_sampling_rounds", reads["dynamic_sampling_rounds"], note=note)
-        for name in ("l_max", "accuracy_min_reward", "accuracy_max_reward"):
-            sheet.leave_out(name, "what the recipe does anyway")
-    else:
-        for name in ("l_max", "accuracy_min_reward", "accuracy_max_reward"):
-            sheet.leave_out(name, f"not read by {loss}")
+    anyway = "what the recipe does anyway"
+    for name in ("l_max", "accuracy_min_reward", "accuracy_max_reward"):
+        sheet.leave_out(
+            name, anyway if "dynamic_sampling_rounds" in reads else f"not read by {loss}"
+        )
 
 
 def _write_rollouts(sheet: _Sheet, row: algorithms.PolicyGradient) -> None:
