@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
+from accelerate.utils import broadcast_object_list, wait_for_everyone
 
 from rlhf_trl.data.files import FileData
 from rlhf_trl.data.judgments import GYM_COLUMNS
@@ -86,10 +86,10 @@ def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
 def sample_completions(
     model: Any, args: Any, rows: list[dict[str, Any]], count: int, seed: int
 ) -> list[list[Completion]]:
-    """Sample completions at temperature 1, each process a share of them.
+    """Sample completions at temperature 1.
 
-    Each process holds the whole model, under ZeRO-3 too, and has a seed of its own: another number
-    of processes gives other answers.
+    Every process samples all of them with a whole model, under ZeRO-3 too: so any number of
+    processes gets the same ones, and none waits for another until the launch times out.
 
     Args:
         model (`ModelConfig`): whose model answers.
@@ -100,7 +100,7 @@ def sample_completions(
         seed: of the sampling; the caller's random state is left alone.
 
     Returns:
-        For each row, `count` completions; on every process those of all rows.
+        For each row, `count` completions.
 
     Raises:
         InputError: a classifier, such as a reward model; and see `load_tokenizer`, `check_prompts`.
@@ -125,10 +125,10 @@ def sample_completions(
             policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
     policy = policy.to(args.device).eval()
     size = max(1, args.per_device_eval_batch_size // count)
-    found: list[tuple[int, list[list[Completion]]]] = []
+    found: list[list[Completion]] = []
     # `generate` too would wait for the others under ZeRO-3
-    with whole_weights(args), seeded(seed + args.process_index, args.device):
-        for first in range(0, len(rows), size)[args.process_index :: args.world_size]:
+    with whole_weights(args), seeded(seed, args.device):
+        for first in range(0, len(rows), size):
             answers = generate(
                 policy,
                 tokenizer,
@@ -138,6 +138,5 @@ def sample_completions(
                 device=args.device,
                 count=count,
             )
-            groups = [answers[i : i + count] for i in range(0, len(answers), count)]
-            found.append((first, groups))
-    return [group for _, groups in sorted(gather_object(found)) for group in groups]
+            found += [answers[i : i + count] for i in range(0, len(answers), count)]
+    return found
