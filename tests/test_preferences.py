@@ -276,6 +276,20 @@ BAD = {
     "all identical": ([ROWS[1]] * 2, {}, False, "the same in all 2 rows"),
     "a single class": ([LABELLED] * 2, {}, True, "label is true in all rows"),
     "labels that are numbers": ([{**LABELLED, "label": 1}], {}, True, "label is 1, .* not boolean"),
+    "labels that are words": ([{**LABELLED, "label": "true"}], {}, True, "label is 'true', .* not"),
+    "labels that are messages": (
+        [{**LABELLED, "label": [{"role": "user", "content": "a"}]}],
+        {},
+        True,
+        "label is .* which is not boolean",
+    ),
+    "booleans for texts": ([{**ROWS[0], "rejected": False}], {}, False, "rejected is False; write"),
+    "a message for a list of them": (
+        [{**ROWS[0], "chosen": {"role": "assistant", "content": "b"}}],
+        {},
+        False,
+        "row 0 .* chosen is {.*; write a text or a list of messages",
+    ),
     "labels for DPO": ([LABELLED], {}, False, "lacks chosen, rejected"),
 }
 

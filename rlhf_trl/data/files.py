@@ -91,7 +91,7 @@ def read(path: str, split: str = "train", count: int | None = None) -> "Dataset"
     file = Path(path)
     kind = FORMATS.get(file.suffix)
     if kind and not file.is_file():
-        raise InputError(f"dataset.path: there is no file {path!r}; write the path of one.")
+        raise InputError(f"dataset: there is no file {path!r}; write the path of one.")
     try:
         found = load_dataset(kind or path, data_files=str(file) if kind else None, split=split)
         table(found).validate(full=True)  # what is not UTF-8 is read all the same
@@ -323,7 +323,7 @@ def _split_prompts(dataset: "Dataset") -> "Dataset":
 
     features, there = dict(dataset.features), dataset.column_names
     sides = [name for name in SIDES if name in there]
-    chats = [name for name in there if not isinstance(features[name], Value)]
+    chats = [name for name in there if not isinstance(features[name], Value | dict)]
     if not sides or not ("prompt" in chats or set(sides) <= set(chats)):
         return dataset
     if {"prompt", *sides} <= set(chats):
@@ -398,22 +398,30 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
 
     for name in names:
         chunks = table(dataset.select_columns([name]))[name].chunks
-        for n in np.flatnonzero(~np.concatenate(list(map(_sound, chunks)))).tolist():
+        sound = [_is_boolean(cells) if name == "label" else _sound(cells) for cells in chunks]
+        for n in np.flatnonzero(~np.concatenate(sound)).tolist():
             check_cell(name, dataset[n][name], f"row {n} of {where}")
 
 
+def _is_boolean(cells: "pa.Array") -> "np.ndarray":
+    """Tell which cells are booleans."""
+    import numpy as np
+    import pyarrow as pa
+
+    boolean = pa.types.is_boolean(cells.type)
+    return _mask(cells.is_valid()) if boolean else np.zeros(len(cells), dtype=bool)
+
+
 def _sound(cells: "pa.Array") -> "np.ndarray":
-    """Tell which cells are surely no fault: booleans, texts and messages with a text."""
+    """Tell which cells are surely no fault: texts, and messages with a text."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = cells.type
-    if pa.types.is_boolean(kind):
-        return _mask(cells.is_valid())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _mask(pc.and_not(pc.greater(pc.utf8_length(cells), 0), pc.utf8_is_space(cells)))
-    inner = kind.value_type if is_list(kind) else kind
+    inner = kind.value_type if is_list(kind) else pa.null()
     if not pa.types.is_struct(inner) or not {"role", "content"} <= {f.name for f in inner}:
         return np.zeros(len(cells), dtype=bool)
     lengths = pc.fill_null(pc.list_value_length(cells), 0).to_numpy()

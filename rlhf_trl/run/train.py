@@ -238,8 +238,8 @@ def check_held_out(args: Any, rows: Any) -> None:
     if not rows and args.eval_strategy != "no":
         raise InputError(
             f"eval_strategy is {args.eval_strategy.value}, but no row is held out; name some with "
-            "dataset.eval_path (or more of them with dataset.eval_size), or write eval_strategy: "
-            "no."
+            "dataset.eval_path or dataset.eval_split (such as split: train[:90%] and eval_split: "
+            "train[90%:]), or write eval_strategy: no."
         )
 
 
