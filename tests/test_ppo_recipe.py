@@ -288,6 +288,7 @@ def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
         config = ["--config", "configs/tiny/ppo.yaml", "--output_dir", str(folder)]
         done = launch(accelerate, "ppo", *config, *map(str, words), *more)
         assert done.returncode == 0, cause(done.stdout)
+        assert "2 processes, strategy deepspeed" in done.stdout
         return folder
 
     whole = start(tmp_path / "whole")
