@@ -16,7 +16,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
 
     Args:
         loaded: what `load_config` returned.
-        trainer_class: the trainer; it reads `algorithm` and `formulation`.
+        trainer_class: the trainer.
         unpaired: whether rows with a label are accepted beside pairs.
 
     Raises:

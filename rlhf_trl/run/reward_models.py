@@ -31,7 +31,7 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
 
     Args:
         loaded: what `load_config` returned.
-        trainer_class: the trainer; it reads `algorithm` and `formulation`.
+        trainer_class: the trainer.
         **arguments: for the trainer.
 
     Raises:

@@ -160,7 +160,7 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
         loaded: what `load_config` returned.
 
     Returns:
-        The data, and the trainer's arguments but for algorithm and formulation.
+        The data, and the trainer's arguments.
 
     Raises:
         InputError: data, rewards, tokenizer or model that are missing or do not fit.
