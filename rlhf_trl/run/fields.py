@@ -5,6 +5,7 @@ from typing import Any
 
 from rlhf_trl.algorithms import of_recipe
 from rlhf_trl.data.files import Samples
+from rlhf_trl.data.gym import GymData as GymData
 
 # the blocks of single recipes, which read them here
 from rlhf_trl.data.judgments import OutcomeData as OutcomeData

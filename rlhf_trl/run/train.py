@@ -78,6 +78,8 @@ def begin(loaded: Any, name: str) -> None:
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
     if "eval_on_start" not in loaded.given:
         args.eval_on_start = not evaluated
+    if "logging_first_step" not in loaded.given:
+        args.logging_first_step = True
     if main_process:
         print(first_line, flush=True)
     else:
@@ -378,9 +380,9 @@ def run(
     if extra is not None:
         extra(trainer, folder, title)
     report.learning_curve(folder / "learning_curve.png", log, evaluations, title)
-    if until:
-        print(f"\n{report.table(until)}")
+    told = until or report.training_metrics(log)
+    print(f"\n{report.table(told)}")
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
     print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")
-    print(report.headline(until, names, args.seed), flush=True)
+    print(report.headline(told, names, args.seed), flush=True)
