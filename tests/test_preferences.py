@@ -124,8 +124,8 @@ def test_slices_of_files(tmp_path, kind):
         "train[6:99]": TEN[6:],
         "train[:2]+train[9:]": [*TEN[:2], TEN[9]],
     }.items():
-        assert list(read(path, split)) == rows
-        assert list(read(path, split, 1)) == rows[:1]
+        assert list(read(path, split)[0]) == rows
+        assert list(read(path, split, 1)[0]) == rows[:1]
     for split, part in {
         "train[10:20]": "cannot be read at split 'train[10:20]' (ValueError: Instruction",
         "test": "cannot be read at split 'test' (ValueError: Unknown split",
@@ -227,7 +227,7 @@ def test_a_data_set_of_the_hub_is_read_from_a_local_copy(tmp_path):
     (tmp_path / "data").mkdir()
     Dataset.from_list(ROWS).to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
     for count, rows in ((2, ROWS[:2]), (9, ROWS), (None, ROWS)):
-        assert list(read(str(tmp_path), "test", count)) == rows
+        assert list(read(str(tmp_path), "test", count)[0]) == rows
     with pytest.raises(InputError, match=r"at split 'train' .*Unknown split"):
         read(str(tmp_path), "train")
 

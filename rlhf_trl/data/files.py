@@ -8,6 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.data.readers import (
+    PARTED,
+    SIDES,
+    UNANSWERED,
+    Misfit,
+    examples_of,
+    forms,
+    split_prompt,
+)
 from rlhf_trl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -15,18 +24,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+UNSPLIT = f"{PARTED}, or {UNANSWERED}"
+LEFT_OUT = "left_out"  # a column: why a reader makes nothing of a row
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-SIDES = ("chosen", "rejected", "completion")
 
 
 @dataclass
 class FileData:
     """The `dataset:` block of a data set of one's own.
 
-    `path` is a JSON, JSONL, Parquet or CSV file or a hub name, read at `split`, such as
-    `train[:90%]` (a file is all `train`); `columns` maps this package's column names to the data
-    set's, as in `{chosen: better}`. `system_prompt`, a text, is put before prompts that begin with
-    none.
+    `path` is a JSON, JSONL, Parquet or CSV file, a folder of them or a hub name (of whose configs
+    `name` is one), read at `split`, such as `train[:90%]` (a file is all `train`). `reader` makes
+    examples of the rows of a published data set (see `READERS`); `columns` maps this package's
+    column names to the data set's, or the reader's, as in `{chosen: better}`. `system_prompt`, a
+    text, is put before prompts that begin with none.
 
     Held out are, with all their rows, `eval_size` prompts chosen by a hash of their text; or, with
     `eval_path` (by default `path`) or `eval_split` (by default `split` without its slice), the
@@ -40,6 +51,8 @@ class FileData:
     eval_split: str | None = None
     eval_size: int | None = None
     columns: dict[str, str] = field(default_factory=dict)
+    name: str | None = None
+    reader: str | None = None
     system_prompt: str | None = None
 
 
@@ -85,24 +98,52 @@ class Examples:
         return isinstance(self.train[0]["prompt"], list)
 
 
-def read(path: str, split: str = "train", count: int | None = None) -> "Dataset":
-    """Return the first `count` examples of a file (see `FORMATS`) or a data set of the hub.
+def read(
+    path: str,
+    split: str = "train",
+    count: int | None = None,
+    name: str | None = None,
+    reader: str | None = None,
+) -> tuple["Dataset", dict[str, int]]:
+    """Return the first `count` rows of a file, folder or hub data set, and what was left out.
+
+    With a `reader`, they are the examples that it makes of these rows; it counts the rows of which
+    it makes none, by the reason.
 
     Raises:
-        InputError: no such file, data set or split, or a line that cannot be read.
+        InputError: no such file, data set, split or reader, or a row that cannot be read.
     """
     from datasets import load_dataset
 
-    file = Path(path)
-    kind = FORMATS.get(file.suffix)
-    if kind and not file.is_file():
+    lines = forms(reader)[0].lines if reader else ()
+    source = Path(path)
+    folder = sorted(source.iterdir()) if source.is_dir() else []
+    files = [f for f in folder if f.suffix.lower() in FORMATS] or [source]
+    kinds = {FORMATS.get(file.suffix.lower()) for file in files}
+    if len(kinds) > 1:
+        shown = ", ".join(sorted({file.suffix for file in files}))
+        raise InputError(f"dataset.path: {path} has files of several kinds ({shown}); keep one.")
+    (kind,) = kinds
+    if not folder and kind and not source.is_file():
         raise InputError(f"dataset: there is no file {path!r}; write the path of one.")
+    if source.is_file() and not kind:
+        raise InputError(
+            f"dataset.path: {path} is a {source.suffix or 'nameless'} file, which is not read; "
+            f"save it as {' or '.join(FORMATS)}."
+        )
+    if name and source.is_file():
+        raise InputError(f"dataset.name: {path} is a file, which has no configs; remove it.")
     try:
-        found = load_dataset(kind or path, data_files=str(file) if kind else None, split=split)
+        if lines and kind in ("json", None):
+            found = load_dataset("text", **_line_files(path, split, lines), split=split)
+        elif source.is_file():
+            found = load_dataset(kind, data_files=path, split=split)
+        else:
+            found = load_dataset(path, name, split=split)
         table(found).validate(full=True)  # what is not UTF-8 is read all the same
     except Exception as error:  # the libraries below raise many kinds
         if kind == "json":
-            _check_json(file)
+            list(map(_check_json, files))
         said = " ".join(str(error.__cause__ or error).split())[:300]
         raise InputError(
             f"dataset: {path} cannot be read at split {split!r} ({type(error).__name__}: {said}); "
@@ -111,8 +152,90 @@ def read(path: str, split: str = "train", count: int | None = None) -> "Dataset"
             "as train[:90%]."
         ) from error
     if kind == "json" and found.column_names == ["text"]:  # what a list of anything becomes
-        _check_json(file)
-    return found.select(range(len(found))[:count])
+        list(map(_check_json, files))
+    found = found.select(range(len(found))[:count])
+    return _made(found, reader, path) if reader else (found, {})
+
+
+def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what names the files of a data set that is read line by line."""
+    from huggingface_hub import hf_hub_download
+
+    if Path(path).is_dir():
+        return {"data_dir": path}
+    if Path(path).is_file():
+        return {"data_files": path}
+    splits = [part.partition("[")[0] for part in split.split("+")]
+    found = {
+        part: [hf_hub_download(path, name.format(part), repo_type="dataset") for name in names]
+        for part in dict.fromkeys(splits)
+    }
+    return {"data_files": found}
+
+
+def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[str, int]]:
+    """Return the examples that a reader makes of rows, and how many rows it makes none of."""
+    from datasets import Features
+
+    there = dataset.column_names
+    each = [("text",) if form.lines and there == ["text"] else form.needs for form in forms(name)]
+    number = next((n for n, needs in enumerate(each) if set(needs) <= set(there)), None)
+    if number is None:
+        lacking = next(column for column in each[0] if column not in there)
+        raise InputError(
+            f"dataset: row 0 of {where} has no column {lacking}; the reader {name} needs "
+            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}."
+        )
+    needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
+    made = dataset.select_columns(needs).map(
+        _make,
+        with_indices=True,
+        batched=True,
+        remove_columns=needs,
+        features=Features({column: _feature(kind) for column, kind in kinds.items()}),
+        fn_kwargs={"name": name, "form": number, "where": where, "code": code()},
+    )
+    counts = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
+    dropped = {each["values"]: each["counts"] for each in counts.to_pylist()}
+    if sum(dropped.values()) == len(made):
+        raise InputError(
+            f"dataset: the reader {name} makes no example of the {len(made)} rows of {where} "
+            f"({', '.join(dropped)}); there is nothing to train on."
+        )
+    if dropped:
+        made = made.filter(_kept, input_columns=[LEFT_OUT], batched=True).flatten_indices()
+    return made.remove_columns(LEFT_OUT), dropped
+
+
+def _make(
+    batch: dict[str, list[Any]], numbers: list[int], name: str, form: int, where: str, code: str
+) -> dict[str, list[Any]]:
+    reader, found = forms(name)[form], []
+    for n, *cells in zip(numbers, *batch.values(), strict=True):
+        try:
+            made = examples_of(dict(zip(batch, cells, strict=True)), reader)
+        except Misfit as error:
+            raise InputError(
+                f"dataset: row {n} of {where}: {error}; the reader {name} reads rows of another "
+                "form, so mend or remove the row, or name another reader."
+            ) from error
+        found += [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
+    return {column: [row.get(column) for row in found] for column in (*reader.makes, LEFT_OUT)}
+
+
+def _kept(reasons: list[str | None]) -> list[bool]:
+    return [reason is None for reason in reasons]
+
+
+def _feature(kind: Any) -> Any:
+    """Return the feature of `datasets` that a reader's word for a type means."""
+    from datasets import List, Value
+
+    if isinstance(kind, list):
+        return List(_feature(kind[0]))
+    if isinstance(kind, dict):
+        return {name: _feature(inner) for name, inner in kind.items()}
+    return Value(kind)
 
 
 def _check_json(file: Path) -> None:
@@ -176,8 +299,9 @@ def read_sides(
     import numpy as np
 
     def side(path: str, split: str, count: int | None) -> tuple["Dataset", dict[str, int]]:
-        found, dropped = convert(read(path, split, count), path, config.columns, **options)
-        return with_system_prompt(found, config.system_prompt), dropped
+        dataset, left_out = read(path, split, count, config.name, config.reader)
+        found, dropped = convert(dataset, path, config.columns, **options)
+        return with_system_prompt(found, config.system_prompt), left_out | dropped
 
     size = 256 if config.eval_size is None else config.eval_size
     if size < 1:
@@ -280,7 +404,8 @@ def renamed(
 
     The first of the `shapes` whose second column is there is meant, or else the last; those of
     `optional` may be missing. Messages have no key that is None; conversations do not repeat the
-    prompt, which is taken out of them where it is missing.
+    prompt, which is taken out of them where it is missing, and rows with `UNSPLIT` ones are left
+    out.
 
     Raises:
         InputError: a column to map that is not there or not read, or one that is missing.
@@ -310,7 +435,7 @@ def renamed(
             dataset = dataset.add_column(name, dataset[one][:], feature=dataset.features[one])
     if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
         _check_alike(prompts := dataset.select_columns(["prompt"]), prompts[0], where)
-    dataset = _split_prompts(without_none(dataset, dataset.column_names, where))
+    dataset = _split_prompts(without_none(dataset, dataset.column_names, where), where)
     if lacking := [name for name in shape if name not in dataset.column_names]:
         others = shapes[list(shapes).index(shape) + 1 :]
         also = "".join(f" (or {', '.join(other)})" for other in others)
@@ -351,9 +476,8 @@ def code() -> str:
     return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
 
 
-def _split_prompts(dataset: "Dataset") -> "Dataset":
+def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
     """Take the prompt out of conversations, where any has to be split."""
-    import pyarrow.compute as pc
     from datasets import Features, List, Value
 
     features, there = dict(dataset.features), dataset.column_names
@@ -362,9 +486,8 @@ def _split_prompts(dataset: "Dataset") -> "Dataset":
     if not sides or not ("prompt" in chats or set(sides) <= set(chats)):
         return dataset
     if {"prompt", *sides} <= set(chats):
-        lists = [column for column in map(table(dataset).column, sides) if is_list(column.type)]
-        lengths = [pc.max(pc.list_value_length(column)).as_py() for column in lists]
-        if lengths == [1] * len(sides):
+        answers = [_are_answers(table(dataset.select_columns([name]))[name]) for name in sides]
+        if all(answers):
             return dataset
     for name in sides:
         if getattr(features[name], "dtype", "").endswith("string"):
@@ -372,34 +495,38 @@ def _split_prompts(dataset: "Dataset") -> "Dataset":
     if "prompt" not in chats:
         features["prompt"] = features[sides[0]]
     given = {"code": code()}
-    return dataset.map(_split_batch, batched=True, features=Features(features), fn_kwargs=given)
+    split = dataset.map(_split_batch, batched=True, features=Features(features), fn_kwargs=given)
+    if not len(split):
+        raise InputError(
+            f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}; there is nothing to train "
+            "on."
+        )
+    return split
+
+
+def unsplit(given: "Dataset", found: "Dataset") -> dict[str, int]:
+    """Return how many of the given rows `renamed` left out, by the reason."""
+    return {UNSPLIT: len(given) - len(found)} if len(found) < len(given) else {}
+
+
+def _are_answers(column: "pa.ChunkedArray") -> bool:
+    """Whether all cells are lists of one message of the assistant."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    inner = column.type.value_type if is_list(column.type) else pa.null()
+    if not pa.types.is_struct(inner) or inner.get_field_index("role") < 0:
+        return False
+    roles = pc.struct_field(pc.list_flatten(column), "role")
+    one = pc.all(pc.equal(pc.list_value_length(column), 1)).as_py()
+    return one and pc.all(pc.equal(roles, "assistant")).as_py()
 
 
 def _split_batch(batch: dict[str, list[Any]], code: str) -> dict[str, list[Any]]:
     rows = zip(*batch.values(), strict=True)
-    rows = [split_prompt(dict(zip(batch, row, strict=True))) for row in rows]
+    split = (split_prompt(dict(zip(batch, row, strict=True))) for row in rows)
+    rows = [row for row in split if not isinstance(row, str)]
     return {name: [row.get(name) for row in rows] for name in ("prompt", *batch)}
-
-
-def split_prompt(row: Row) -> Row:
-    """Take the prompt out of conversations that repeat it; a text beside messages becomes one."""
-    sides = [name for name in SIDES if name in row]
-    if isinstance(row.get("prompt"), list):
-        texts = {side: row[side] for side in sides if isinstance(row[side], str)}
-        row = row | {s: [{"role": "assistant", "content": text}] for s, text in texts.items()}
-    if not sides or not all(isinstance(row[s], list) and row[s] for s in sides):
-        return row
-    row = dict(row)
-    if not isinstance(row.get("prompt"), list):
-        before = row[sides[0]][:-1]
-        if before:
-            row["prompt"] = before
-        elif row.get("prompt"):
-            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-    for side in sides:
-        # what comes before the last message is the prompt, which is kept once
-        row[side] = row[side][-1:]
-    return row
 
 
 def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":

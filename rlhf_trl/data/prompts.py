@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rlhf_trl.data.files import Examples, FileData, check_cells, read_sides, without_none
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
+from rlhf_trl.data.readers import check_reader
 from rlhf_trl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def load_prompts(config: PromptData) -> Examples:
         InputError: see `GymTasks`, `read_sides` and `checked_prompts`.
     """
     if isinstance(config, FileData):
+        check_reader(config.reader, "prompts")
         return read_sides(config, None, checked_prompts)
     tasks = GymTasks(config)
     return examples(tasks.train, tasks.held_out, tasks)
