@@ -9,7 +9,7 @@ from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
 from rlhf_trl.data.verifiers import checked
-from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, generate, seeded
+from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Sampling, generate, seeded
 
 Score = Callable[..., list[float | None]]
 
@@ -76,7 +76,12 @@ class AnswersHeldOut:
         if self.on_answers is not None and self.is_world_process_zero():
             self.on_answers(self.state.global_step, metrics, answers)
 
-    def answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def answer(
+        self,
+        rows: list[dict[str, Any]],
+        sampling: Sampling = SAMPLED,
+        max_new_tokens: int | None = None,
+    ) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
         # Every process gets the same number of rows (the last ones repeat): generation is
         # collective under ZeRO-3 and FSDP.
@@ -109,11 +114,11 @@ class AnswersHeldOut:
                         self.processing_class,
                         [rows[i] for i in batch],
                         sampling=sampling,
-                        max_new_tokens=self.max_completion_length,
+                        max_new_tokens=max_new_tokens or self.max_completion_length,
                         device=device,
                         template=template,
                     )
-                    for sampling in (GREEDY, SAMPLED)
+                    for sampling in (GREEDY, sampling)
                 )
                 found += zip(batch, greedy, sampled, strict=True)
         by_row = {i: (greedy.text, sampled.text) for i, greedy, sampled in gather_object(found)}

@@ -20,6 +20,7 @@ from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import report
+from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import check_prompts
@@ -203,34 +204,9 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     """
     begin(loaded, loaded.row.label)
     tasks, arguments = prepare(loaded)
-    run(trainer_class(**arguments), loaded, tasks, loaded.row.label)
-
-
-def train_supervised(loaded: Any, trainer_class: Any) -> None:
-    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-
-    Raises:
-        InputError: see `begin`, `GymTasks`, `load_tokenizer` and `run`.
-    """
-    from datasets import Dataset
-
-    from rlhf_trl.data.made import demonstrations
-
-    own = loaded.own
-    begin(loaded, "sft")
-    tasks = GymTasks(own.dataset)
-    train = demonstrations(tasks.train, own.demonstrator, own.dataset.seed)
-    trainer = trainer_class(
-        **trainer_arguments(loaded, load_tokenizer(loaded.model, loaded.trl)),
-        train_dataset=Dataset.from_list(train),
-        eval_dataset=Dataset.from_list(demonstrations(tasks.held_out, "right")),
-    )
-    trainer.max_completion_length = own.max_completion_length
-    run(trainer, loaded, tasks, "sft")
+    trainer = trainer_class(**arguments)
+    add_panels(trainer, loaded.own.samples, tasks.held_out)
+    run(trainer, loaded, tasks, loaded.row.label)
 
 
 def check_held_out(args: Any, rows: Any) -> None:
