@@ -381,11 +381,11 @@ def test_data_are_sampled_on_the_prompts_of_their_rows(asked, monkeypatch):
 def test_sample_panels_are_of_whole_rows():
     given = []
 
-    def answer(rows):
+    def answer(rows, *sampling):
         given.extend(rows)
         return [{"greedy": "", "sampled": ""}] * len(rows)
 
-    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
+    model = SimpleNamespace(eval=lambda: None, train=lambda mode: None, training=True)
     trainer = SimpleNamespace(model=model, answer=answer, add_callback=None)
     trainer.add_callback = lambda callback: setattr(trainer, "panels", callback)
     rows = [{**row, "chat_template_kwargs": OFF} for row in ROWS]

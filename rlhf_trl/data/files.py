@@ -60,15 +60,21 @@ class FileData:
 class Samples:
     """The `samples:` block.
 
-    Every `every` optimizer steps (0: never), `count` prompts are answered, always the `fixed` first
-    ones or the next ones in turn (`round_robin`). They are held-out prompts of the data set, or
-    those of `file`: a JSON list of texts, or one text per line.
+    Every `every` optimizer steps (0: never), and with `start` before the first one, `count` prompts
+    are answered, always the `fixed` first ones or the next ones in turn (`round_robin`). They are
+    held-out prompts of the data set, or those of `file`: a JSON list of texts, or one text per
+    line. Each gets a greedy answer and one sampled at `temperature` and `top_p`, of `max_tokens` at
+    most; null is as in evaluation.
     """
 
     every: int = 0
     count: int = 4
     choice: Literal["fixed", "round_robin"] = "round_robin"
     file: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    start: bool = True
 
 
 @dataclass

@@ -9,7 +9,7 @@ from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
 from rlhf_trl.data.verifiers import checked, completion_text
-from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, generate, seeded
+from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Sampling, generate, seeded
 
 Score = Callable[..., list[float | None]]
 
@@ -91,9 +91,14 @@ class AnswersHeldOut:
         if self.on_answers is not None and self.is_world_process_zero():
             self.on_answers(self.state.global_step, metrics, answers)
 
-    def answer(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def answer(
+        self,
+        rows: Sequence[dict[str, Any]],
+        sampling: Sampling = SAMPLED,
+        max_new_tokens: int | None = None,
+    ) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
-        return _shown(rows, *self.complete(rows))
+        return _shown(rows, *self.complete(rows, sampling, max_new_tokens))
 
     def share(self, rows: Sequence[dict[str, Any]]) -> list[int]:
         """Return the places of the rows of this process: equally many everywhere.
@@ -104,7 +109,12 @@ class AnswersHeldOut:
         first = count * self.accelerator.process_index
         return [i % len(rows) for i in range(first, first + count)]
 
-    def complete(self, rows: Sequence[dict[str, Any]]) -> tuple[list[Completion], list[Completion]]:
+    def complete(
+        self,
+        rows: Sequence[dict[str, Any]],
+        sampling: Sampling = SAMPLED,
+        max_new_tokens: int | None = None,
+    ) -> tuple[list[Completion], list[Completion]]:
         """Return a greedy and a sampled completion of every row, in order."""
         mine, found = self.share(rows), []
         device = self.accelerator.device
@@ -132,11 +142,11 @@ class AnswersHeldOut:
                         self.processing_class,
                         [rows[i] for i in batch],
                         sampling=sampling,
-                        max_new_tokens=self.max_completion_length,
+                        max_new_tokens=max_new_tokens or self.max_completion_length,
                         device=device,
                         template=template,
                     )
-                    for sampling in (GREEDY, SAMPLED)
+                    for sampling in (GREEDY, sampling)
                 )
                 found += zip(batch, greedy, sampled, strict=True)
         by_row = {i: pair for i, *pair in gather_object(found)}

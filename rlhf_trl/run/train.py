@@ -16,11 +16,11 @@ from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
 from rlhf_trl.data.files import Examples, FileData
-from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import report
+from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import check_prompts
@@ -211,34 +211,8 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     trainer = trainer_class(**arguments)
     if data.tasks is None and data.held_out is not None:
         trainer.held_out, trainer.scores = data.held_out.to_list(), {}
+    add_panels(trainer, loaded.own.samples, data.held_out or data.train)
     run(trainer, loaded, data.tasks, loaded.row.label)
-
-
-def train_supervised(loaded: Any, trainer_class: Any) -> None:
-    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-
-    Raises:
-        InputError: see `begin`, `GymTasks`, `load_tokenizer` and `run`.
-    """
-    from datasets import Dataset
-
-    from rlhf_trl.data.made import demonstrations
-
-    own = loaded.own
-    begin(loaded, "sft")
-    tasks = GymTasks(own.dataset)
-    train = demonstrations(tasks.train, own.demonstrator, own.dataset.seed)
-    trainer = trainer_class(
-        **trainer_arguments(loaded, load_tokenizer(loaded.model, loaded.trl)),
-        train_dataset=Dataset.from_list(train),
-        eval_dataset=Dataset.from_list(demonstrations(tasks.held_out, "right")),
-    )
-    trainer.max_completion_length = own.max_completion_length
-    run(trainer, loaded, tasks, "sft")
 
 
 def report_dropped(data: Examples, args: Any) -> None:
