@@ -153,7 +153,7 @@ def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
     config = Path(__file__).parent.parent / "configs" / "book" / "reward.yaml"
     block = yaml.safe_load(config.read_text())["dataset"]
     rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(4600)]
-    block["path"] = written(tmp_path / "my.jsonl", rows)
+    block |= {"path": written(tmp_path / "my.jsonl", rows), "reader": None}
     found = load_preferences(FileData(**block))
     assert (list(found.train), list(found.held_out)) == (rows[:4500], rows[4500:])
     written(tmp_path / "my.jsonl", rows[:400])

@@ -180,7 +180,8 @@ def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[st
         lacking = next(column for column in each[0] if column not in there)
         raise InputError(
             f"dataset: row 0 of {where} has no column {lacking}; the reader {name} needs "
-            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}."
+            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}; name another "
+            "reader, or none."
         )
     needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
     made = dataset.select_columns(needs).map(
