@@ -424,10 +424,10 @@ def test_no_held_out_prompt_of_a_file_is_trained_on(tmp_path, name):
     path = written(tmp_path, rows)
     config = block(source="path", path=path, split="train[:7]", eval_split="train[7:]", eval_size=2)
     found = load(config)
-    # the slices share p3; p3 and p4 are the two prompts that are held out
-    assert [row["prompt"] for row in found.train] == ["p0", "p0", "p1", "p1", "p2", "p2"]
-    assert [row["prompt"] for row in found.held_out] == ["p3", "p4", "p4"]
-    assert found.dropped["the prompt is held out"] == 1
+    # the slices share p3, which is trained on; p4 and p5 are the two prompts that are held out
+    assert [row["prompt"] for row in found.train] == [*("p0", "p0", "p1", "p1", "p2", "p2"), "p3"]
+    assert [row["prompt"] for row in found.held_out] == ["p4", "p4", "p5", "p5"]
+    assert found.dropped["to evaluate on: the prompt is trained on"] == 1
     without = load(block(source="path", path=path, split="train[:7]"))
     assert (len(without.train), without.held_out) == (7, None)
 
@@ -440,7 +440,7 @@ def test_a_second_load_takes_what_the_first_kept(tmp_path, monkeypatch, name):
     block, row, load = LOADERS[name]
     rows = [row([{"role": "user", "content": f"p{n // 2}"}], n) for n in range(6)]
     given = {"max_steps": 1} if block is TracesFile else {}
-    config = block(path=written(tmp_path, rows), split="train[:5]", eval_split="train[4:]", **given)
+    config = block(path=written(tmp_path, rows), split="train[:4]", eval_split="train[4:]", **given)
     found, kept = [], []
     for n in range(3):
         if n == 2:  # another version of this package must not take it

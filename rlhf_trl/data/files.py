@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,10 +36,12 @@ class FileData:
     `path` is a JSON, JSONL, Parquet or CSV file, a folder of them or a hub name (of whose configs
     `name` is one), read at `split`, such as `train[:90%]` (a file is all `train`). `reader` makes
     examples of the rows of a published data set (see `READERS`); `columns` maps this package's
-    column names to the data set's, or the reader's, as in `{chosen: better}`. With `eval_path` (by
-    default `path`) or `eval_split` (by default `split` without its slice), the first `eval_size`
-    prompts there (by default 256) are held out, with all their rows; training rows with one of them
-    are left out.
+    column names to the data set's, or the reader's, as in `{chosen: better}`. `system_prompt`, a
+    text, is put before prompts that begin with none.
+
+    Held out are, with all their rows, `eval_size` prompts chosen by a hash of their text; or, with
+    `eval_path` (by default `path`) or `eval_split` (by default `split` without its slice), the
+    first `eval_size` prompts there (by default 256) that are not trained on.
     """
 
     path: str
@@ -50,21 +53,28 @@ class FileData:
     columns: dict[str, str] = field(default_factory=dict)
     name: str | None = None
     reader: str | None = None
+    system_prompt: str | None = None
 
 
 @dataclass
 class Samples:
     """The `samples:` block.
 
-    Every `every` optimizer steps (0: never), `count` prompts are answered, always the `fixed` first
-    ones or the next ones in turn (`round_robin`). They are held-out prompts of the data set, or
-    those of `file`: a JSON list of texts, or one text per line.
+    Every `every` optimizer steps (0: never), and with `start` before the first one, `count` prompts
+    are answered, always the `fixed` first ones or the next ones in turn (`round_robin`). They are
+    held-out prompts of the data set, or those of `file`: a JSON list of texts, or one text per
+    line. Each gets a greedy answer and one sampled at `temperature` and `top_p`, of `max_tokens` at
+    most; null is as in evaluation.
     """
 
     every: int = 0
     count: int = 4
     choice: Literal["fixed", "round_robin"] = "round_robin"
     file: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    start: bool = True
 
 
 @dataclass
@@ -133,7 +143,7 @@ def read(
             "set, its config as dataset.name where it has several, and one of its splits or a "
             "slice that is not empty (a file is all train), such as train[:90%]."
         ) from error
-    if given["path"] == "json" and found.column_names == ["text"]:  # what a list of anything becomes
+    if given["path"] == "json" and found.column_names == ["text"]:  # what a list of anything is
         list(map(_check_json, files))
     found = found.select(range(len(found))[:count])
     return _made(found, reader, path) if reader else (found, {})
@@ -298,48 +308,76 @@ def read_sides(
 
     `convert` makes examples of what was read, and counts what it leaves out; it takes its file or
     name, `config.columns` and the `options`, too. None of the training examples (of the first
-    `max_samples`) has a prompt that is held out; the counts are theirs.
+    `max_samples` rows) has a prompt that is held out.
 
     Raises:
-        InputError: only held-out prompts, or what `read` and `convert` raise.
+        InputError: an `eval_size` that leaves a side empty, or what `read` and `convert` raise.
     """
+
+    import numpy as np
 
     def side(path: str, split: str, count: int | None) -> tuple["Dataset", dict[str, int]]:
         dataset, left_out = read(path, split, count, config.name, config.reader)
         found, dropped = convert(dataset, path, config.columns, **options)
-        return found, left_out | dropped
+        return with_system_prompt(found, config.system_prompt), left_out | dropped
 
-    evaluated = config.eval_path or config.eval_split
-    if not evaluated and config.eval_size is not None:
-        raise InputError(
-            "dataset.eval_size is not read without eval_path or eval_split; write one of them, or "
-            "remove it."
-        )
     size = 256 if config.eval_size is None else config.eval_size
     if size < 1:
         raise InputError(
-            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or "
-            "more, or remove eval_path and eval_split."
+            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or more, or remove "
+            "it."
         )
     train, dropped = side(config.path, config.split, max_samples)
     _check_alike(train, train[0], config.path)
-    if not evaluated:
+    if config.eval_path or config.eval_split:
+        path = config.eval_path or config.path
+        found, _ = side(path, config.eval_split or config.split.partition("[")[0], None)
+        _check_alike(found, train[0], path)
+        return _without_trained(train, found, size, dropped, path)
+    if config.eval_size is None:
         return Examples(train, None, None, dropped)
-    path = config.eval_path or config.path
-    found, _ = side(path, config.eval_split or config.split.partition("[")[0], None)
-    _check_alike(found, train[0], path)
-    asked, there = (list(map(_same, each["prompt"])) for each in (train, found))
-    prompts = set([*dict.fromkeys(there)][:size])
-    rest = train.select([n for n, prompt in enumerate(asked) if prompt not in prompts])
-    if not len(rest):
+    keys = _keys(train)
+    held = np.isin(keys, np.unique(keys)[:size])
+    if held.all():
         raise InputError(
-            f"dataset: all {len(train)} training rows of {config.path} have a prompt that is held "
-            "out, so there is nothing to train on; give split and eval_split different slices, "
-            "such as train[:90%] and train[90%:], or evaluate on another file."
+            f"dataset.eval_size: {config.path} has {len(np.unique(keys))} different prompts, and "
+            f"{size} held out leave nothing to train on; write less."
         )
-    held_out = found.select([n for n, prompt in enumerate(there) if prompt in prompts])
-    dropped["the prompt is held out"] = len(train) - len(rest)
-    return Examples(rest, held_out, None, dropped)
+    sides = [train.select(np.flatnonzero(which)) for which in (~held, held)]
+    return Examples(*sides, None, dropped)
+
+
+def _without_trained(
+    train: "Dataset", found: "Dataset", size: int, dropped: dict[str, int], where: str
+) -> Examples:
+    """Hold out the first `size` prompts of `found` that are not trained on."""
+    import numpy as np
+
+    keys = _keys(found)
+    fresh = np.flatnonzero(~np.isin(keys, _keys(train)))
+    if not len(fresh):
+        raise InputError(
+            f"dataset: all prompts of {where} to evaluate on are trained on; give split and "
+            "eval_split different slices, such as train[:90%] and train[90%:], evaluate on another "
+            "file, or write eval_size alone, which holds prompts out."
+        )
+    chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]
+    held_out = found.select(fresh[np.isin(keys[fresh], chosen)])
+    dropped["to evaluate on: the prompt is trained on"] = len(found) - len(fresh)
+    return Examples(train, held_out, None, dropped)
+
+
+def _keys(dataset: "Dataset") -> "np.ndarray":
+    """Return a hash of each prompt (B,), equal where they are the same but for letter case."""
+    import numpy as np
+
+    batches = dataset.select_columns(["prompt"]).iter(1000)
+    digests = (
+        blake2b(_same(prompt).encode(), digest_size=8).digest()
+        for batch in batches
+        for prompt in batch["prompt"]
+    )
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
 def _same(prompt: Any) -> str:
@@ -415,7 +453,7 @@ def renamed(
             dataset = dataset.add_column(name, dataset[one][:], feature=dataset.features[one])
     if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
         _check_alike(prompts := dataset.select_columns(["prompt"]), prompts[0], where)
-    dataset = _split_prompts(_without_none(dataset, where), where)
+    dataset = _split_prompts(without_none(dataset, dataset.column_names, where), where)
     if lacking := [name for name in shape if name not in dataset.column_names]:
         others = shapes[list(shapes).index(shape) + 1 :]
         also = "".join(f" (or {', '.join(other)})" for other in others)
@@ -427,13 +465,14 @@ def renamed(
     return dataset
 
 
-def _without_none(dataset: "Dataset", where: str) -> "Dataset":
+def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
     """Remove the keys that only other messages have, as `load_dataset` does for some files."""
     from datasets import Features, Json, List
     from trl.trainer.utils import remove_none_values
 
     ragged = {}
-    for name, feature in dataset.features.items():
+    for name in names:
+        feature = dataset.features[name]
         if "timestamp" in str(feature):
             raise InputError(
                 f"dataset: {where}: all of {name} looks like dates, which are not read as texts; "
@@ -506,6 +545,42 @@ def _split_batch(batch: dict[str, list[Any]], code: str) -> dict[str, list[Any]]
     split = (split_prompt(dict(zip(batch, row, strict=True))) for row in rows)
     rows = [row for row in split if not isinstance(row, str)]
     return {name: [row.get(name) for row in rows] for name in ("prompt", *batch)}
+
+
+def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
+    """Put a system message before prompts that begin with none; what is plain becomes messages."""
+    from datasets import Features, Json, List
+
+    if text is None:
+        return dataset
+    if "completions" in dataset.column_names:
+        raise InputError(
+            "dataset.system_prompt is not read with traces, which are plain; remove it."
+        )
+    names = [name for name in ("prompt", *SIDES, "ranked") if name in dataset.column_names]
+    chats = {n: List(List(Json())) if n == "ranked" else List(Json()) for n in names}
+    return dataset.map(
+        _system_batch,
+        batched=True,
+        features=Features({**dataset.features, **chats}),
+        fn_kwargs={"text": text, "code": code()},
+    )
+
+
+def _system_batch(batch: dict[str, list[Any]], text: str, code: str) -> dict[str, list[Any]]:
+    system = {"role": "system", "content": text}
+    prompts = [as_messages(prompt, "user") for prompt in batch["prompt"]]
+    found = {"prompt": [p if p[0]["role"] == "system" else [system, *p] for p in prompts]}
+    for name in (name for name in SIDES if name in batch):
+        found[name] = [as_messages(side, "assistant") for side in batch[name]]
+    if "ranked" in batch:
+        found["ranked"] = [[as_messages(s, "assistant") for s in row] for row in batch["ranked"]]
+    return found
+
+
+def as_messages(value: Any, role: str) -> list[dict[str, str]]:
+    """Return messages as they are, and a text as the only one, of `role`."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 def differing(dataset: "Dataset", *sides: str) -> "Dataset":

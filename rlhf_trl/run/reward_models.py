@@ -91,9 +91,7 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
         else:
             margin = own.formulation != "code"  # the code has none
             data = load_pairs_or_ranked(config, own.max_samples, sample, margin)
-    for reason, count in data.dropped.items():
-        if count and args.process_index == 0:
-            print(f"left out {count}: {reason}", flush=True)
+    train.report_dropped(data, args)
     return data, load_tokenizer(model, args, data.conversational)
 
 
