@@ -508,3 +508,8 @@ def test_a_recipe_trains_on_what_a_reader_makes(run, own_model, tmp_path, recipe
     assert left_out is None or left_out in out
     if recipe == "reward":  # -log sigmoid(0 - 3), as the head is near 0 at the start
         assert losses[0] == pytest.approx(3.0486, abs=0.5)
+        code = ["--formulation", "code", "--output_dir", tmp_path / "code"]
+        _, out = run(recipe, config.with_suffix(""), *SHORT, *code)
+        state = json.loads((tmp_path / "code/checkpoint-5/trainer_state.json").read_text())
+        assert state["log_history"][0]["loss"] == pytest.approx(0.6931, abs=0.2)  # no margin
+        assert "a tie" not in out
