@@ -96,13 +96,14 @@ def test_the_books_reward_models_train_float32_weights_under_autocast(monkeypatc
     loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[algorithm])
     assert (loaded.model.dtype, loaded.trl.bf16) == ("float32", True)
     data = loaded.own.dataset
+    readers = {"reward": "ultrafeedback", "orm": "gsm8k_rollouts", "prm": "prm800k"}
+    assert data.reader == readers[algorithm]
     if algorithm == "orm":
         assert data.path == "RLHF-Book/gsm8k-qwen3-0.6B-rollouts"
         assert (data.split, data.eval_split, data.eval_size) == (
             *("train[:1800]", "train[1800:2000]"),
             200,
         )
-        assert data.columns == {"labels": "rewards"}
 
 
 DAPO = """

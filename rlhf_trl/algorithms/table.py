@@ -565,7 +565,10 @@ _ROWS = (
         paper="arXiv:2110.14168",
         chapter=_ORM,
         code=replace(
-            _ORM, aggregation="token_mean", differs="Each token of the batch counts the same."
+            _ORM,
+            aggregation="token_mean",
+            differs="Each token of the batch counts the same; the score of the last one is the "
+            "answer's.",
         ),
         trl="TRL has no outcome reward model",
     ),

@@ -174,9 +174,10 @@ def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
 def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
     """Return the first and the last log of training, in the form of evaluations.
 
-    The last one, at the end, has no loss but what was measured since the one before.
+    The very last, at the end, has no loss but what was measured since the one before, if anything.
     """
-    logged = [entry for entry in log if {"loss", "train_loss"} & entry.keys()]
+    told = {key for key, _ in HEADLINES}
+    logged = [e for e in log if {"loss", "train_loss"} & e.keys() and told & e.keys()]
     return {
         entry["step"]: {
             "metrics": {key: value for key, value in entry.items() if key.startswith(TRAINING)},
