@@ -29,16 +29,8 @@ METRICS = {
 }
 SMALL = [
     *["--use_cpu", "--bf16", "false", "--max_steps", 4, "--learning_rate", "3e-3"],
-    *[
-        "--save_strategy",
-        "steps",
-        "--save_steps",
-        2,
-        "--dataset.eval_size",
-        8,
-        "--dataset.eval_split",
-        "train[40:]",
-    ],
+    *["--save_strategy", "steps", "--save_steps", 2],
+    *["--dataset.eval_size", 8, "--dataset.eval_split", "train[40:]"],
 ]
 
 
