@@ -52,6 +52,23 @@ def preferences():
     ]
 
 
+def prompts():
+    """Return questions with what `own_reward` reads, the name of the first color."""
+    return [
+        {"prompt": [said("user", asked(*pair))], "answer": min(pair), "likes": "It"}
+        for pair in permutations(COLORS, 2)
+    ]
+
+
+def own_reward(completions, likes, answer, **kwargs):
+    """Return how often a completion has the letters of a word, at most once per letter."""
+    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    return [
+        sum(letter in text for letter in word) / len(word)
+        for text, word in zip(texts, likes, strict=True)
+    ]
+
+
 def judged():
     """Return right and wrong answers in turn, each to a question of its own."""
     rows = preferences()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from conftest import ROOT, cause
-from own_model import TEMPLATE, conversations, judged, preferences, said, write_lines
+from own_model import TEMPLATE, conversations, judged, preferences, prompts, said, write_lines
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -18,6 +18,13 @@ DATA = {
     "kto": judged,
     "orpo": preferences,
     "reward": preferences,
+    "grpo": prompts,
+    "ppo": prompts,
+}
+REWARD_METRICS = {
+    f"eval_{kind}{name}"
+    for kind in ("", "sampled_")
+    for name in ("contains", "own_reward", "reward", "length", "cut_off")
 }
 # what a recipe says of held-out data
 METRICS = {
@@ -26,32 +33,40 @@ METRICS = {
     "kto": {"eval_loss", "eval_rewards/margins"},
     "orpo": {"eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"},
     "reward": {"eval_loss", "eval_pair_accuracy"},
+    "grpo": REWARD_METRICS,
+    "ppo": REWARD_METRICS,
 }
-SMALL = [
-    *["--use_cpu", "--bf16", "false", "--max_steps", 4, "--learning_rate", "3e-3"],
-    *["--save_strategy", "steps", "--save_steps", 2],
-    *["--dataset.eval_size", 8, "--dataset.eval_split", "train[40:]"],
-]
+REWARDS = ["contains", "tests.own_model.own_reward"]
+SMALL = (
+    *("--use_cpu", "--bf16", "false", "--max_steps", 4, "--learning_rate", "3e-3"),
+    *("--save_strategy", "steps", "--save_steps", 2),
+)
 
 
-def words(recipe, own_model, folder):
-    path = write_lines(folder / "train.jsonl", DATA[recipe]())
-    return [*["--model_name_or_path", own_model, "--dataset.path", path], *SMALL]
+def words(recipe, own_model, folder, rows=None):
+    path = write_lines(folder / "train.jsonl", rows or DATA[recipe]())
+    given = ["--model_name_or_path", own_model, "--dataset.path", path, *SMALL]
+    if recipe in ("grpo", "ppo"):
+        given += ["--reward_funcs", *REWARDS, "--max_completion_length", 8]
+    return given
 
 
 @pytest.mark.parametrize("recipe", DATA)
 def test_a_recipe_runs_on_ones_own_files_and_model(recipe, run, own_model, tmp_path):
-    given = words(recipe, own_model, tmp_path)
+    given = [*words(recipe, own_model, tmp_path), "--dataset.eval_size", 8]
     config = ROOT / "configs" / "own" / recipe
     folder, out = run(recipe, config, *given)
     summary = json.loads((folder / "summary.json").read_text())
     for when in ("before", "after"):
         assert METRICS[recipe] <= summary[when].keys()
-    assert summary["after"]["eval_loss"] < summary["before"]["eval_loss"]
+    if recipe not in ("grpo", "ppo"):
+        assert summary["after"]["eval_loss"] < summary["before"]["eval_loss"]
     evaluated = [path.stem for path in sorted((folder / "evaluations").iterdir())]
     assert evaluated == ["step-000000", "step-000004"]
     lines = out.splitlines()
-    assert next(line for line in lines if line.startswith("loss "))
+    assert {line.split("  ")[0] for line in lines} >= {
+        name.removeprefix("eval_").replace("_", " ") for name in METRICS[recipe]
+    }
     assert " -> " in lines[-1] and "seed 42" in lines[-1]
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -69,6 +84,17 @@ def test_a_recipe_runs_on_ones_own_files_and_model(recipe, run, own_model, tmp_p
     assert json.loads((folder / "summary.json").read_text())["steps"] == 6
 
 
+def test_prompts_may_be_texts_and_nothing_held_out(run, own_model, tmp_path):
+    rows = [{**row, "prompt": row["prompt"][0]["content"]} for row in prompts()]
+    config = tmp_path / "mine"
+    text = (ROOT / "configs" / "own" / "grpo.yaml").read_text().replace("  eval_size: 100\n", "")
+    config.with_suffix(".yaml").write_text(text)
+    folder, out = run("grpo", config, *words("grpo", own_model, tmp_path, rows))
+    assert json.loads((folder / "summary.json").read_text())["before"] == {}
+    last = out.splitlines()[-1]
+    assert last.startswith("reward ") and "(of training; seed 42); nothing is held out" in last
+
+
 @pytest.mark.multiprocess
 def test_two_processes_run_on_ones_own_files_and_model(launch, own_model, tmp_path):
     folder = tmp_path / "out"
@@ -76,7 +102,8 @@ def test_two_processes_run_on_ones_own_files_and_model(launch, own_model, tmp_pa
         ["--config_file", "configs/accelerate/cpu_2proc.yaml"],
         *["sft", "--config", "configs/own/sft.yaml", "--output_dir", str(folder)],
         *map(str, words("sft", own_model, tmp_path)),
-        *["--samples.every", "2", "--packing", "true", "--max_length", "128"],
+        *["--dataset.eval_size", "8", "--samples.every", "2"],
+        *["--packing", "true", "--max_length", "128"],
     )
     assert done.returncode == 0, cause(done.stdout)
     summary = json.loads((folder / "summary.json").read_text())

@@ -84,8 +84,8 @@ def test_conversations_without_an_answer_at_their_end_are_left_out_and_counted(b
     rows = [good, {"messages": talk("a", "b", "c")}, {"messages": [said("assistant", "a")]}, good]
     trainer, out = built(rows)
     assert len(trainer.train_dataset) == 2
-    assert "left out 1 rows: the last turn is not the assistant's" in out
-    assert "left out 1 rows: nothing comes before it" in out
+    assert "left out 1 rows: the last message is not the assistant's" in out
+    assert "left out 1 rows: nothing comes before the answer" in out
 
 
 @pytest.mark.parametrize("packing", ["false", "true"])
@@ -221,12 +221,11 @@ def test_panels_of_policies_leave_training_as_it_was(recipe, run, tmp_path):
 
 PLAIN = [{"prompt": "ab", "completion": "ba"}] * 2
 TALKS = [{"messages": talk("ab", "ba")}] * 2
-LONG = [{"prompt": talk("ab"), "completion": [said("assistant", "b"), said("assistant", "a")]}] * 2
 REFUSED = {
     "texts alone": ([{"text": "ab"}] * 2, [], "has texts alone, which do not tell the prompt from"),
     "no columns": ([{"question": "ab"}] * 2, [], "lacks prompt, completion"),
-    "no answers": ([{"messages": talk("a", "b", "c")}] * 2, [], "the last turn is not the assist"),
-    "a long completion": (LONG, [], "row 0 of"),
+    "no answers": ([{"messages": talk("a", "b", "c")}] * 2, [], "the last message is not the"),
+    "answers alone": ([{"messages": [said("assistant", "a")]}] * 2, [], "nothing"),
     "all of texts": (PLAIN, ["--dataset.turns", "all"], "prompts of"),
     "no such turns": (
         TALKS,

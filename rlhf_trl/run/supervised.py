@@ -34,9 +34,7 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     with train.reading(args, own.dataset):
         data = load_demonstrations(own.dataset, own.demonstrator)
     main_process = args.process_index == 0
-    for reason, count in data.dropped.items():
-        if count and main_process:
-            print(f"left out {count} rows: {reason}", flush=True)
+    train.report_dropped(data, args)
     lifted = args.chat_template_path is not None
     tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
     if data.conversational:
