@@ -180,15 +180,24 @@ def test_panels_are_written_at_the_start_and_on_time_and_differ(run, tmp_path):
     assert first["greedy"] == first["sampled"] and first["greedy"].startswith("<think></think>")
     assert last["greedy"] == last["sampled"] != first["greedy"]
 
-    late, _ = run(
+    late, out = run(
         *["sft", CONFIG, *given, *words, "--samples.start", "false", "--samples.max_tokens", 2],
         *["--samples.temperature", 1, "--samples.top_p", 1e-6],
+        *["--logging_strategy", "no", "--logging_first_step", "false"],
         folder=tmp_path / "late",
     )
+    assert out.splitlines()[-1] == "trained with seed 42; nothing is held out or logged"
     panels = {p.stem: json.loads(p.read_text()) for p in (late / "samples").iterdir()}
     assert sorted(panels) == ["step-000002", "step-000004"]
     assert panels["step-000004"][0]["sampled"] == panels["step-000004"][0]["greedy"]  # top_p
-    without, _ = run("sft", CONFIG, *given, folder=tmp_path / "without")
+    without, out = run(*["sft", CONFIG, *given, "--logging_steps", 5], folder=tmp_path / "without")
+    logged = json.loads((without / "log.json").read_text())
+    first, last = (next(e for e in log if "loss" in e) for log in (logged, logged[::-1]))
+    assert (first["step"], last["step"]) == (1, 5)
+    assert out.splitlines()[-1] == (
+        f"loss {first['loss']:.3f} -> {last['loss']:.3f} (of training; seed 42); nothing is held "
+        "out, so nothing was evaluated"
+    )
     assert weights(folder) == weights(late) == weights(without)
 
 
