@@ -1,6 +1,7 @@
 """Supervised fine-tuning on data of one's own: what is trained, packed, left out and refused."""
 
 import json
+from shutil import copytree
 
 import pytest
 import torch
@@ -154,6 +155,16 @@ def test_a_template_that_is_lifted_is_trained_answered_and_exported(run, own_mod
         assert AutoTokenizer.from_pretrained(folder / "model").chat_template == marked
         (panel, *_) = json.loads((folder / "samples" / "step-000040.json").read_text())
         assert panel["greedy"] == panel["sampled"] == "dc!"
+
+
+def test_a_base_model_without_a_template_takes_that_of_another(built, own_model, tmp_path):
+    base = tmp_path / "base"
+    copytree(own_model, base)
+    (base / "chat_template.jinja").unlink()
+    words = ["--model_name_or_path", base, "--chat_template_path", own_model]
+    trainer, _ = built([{"messages": talk("red", "blue")}], *words)
+    ids = trainer.train_dataset[0]["input_ids"]
+    assert trainer.processing_class.decode(ids) == "<|user|>red<|end|><|assistant|>blue<|end|>"
 
 
 def test_a_template_that_trl_knows_tells_turns_apart_without_marks(built, tmp_path):
