@@ -32,6 +32,7 @@ GEOMETRY = frozenset(
         *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
         *("num_generations", "num_generations_eval", "num_iterations", "reward_weights"),
         *("max_length", "max_completion_length", "mask_truncated_completions"),
+        "missing_eos_penalty",
         *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "neftune_noise_alpha"),
         *(f"vllm_importance_sampling_{name}" for name in _VLLM),
     )
