@@ -200,7 +200,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
             "out, or give a config of that trainer"
         )
     recipe = ("algorithm", "formulation", "dataset", "reward_funcs", "reward_model", "expect")
-    others = ("reward_aggregate", "max_samples", "samples")
+    others = ("reward_aggregate", "reward_model_strips_think", "max_samples", "samples")
     values = read_fields(path, [config, _import("ModelConfig")], [*recipe, *others])
     fields = _deciding(values)
     ours = {"correctness_reward": "right", "format_reward": "has_format"}

@@ -37,6 +37,7 @@ class PolicyGradientRun(Run):
     reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     reward_model: str | None = None
     reward_aggregate: str | None = None
+    reward_model_strips_think: bool = False  # it reads completions without <think>...</think>
 
 
 @dataclass(kw_only=True)

@@ -173,6 +173,11 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
             f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
             "scores it could choose from; name one, or remove it."
         )
+    if own.reward_model_strips_think and not own.reward_model:
+        raise InputError(
+            "reward_model_strips_think is true, but there is no reward_model that would read the "
+            "completions; name one, or remove it."
+        )
     tasks = GymTasks(own.dataset)
     rewards = []
     if own.reward_funcs or not own.reward_model:
@@ -180,7 +185,8 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
     check_generation_batch(args, tasks.train)
     tokenizer = load_tokenizer(model, args)
     if own.reward_model:
-        rewards.append(load_reward_model(own.reward_model, tokenizer, args, own.reward_aggregate))
+        how = (own.reward_aggregate, own.reward_model_strips_think)
+        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
     check_reward_weights(args, rewards)
     check_prompts(tasks.train + tasks.held_out, tokenizer, model, args)
     return tasks, {
