@@ -22,6 +22,7 @@ from typing import get_origin as type_origin
 
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.output import write_whole
+from rlhf_trl.run.launch import cpu_settings
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
 
 COMMAND_LINE = "command line"
@@ -115,7 +116,8 @@ def load_config(
     _check_generation_batch(config, {**settings, **trl_given}, trl_fields)
 
     checked = {**own_given, **trl_given, **model_given}
-    args, row = config.build({**settings, **trl_given}, trl_class, ()), None
+    settings |= trl_given | cpu_settings(trl_given, world_size())
+    args, row = config.build(settings, trl_class, ()), None
     if hasattr(trl_class, "resolve"):
         row = trl_class.resolve(args, own_run.algorithm, own_run.formulation)
         args = row.args
