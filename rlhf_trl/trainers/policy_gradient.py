@@ -3,20 +3,22 @@
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, isnan
 from typing import Any, ClassVar
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
+from trl.data_utils import is_conversational
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
-from rlhf_trl.rollouts.generate import neutral
+from rlhf_trl.rollouts.generate import Completion, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import OnTRL
 
@@ -187,6 +189,30 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         self._rewards_per_func, self._completion_ids = rewards, completion_ids_list
         self._ended = ended
         return rewards
+
+    def judge(
+        self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]
+    ) -> dict[str, list[float | None]]:
+        """Return the scores, those of all reward functions, and the reward they come to."""
+        mine = self.share(rows)
+        chat = is_conversational({"prompt": rows[0]["prompt"]})
+        texts = [said[i].text for i in mine]
+        pending = self._pending_extra_logs, self._pending_metrics  # of the next generation
+        self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
+        rewards = super()._calculate_rewards(
+            [{**rows[i], "finished": said[i].finished} for i in mine],
+            [rows[i]["prompt"] for i in mine],
+            [[{"role": "assistant", "content": t}] for t in texts] if chat else texts,
+            [said[i].ids for i in mine],
+        )
+        self._pending_extra_logs, self._pending_metrics = pending
+        rewards = rewards[: len(rows)]
+        weights = self.reward_weights.to(rewards.device)
+        columns = [[None if isnan(v) else v for v in each] for each in rewards.T.tolist()]
+        scores = super().judge(rows, said)
+        named = zip(self.reward_func_names, columns, strict=True)
+        scores |= {name: values for name, values in named if name not in scores}
+        return scores | {"reward": (rewards * weights).nansum(dim=1).tolist()}
 
     # Extends GRPOTrainer._generate_and_score_completions: the row's advantages replace TRL's.
     def _generate_and_score_completions(self, inputs):

@@ -1,0 +1,130 @@
+"""Demonstrations for supervised fine-tuning: those of the gym's tasks, and answers of files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlhf_trl.data import made
+from rlhf_trl.data.files import (
+    Examples,
+    FileData,
+    check_cells,
+    code,
+    is_list,
+    read_sides,
+    renamed,
+    table,
+)
+from rlhf_trl.data.gym import GymData, GymTasks
+from rlhf_trl.data.readers import check_reader
+from rlhf_trl.errors import InputError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ANSWERED = ("prompt", "completion")
+
+
+@dataclass
+class AnswersToLearn(FileData):
+    """A file or hub data set of `prompt` and `completion`, or of conversations in `messages`.
+
+    Trained are the `last` turn, which is the assistant's, or `all` turns of the assistant.
+    """
+
+    turns: str = field(default="last", metadata={"choices": ("last", "all")})
+
+
+DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervised fine-tuning
+
+
+def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Examples:
+    """Make or read the demonstrations that a `dataset:` block describes.
+
+    Args:
+        config: the block.
+        demonstrator: of gym tasks, `imperfect` or `right`; evaluation is on right answers.
+
+    Raises:
+        InputError: nothing to train on, or data that cannot be: see `checked_demonstrations`.
+    """
+    if isinstance(config, FileData):
+        check_reader(config.reader, "prompt/completion", "messages")
+        data = read_sides(config, None, checked_demonstrations)
+        if config.turns == "all" and not data.conversational:
+            raise InputError(
+                f"dataset.turns: all needs conversations, but prompts of {config.path} are texts; "
+                "write turns: last, or give messages."
+            )
+        return data
+    tasks = GymTasks(config)
+    train = made.demonstrations(tasks.train, demonstrator, config.seed)
+    return made.examples(train, made.demonstrations(tasks.held_out, "right"), tasks)
+
+
+def checked_demonstrations(
+    dataset: "Dataset", where: str, columns: Mapping[str, str]
+) -> tuple["Dataset", dict[str, int]]:
+    """Return prompts with their completions, and how many were left out.
+
+    The last of the `messages` is the completion, and those before it the prompt.
+
+    Raises:
+        InputError: see `renamed`; texts alone; an empty prompt or completion; a completion of more
+            than one message; no answer of the assistant at all.
+    """
+    there, columns = dataset.column_names, dict(columns)
+    messages = columns.pop("messages", None)
+    if messages is None and "messages" in there and "completion" not in {*there, *columns}:
+        messages = "messages"
+    if messages is not None:
+        columns["completion"] = messages
+    elif "text" in there and "completion" not in {*there, *columns}:
+        raise InputError(
+            f"dataset: {where} has texts alone, which do not tell the prompt from the answer to "
+            "learn; give prompt and completion, or messages."
+        )
+    else:
+        _check_single(dataset, where, columns)
+    dataset = renamed(dataset, where, columns, (ANSWERED,))
+    dropped = {}
+    for reason, keep in LEFT_OUT.items():
+        given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
+        found = dataset.filter(keep, batched=True, **given)
+        if not len(found):
+            raise InputError(f"dataset: in every row of {where} {reason}, so nothing is learned.")
+        dropped[reason] = len(dataset) - len(found)
+        dataset = found
+    check_cells(dataset, ANSWERED, where)
+    return dataset, dropped
+
+
+def _answered(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
+    ends = (c[-1] if isinstance(c, list) and c else {"role": "assistant"} for c in completions)
+    return [not isinstance(end, dict) or end.get("role") == "assistant" for end in ends]
+
+
+def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
+    return [p is not None or isinstance(c, str) for p, c in zip(prompts, completions, strict=True)]
+
+
+LEFT_OUT = {"the last turn is not the assistant's": _answered, "nothing comes before it": _asked}
+
+
+def _check_single(dataset: "Dataset", where: str, columns: Mapping[str, str]) -> None:
+    """Refuse completions of several messages behind a prompt of messages."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    prompts, completions = (columns.get(name, name) for name in ANSWERED)
+    if not {prompts, completions} <= {*dataset.column_names}:
+        return
+    cells = table(dataset.select_columns([prompts, completions]))
+    if not all(is_list(cells[name].type) for name in (prompts, completions)):
+        return
+    lengths = pc.fill_null(pc.list_value_length(cells[completions]), 0).to_numpy()
+    for n in np.flatnonzero(lengths > 1)[:1].tolist():
+        raise InputError(
+            f"dataset: row {n} of {where}: {completions} has {lengths[n]} messages, of which only "
+            "the last could be trained; give the whole conversation as messages."
+        )
