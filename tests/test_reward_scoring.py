@@ -217,6 +217,30 @@ def test_an_answer_is_finished_where_the_trainer_says_so(models):
     assert told == [by_token[0], by_token[1], by_token[0]] and by_token[0] != by_token[1]
 
 
+def test_thoughts_are_not_read_if_that_is_asked(models):
+    folder, _ = models("orm")
+    said = {
+        "cd": "cd",
+        "<think>ab</think>\n\ncd": "cd",
+        "<think>ab</think>c<think>\nab</think>d": "cd",
+        "ab</think> cd": "cd",  # opened by the prompt
+        "cd<think>ab": "cd",  # cut off
+    }
+    read, plain = (
+        load_reward_model(folder, build_tokenizer(), ARGS, None, strips) for strips in (True, False)
+    )
+
+    def scores(function, texts):
+        return function(prompts=["ab"] * len(texts), **as_policy(texts, [True] * len(texts)))
+
+    expected = scores(plain, list(said.values()))
+    assert scores(read, list(said)) == pytest.approx(expected, abs=2e-6)
+    assert scores(plain, list(said))[1:] != pytest.approx(expected[1:], abs=1e-3)
+    given = {"prompts": ["ab"], "completion_ids": [[EOS]]}
+    text = {"completions": ["<think>ab</think>cd"]}
+    assert read(**given, **text) == plain(**given, completions=["cd"])
+
+
 @pytest.mark.parametrize("kind", ["reward", "orm", "prm"])
 def test_plain_texts(tmp_path, kind):
     """Prompt and completion are texts, not messages."""

@@ -32,6 +32,7 @@ GEOMETRY = frozenset(
         *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
         *("num_generations", "num_generations_eval", "num_iterations", "reward_weights"),
         *("max_length", "max_completion_length", "mask_truncated_completions"),
+        "missing_eos_penalty",
         *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "neftune_noise_alpha"),
         *(f"vllm_importance_sampling_{name}" for name in _VLLM),
     )
@@ -199,7 +200,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
             "out, or give a config of that trainer"
         )
     recipe = ("algorithm", "formulation", "dataset", "reward_funcs", "reward_model", "expect")
-    others = ("reward_aggregate", "max_samples", "samples")
+    others = ("reward_aggregate", "reward_model_strips_think", "max_samples", "samples")
     values = read_fields(path, [config, _import("ModelConfig")], [*recipe, *others])
     fields = _deciding(values)
     ours = {"correctness_reward": "right", "format_reward": "has_format"}

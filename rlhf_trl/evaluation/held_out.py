@@ -127,7 +127,7 @@ class AnswersHeldOut:
                 self.model_wrapped,
                 self.accelerator,
                 gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+                gradient_checkpointing_kwargs=self.args.activation_checkpointing_kwargs,
             ) as model,
             seeded(self.args.seed + self.accelerator.process_index, device),
             DistributedBackend(self.accelerator).summon_full_params(

@@ -38,6 +38,7 @@ class PolicyGradientRun(Run):
     reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     reward_model: str | None = None
     reward_aggregate: str | None = None
+    reward_model_strips_think: bool = False  # it reads completions without <think>...</think>
     samples: Samples = field(default_factory=Samples)
 
 

@@ -174,6 +174,11 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
             f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
             "scores it could choose from; name one, or remove it."
         )
+    if own.reward_model_strips_think and not own.reward_model:
+        raise InputError(
+            "reward_model_strips_think is true, but there is no reward_model that would read the "
+            "completions; name one, or remove it."
+        )
     with reading(args, own.dataset):
         data = load_prompts(own.dataset)
     report_dropped(data, args)
@@ -184,7 +189,8 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
     check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(model, args, data.conversational)
     if own.reward_model:
-        rewards.append(load_reward_model(own.reward_model, tokenizer, args, own.reward_aggregate))
+        how = (own.reward_aggregate, own.reward_model_strips_think)
+        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
     check_reward_weights(args, rewards)
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, model, args)

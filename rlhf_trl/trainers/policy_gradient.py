@@ -42,6 +42,8 @@ class PolicyGradientConfig(RowConfig, GRPOConfig):
             answer and 0 for a wrong one (DAPO, MaxRL).
         format_reward (`str`, *optional*): name of the reward function that must be 1 as well for
             a success (MaxRL).
+        missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
+            cut off (all but MaxRL, which reads successes).
         soft_punish_cache (`int`, *optional*): tokens before max_completion_length over which the
             penalty of long completions grows (DAPO).
         dynamic_sampling_rounds (`int`, *optional*): how often groups without contrast are sampled
@@ -68,6 +70,7 @@ class PolicyGradientConfig(RowConfig, GRPOConfig):
     importance_cap: float | None = of_the_row("Largest importance weight.")
     correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer.")
     format_reward: str | None = of_the_row("Reward that must be 1 as well for a success.")
+    missing_eos_penalty: float | None = of_the_row("Taken from a cut-off completion's reward.")
     soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
     dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
 
@@ -184,6 +187,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
                 "let at least one of them return a number for every sample."
             )
         self._rewards_per_func, self._completion_ids = rewards, completion_ids_list
+        self._ended = ended
         return rewards
 
     def judge(
@@ -239,6 +243,9 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
                 self.max_completion_length,
                 self.args.soft_punish_cache,
             )
+        if penalty := self.args.missing_eos_penalty:
+            ended = torch.tensor(self._ended, device=rewards.device)
+            rewards = rewards - penalty * ~self.accelerator.gather(ended)
         advantages = self._advantages(output, rewards, training)
         output["advantages"] = advantages
         if advantages.dim() == 2:  # shown as their mean over the completion
@@ -492,6 +499,8 @@ def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:
                 f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
                 f"({limit})."
             )
+    if (penalty := args.missing_eos_penalty) is not None and not penalty >= 0:
+        raise InputError(f"missing_eos_penalty is {penalty}; write 0 or more.")
     if (decay := args.baseline_decay) is not None and not 0 <= decay <= 1:
         raise InputError(f"baseline_decay is {decay}; write a number between 0 and 1.")
     if (rounds := args.dynamic_sampling_rounds) is not None and rounds < 0:
