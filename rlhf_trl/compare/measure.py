@@ -30,36 +30,6 @@ class Measured:
     gradient: Tensor
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two measurements of the same batch.
-
-    Attributes:
-        trainer: the trainer's side.
-        reference: the side that it is held against.
-    """
-
-    trainer: Measured
-    reference: Measured
-
-    @property
-    def relative_error(self) -> float:
-        """|g_trainer - g_reference| / |g_reference|."""
-        difference = (self.trainer.gradient - self.reference.gradient).norm()
-        return float(difference / self.reference.gradient.norm())
-
-    @property
-    def cosine(self) -> float:
-        """Cosine of the angle between the gradients."""
-        ours, theirs = self.trainer.gradient, self.reference.gradient
-        return float(ours @ theirs / (ours.norm() * theirs.norm()))
-
-    @property
-    def norm_ratio(self) -> float:
-        """|g_trainer| / |g_reference|."""
-        return float(self.trainer.gradient.norm() / self.reference.gradient.norm())
-
-
 def fix_completions(trainer: Any, completion: Completion) -> None:
     """Let `completion(prompt_ids, index_in_group, call)` answer in place of the model.
 
@@ -139,33 +109,3 @@ def flat_gradient(model: Module) -> Tensor:
         if p.requires_grad
     ]
     return torch.cat(parts).detach().double().cpu()
-
-
-def plain_copy(trainer: Any) -> Module:
-    """Return a fresh model of plain transformers with the weights that the trainer has now."""
-    from transformers import AutoModelForCausalLM
-
-    plain = AutoModelForCausalLM.from_config(trainer.model.config)
-    plain.load_state_dict(trainer.model.state_dict())
-    return plain.train(trainer.model.training)
-
-
-def measure(
-    trainer: Any, source: Iterator[Any], reference: Callable[[Module, list[Batch]], Tensor]
-) -> Comparison:
-    """Measure one accumulation window of the trainer and of a reference.
-
-    Args:
-        trainer: a GRPOTrainer on one process, its completions fixed.
-        source: what `batches` returned.
-        reference: takes a plain model with the trainer's weights and the micro-batches of the
-            window; returns the scalar loss, differentiable in the model's parameters.
-
-    Returns:
-        Both sides.
-    """
-    ours, window = accumulate(trainer, source)
-    plain = plain_copy(trainer)
-    loss = reference(plain, window)
-    loss.backward()
-    return Comparison(ours, Measured(float(loss.detach()), flat_gradient(plain)))

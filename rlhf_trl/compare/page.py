@@ -1,6 +1,5 @@
 """The generated page: what the book says, what TRL computes, measured on the installed release."""
 
-import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -225,36 +224,3 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.4, 1.0))
     write_whole(path, lambda part: figure.savefig(part, dpi=110, format="png"))
-
-
-# --- is a committed page still true? -------------------------------------------------------------
-
-_NUMBER = re.compile(r"(?<![\w.`#/])[-+]?\d+\.\d+(?:e[-+]?\d+)?(?![\w.])|\b\d+e[-+]\d+\b")
-
-
-def untrue(committed: str, measured: str, tolerance: float = 0.01) -> list[str]:
-    """Return the lines of a page that a new measurement contradicts.
-
-    Args:
-        committed: the page as it is.
-        measured: the page as it would be generated now.
-        tolerance: how far a number may be off, absolutely; numbers below 1e-4 only need to stay
-            there.
-
-    Returns:
-        "committed -> measured" for each line that differs in words, verdicts or numbers.
-    """
-    old, new = committed.splitlines(), measured.splitlines()
-    if len(old) != len(new):
-        return [f"{len(old)} lines -> {len(new)} lines"]
-    return [f"{a} -> {b}" for a, b in zip(old, new, strict=True) if not _agree(a, b, tolerance)]
-
-
-def _agree(one: str, other: str, tolerance: float) -> bool:
-    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
-        return False
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return all(
-        abs(float(a) - float(b)) <= tolerance and (abs(float(a)) < 1e-4) == (abs(float(b)) < 1e-4)
-        for a, b in pairs
-    )
