@@ -150,7 +150,7 @@ def shaped_rewards(
     if row.kl != "reward" or not params["beta"]:
         return rewards
     rollout_logps = (logps if old_logps is None else old_logps).detach()
-    per_token = _kl(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
+    per_token = kl_estimate(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
     penalise = _function(book.rewards, row.kl_penalty)
     return _call(penalise, params, {"rewards": rewards, "kl": per_token, "mask": mask})
 
@@ -234,7 +234,7 @@ def surrogate_loss(
     if token_weights is not None:
         losses = losses * masked(token_weights, mask)
     if row.kl == "loss" and params["beta"]:
-        losses = losses + params["beta"] * _kl(row, params, logps, masked(ref_logps, mask))
+        losses = losses + params["beta"] * kl_estimate(row, params, logps, masked(ref_logps, mask))
     if row.value_loss != "none":
         old_values = masked(old_values, mask)
         if returns is None:
@@ -585,7 +585,9 @@ def _call(
     return function(**{name: known[name] for name in names if name in known})
 
 
-def _kl(row: PolicyGradient, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor) -> Tensor:
+def kl_estimate(
+    row: PolicyGradient, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor
+) -> Tensor:
     """Return the KL estimate per token, (B, T), in the row's sign."""
     prefix = "code_" if row.kl_sign == "code" else ""
     return getattr(book.kl, prefix + params["kl_estimator"])(logps, ref_logps)

@@ -17,9 +17,10 @@ from typing import Any
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation, formulation
 from rlhf_trl.compare import pairs, policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, Result
+from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.models import quiet, trainer_fields
 from rlhf_trl.compare.policy import PolicyBatch
-from rlhf_trl.compare.rows import Book, Row, Stock
+from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
 

@@ -1,17 +1,19 @@
-"""The harness: loss and gradient of a trainer and of a reference on the same fixed batch.
+"""The harness: the two sides of a comparison, and a trainer's loss and gradient on a fixed batch.
 
 A fixed batch is a data set and completions that depend on nothing but the prompt, the place in the
 group and the number of the call. Everything behind generation is the trainer's own: scoring,
 advantages, shuffling, splitting, loss, accumulation.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+
+from rlhf_trl.algorithms import Formulation, formulation
 
 Batch = dict[str, Any]
 Completion = Callable[[tuple[int, ...], int, int], list[int]]
@@ -19,15 +21,41 @@ Completion = Callable[[tuple[int, ...], int, int], list[int]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one accumulation window gives.
+    """What one accumulation window gives."""
 
-    Attributes:
-        loss: the sum over the window's micro-batches of the scaled losses.
-        gradient: (N,) with respect to all parameters, by sorted name, flattened, in float64.
-    """
+    loss: float  # the sum over the window's micro-batches of the scaled losses
+    gradient: Tensor  # (N,) in all parameters, by sorted name, flattened, in float64
 
-    loss: float
-    gradient: Tensor
+
+@dataclass(frozen=True)
+class Book:
+    """A side of a comparison: the public function, with parameters that are not the row's own."""
+
+    algorithm: str
+    formulation: str = "chapter"
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How it is called in a table."""
+        return self.formulation
+
+    @property
+    def row(self) -> Formulation:
+        """What the table of algorithms says of it."""
+        return formulation(self.algorithm, self.formulation)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A side of a comparison: a trainer of TRL, with fields of its config."""
+
+    config: Mapping[str, Any]
+    label: str  # how it is called in a table
+    trainer: str = "GRPOTrainer"
+    columns: tuple[str, ...] = ()  # further columns of the data set
+    classes: tuple[type, type] | None = None  # trainer and config, where they are not TRL's own
+    also: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the trainer
 
 
 def fix_completions(trainer: Any, completion: Completion) -> None:
