@@ -14,7 +14,14 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation, formulation
+from rlhf_trl.algorithms import (
+    ALGORITHMS,
+    LOSS_FIELDS,
+    SHARED_FIELDS,
+    Formulation,
+    algorithm,
+    formulation,
+)
 from rlhf_trl.compare import pairs, policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, Result
 from rlhf_trl.compare.measure import Book, Stock
@@ -50,25 +57,17 @@ GATED = frozenset(
 
 @dataclass(frozen=True)
 class Subject:
-    """What a user wants to know about.
+    """What a user wants to know about."""
 
-    Attributes:
-        label: its file, its class, or both.
-        base: the stock trainer it is or derives from.
-        classes: trainer and config class.
-        fields: the user's fields that decide the loss.
-        schedule: the user's accumulation and steps per generation.
-        also: further arguments of the trainer: the algorithm of a config of this project.
-        left_out: fields of the user's that the batches replace or that nothing here exercises.
-    """
-
-    label: str
-    base: str
-    classes: tuple[type, type]
-    fields: Mapping[str, Any]
+    label: str  # its file, its class, or both
+    base: str  # the stock trainer it is or derives from
+    classes: tuple[type, type]  # trainer and config
+    fields: Mapping[str, Any]  # the user's that decide the loss
+    # the user's accumulation and steps per generation
     schedule: Mapping[str, int] = field(default_factory=dict)
+    # further arguments of the trainer: the algorithm of a config of this project
     also: Mapping[str, Any] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # fields that the batches replace or that nothing exercises
 
     @property
     def batches(self) -> list[PolicyBatch]:
@@ -85,37 +84,23 @@ class Subject:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a subject is from a formulation of an algorithm.
-
-    Attributes:
-        algorithm: its name.
-        formulation: "chapter" or "code"; "trl" where stock TRL has a loss of its own.
-        equal: whether the gradients agree on every batch.
-        worst: the batch on which they differ most.
-        on_policy: whether they agree on the on-policy batch; None where there is none.
-        changes: fields to change, with the values to give them.
-        then: the worst batch after these changes, measured; None if there is nothing to change.
-        why: why no settings give equality, where the table says so.
-        untested: fields that are set and act only where no batch of these may come.
-    """
+    """How far a subject is from a formulation of an algorithm."""
 
     algorithm: str
-    formulation: str
-    equal: bool
-    worst: Result
-    on_policy: bool | None
-    changes: Mapping[str, Any]
-    then: Result | None
-    why: str
-    untested: tuple[str, ...] = ()
+    formulation: str  # "chapter" or "code"; "trl" where stock TRL has a loss of its own
+    equal: bool  # whether the gradients agree on every batch
+    worst: Result  # on the batch on which they differ most
+    on_policy: bool | None  # whether they agree on the on-policy batch; None where there is none
+    changes: Mapping[str, Any]  # fields to change, with the values to give them
+    then: Result | None  # the worst after these changes, measured; None with nothing to change
+    why: str  # why no settings give equality, where the table says so
+    untested: tuple[str, ...] = ()  # fields that act only where no batch of these may come
 
 
 def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
-    """Read a config, a trainer's dotted name, or both.
+    """Read a config, of ours or as `trl grpo --config` takes it, a trainer's dotted name, or both.
 
-    Args:
-        path: YAML of one of our recipes, or as `trl grpo --config` takes it.
-        trainer: such as "mypackage.MyTrainer" or "GRPOTrainer"; None: told from the config's keys.
+    A trainer that is not named, such as "mypackage.MyTrainer", is told from the config's keys.
     """
     given = read_config(path) if path else {}
     label = ", ".join(str(part) for part in (path, trainer) if part)
@@ -167,32 +152,33 @@ def _schedule(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _our_trainer(path: str, name: str, row: Formulation) -> tuple[type, type]:
+_OURS = {
+    "grpo": "policy_gradient.PolicyGradient",
+    "dpo": "direct_alignment.Preference",
+    "orpo": "orpo.OddsRatio",
+}
+"""Our trainers and configs by recipe."""
+
+
+def _our_trainer(path: str, name: str) -> tuple[type, type]:
     """Return trainer and config class of the recipe that trains an algorithm."""
-    if name == "ppo" or row.trainer in ("KTOTrainer", "RewardTrainer"):
+    recipe = algorithm(name).recipe
+    if recipe not in _OURS:
         raise InputError(
             f"{path}: a config for {name} is not compared: PPO needs its value model, KTO an order "
             "of its own, and stock TRL trains reward models; give the stock trainer's config, if "
             "there is one"
         )
-    if row.trainer == "GRPOTrainer":
-        from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
-
-        return PolicyGradientTrainer, PolicyGradientConfig
-    if row.trainer == "ORPOTrainer":
-        from rlhf_trl.trainers.orpo import OddsRatioConfig, OddsRatioTrainer
-
-        return OddsRatioTrainer, OddsRatioConfig
-    from rlhf_trl.trainers.direct_alignment import PreferenceConfig, PreferenceTrainer
-
-    return PreferenceTrainer, PreferenceConfig
+    home, _, stem = _OURS[recipe].partition(".")
+    module = import_module(f"rlhf_trl.trainers.{home}")
+    return getattr(module, f"{stem}Trainer"), getattr(module, f"{stem}Config")
 
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
     """Return a config of our own recipes as a subject."""
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
-    own_class, config = _our_trainer(path, name, row)
+    own_class, config = _our_trainer(path, name)
     cls = _class(trainer) if trainer else own_class
     if not issubclass(cls, own_class):
         raise InputError(
@@ -302,9 +288,7 @@ _LOSSES = {
 def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[Distance]:
     """Measure how far a subject is from formulations of algorithms, equal and close ones first.
 
-    Args:
-        subject: the config or trainer.
-        wanted: (algorithm, formulation) pairs; none: all that the trainer could compute.
+    `wanted` has (algorithm, formulation) pairs; none: all that the trainer could compute.
     """
     matrix = Matrix()
     names = wanted or [

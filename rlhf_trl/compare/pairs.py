@@ -19,10 +19,12 @@ from torch.nn.functional import pad
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
+    UNPAIRED,
     drawn,
     drifted,
     make_trainer,
     parameter_gradient,
+    rows_for,
     untrained,
     untrained_scorer,
     untrained_token_scorer,
@@ -48,7 +50,6 @@ TOKENS = "tokens"
 _MODELS = {"RewardTrainer": untrained_scorer, TOKENS: untrained_token_scorer}
 
 _EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
-_UNPAIRED = ("KTOTrainer", "SFTTrainer")
 
 DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
 """Trainers that compute in the model's precision; the others' fused head accumulates in float32."""
@@ -160,17 +161,9 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
             "rejected": _text(lengths[1], "rejected", i),
         }
         pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
-    if trainer not in _UNPAIRED:
-        return pairs
-    if trainer == "SFTTrainer":
-        return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
     # neighbours never share a prompt; five of eight are wanted where lengths are ragged, four else
     wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
-    labels = [bool(wanted[i % 8]) for i in range(len(pairs))]
-    return [
-        {"prompt": p["prompt"], "completion": p["chosen" if label else "rejected"], "label": label}
-        for p, label in zip(pairs, labels, strict=True)
-    ]
+    return rows_for(trainer, pairs, [bool(wanted[i % 8]) for i in range(len(pairs))])
 
 
 def build_trainer(
@@ -187,7 +180,7 @@ def build_trainer(
     """
     kind = base_name(trainer)
     window = {
-        "per_device_train_batch_size": 2 * PAIRS if kind in _UNPAIRED else PAIRS,
+        "per_device_train_batch_size": 2 * PAIRS if kind in UNPAIRED else PAIRS,
         "gradient_accumulation_steps": batch.accumulation,
     }
     if kind in DOUBLE:  # the others take a folder, and load the reference from it
