@@ -5,6 +5,7 @@ import json
 import pytest
 from conftest import ROOT, cause
 from own_model import TEMPLATE, conversations, judged, preferences, prompts, said, write_lines
+from peft import AutoPeftModelForCausalLM
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -93,6 +94,23 @@ def test_prompts_may_be_texts_and_nothing_held_out(run, own_model, tmp_path):
     assert json.loads((folder / "summary.json").read_text())["before"] == {}
     last = out.splitlines()[-1]
     assert last.startswith("reward ") and "(of training; seed 42); nothing is held out" in last
+
+
+def test_lora_learns_every_turn_in_packed_rows(run, own_model, tmp_path):
+    folder, _ = run(
+        *["sft", ROOT / "configs" / "own" / "sft", *words("sft", own_model, tmp_path)],
+        *["--dataset.eval_size", 8, "--dataset.turns", "all", "--packing", "--max_length", 128],
+        *["--use_peft", "--lora_r", 4, "--lora_target_modules", "all-linear"],
+        *["--samples.every", 4, "--learning_rate", "1e-2"],
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["after"]["eval_loss"] < summary["before"]["eval_loss"]
+    model = AutoPeftModelForCausalLM.from_pretrained(folder / "model")
+    assert {"lora_A", "lora_B"} <= {
+        part for n, _ in model.named_parameters() for part in n.split(".")
+    }
+    panels = sorted(path.stem for path in (folder / "samples").iterdir())
+    assert panels == ["step-000000", "step-000004"]
 
 
 @pytest.mark.multiprocess

@@ -246,6 +246,13 @@ REFUSED = {
     "no columns": ([{"question": "ab"}] * 2, [], "lacks prompt, completion"),
     "no answers": ([{"messages": talk("a", "b", "c")}] * 2, [], "the last message is not the"),
     "answers alone": ([{"messages": [said("assistant", "a")]}] * 2, [], "nothing"),
+    "other keys": (
+        *(
+            [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]
+            * 2,
+        ),
+        *(["--dataset.columns.messages", "conversations"], "not of messages with role and content"),
+    ),
     "all of texts": (PLAIN, ["--dataset.turns", "all"], "prompts of"),
     "no such turns": (
         TALKS,

@@ -83,12 +83,16 @@ def checked_demonstrations(
             "learn; give prompt and completion, or messages."
         )
     split = renamed(dataset, where, columns, (ANSWERED,))
+    check_cells(split, ["completion"], where)
     given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
     found = split.filter(_asked, batched=True, **given)
     if not len(found):
         raise InputError(f"dataset: in all {len(dataset)} rows of {where} {UNASKED}.")
-    check_cells(found, ANSWERED, where)
-    return found, {UNANSWERED: len(dataset) - len(split), UNASKED: len(split) - len(found)}
+    dropped = {UNANSWERED: len(dataset) - len(split), UNASKED: len(split) - len(found)}
+    if not dropped[UNASKED]:
+        found = split  # whose rows are neighbors in the file
+    check_cells(found, ["prompt"], where)
+    return found, dropped
 
 
 def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
