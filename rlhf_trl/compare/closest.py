@@ -170,6 +170,8 @@ def _our_trainer(path: str, name: str) -> tuple[type, type]:
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
     """Return a config of our own recipes as a subject."""
+    from trl import ModelConfig
+
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
     own_class, config = _our_trainer(path, name)
@@ -181,7 +183,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
         )
     recipe = ("algorithm", "formulation", "dataset", "reward_funcs", "reward_model", "expect")
     others = ("reward_aggregate", "max_samples", "samples")
-    values = read_fields(path, [config, _import("ModelConfig")], [*recipe, *others])
+    values = read_fields(path, [config, ModelConfig], [*recipe, *others])
     fields = _deciding(values)
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
     # no completion of the batches comes near the penalty, and no group is sampled again
@@ -193,10 +195,6 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
         fields = dict(row.settings) | fields
     also = {"algorithm": name, "formulation": which}
     return Subject(label, pairs.base_name(cls), (cls, config), values, fields, also)
-
-
-def _import(name: str) -> Any:
-    return getattr(import_module("trl"), name)
 
 
 def _class(dotted: str) -> type:
@@ -227,8 +225,9 @@ def _config_class(trainer: type, stock: type) -> type:
 
 
 def _checked(path: str | Path, config: type) -> dict[str, Any]:
-    others = ("ModelConfig", "ScriptArguments", "DatasetMixtureConfig")
-    classes = [config, *map(_import, others)]
+    import trl
+
+    classes = [config, trl.ModelConfig, trl.ScriptArguments, trl.DatasetMixtureConfig]
     scripts = ("reward_funcs", "reward_model_name_or_path", "env")
     unknown = [name for name in scripts if not any(f.name == name for f in fields_of(config))]
     # TRL's own parser takes booleans for scale_rewards

@@ -54,14 +54,12 @@ def untrained_token_scorer() -> Module:
     """Return the model with a scalar head on every token, without bias and dropout."""
     from transformers import AutoModelForTokenClassification
 
-    model = _with_head(AutoModelForTokenClassification)
-    model.dropout.p = 0.0
-    return model
+    return _with_head(AutoModelForTokenClassification)
 
 
 def _with_head(auto: Any) -> Module:
     body = untrained()
-    body.config.num_labels = 1
+    body.config.num_labels, body.config.classifier_dropout = 1, 0.0
     with torch.random.fork_rng(devices=[]):
         model = auto.from_config(body.config)
     model.load_state_dict(body.state_dict(), strict=False)

@@ -222,11 +222,7 @@ class PairWindow:
             trainer.model.double()
         measured, prepared = measure.accumulate(trainer, measure.batches(trainer))
         key = "chosen_input_ids" if "chosen_input_ids" in self.prepared[0] else "input_ids"
-        if not measure.same(prepared, self.prepared, key):
-            raise InputError(
-                f"{type(trainer).__name__} changed the token ids of the fixed batch; compare needs "
-                "a trainer whose loss sees the texts that it was given, whole"
-            )
+        measure.check_same(trainer, prepared, self.prepared, key)
         return measured
 
     def _view(self) -> PairView:

@@ -174,11 +174,7 @@ class PolicyWindow:
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
         measured, micro = self._run(trainer)
-        if not measure.same(micro, self.micro, "completion_ids"):
-            raise InputError(
-                f"{type(trainer).__name__} changed the completions of the fixed batch; compare "
-                "needs a trainer whose loss sees the completions that were generated"
-            )
+        measure.check_same(trainer, micro, self.micro, "completion_ids")
         return measured
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
