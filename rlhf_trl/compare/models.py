@@ -100,6 +100,13 @@ def drawn(*key: Any) -> random.Random:
     return random.Random(hashlib.sha256(repr(key).encode()).hexdigest())
 
 
+def token_logps(model: Module, ids: Tensor, attention: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return (R, S - 1) log-probabilities of all tokens but the first, 0 on padding."""
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
+    logps = torch.log_softmax(logits / temperature, -1)
+    return logps.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) * attention[:, 1:]
+
+
 def parameter_gradient(model: Module, outputs: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient of sum(weights * outputs) in all parameters, (N,), by sorted name."""
     named = sorted(model.named_parameters())
