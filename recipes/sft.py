@@ -1,14 +1,14 @@
-"""Supervised fine-tuning (chapter 4) on TRL's SFTTrainer; rebuilds the embedded warm start.
+"""Supervised fine-tuning (chapter 4) on TRL's SFTTrainer.
 
 accelerate launch --config_file configs/accelerate/cpu.yaml recipes/sft.py \
     --config configs/tiny/sft.yaml
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.fields import GymData
+from rlhf_trl.run.fields import DemonstrationData, Samples
 from rlhf_trl.run.launch import Expect, recipe
 
 
@@ -16,9 +16,10 @@ from rlhf_trl.run.launch import Expect, recipe
 class Run:
     """The fields of this recipe beside TRL's SFTConfig and ModelConfig."""
 
-    dataset: GymData
-    demonstrator: Literal["imperfect", "right"] = "imperfect"
-    max_completion_length: int = 64  # of the answers that evaluation generates
+    dataset: DemonstrationData
+    demonstrator: Literal["imperfect", "right"] = "imperfect"  # of reasoning-gym tasks
+    max_completion_length: int = 64  # of generated answers
+    samples: Samples = field(default_factory=Samples)
     expect: Expect | None = None
 
 
@@ -26,7 +27,7 @@ def main() -> None:
     """Parse, load, train, evaluate, save, report."""
     loaded = load_config(Run, "SFTConfig")
 
-    from rlhf_trl.run.train import train_supervised
+    from rlhf_trl.run.supervised import train_supervised
     from rlhf_trl.trainers.sft import AnsweringSFTTrainer
 
     train_supervised(loaded, AnsweringSFTTrainer)

@@ -122,7 +122,7 @@ def main() -> None:
             save_strategy="no",
             report_to="none",
             bf16=False,
-            gradient_checkpointing=False,
+            activation_checkpointing=False,
             use_cpu=True,
             disable_tqdm=True,
         )

@@ -81,6 +81,16 @@ def refused(run):
     return refused
 
 
+@pytest.fixture(scope="session")
+def own_model(tmp_path_factory):
+    """The folder of a small model with its own tokenizer and chat template: see own_model.py."""
+    from own_model import make_model
+
+    folder = tmp_path_factory.mktemp("own") / "model"
+    make_model(folder)
+    return folder
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Run a recipe through `accelerate launch`; return the finished process, output as text."""

@@ -187,9 +187,10 @@ def test_sample_panels_take_turns_and_reach_wandb(run, monkeypatch, tmp_path):
     shown = [json.loads(p.read_text()) for p in sorted((folder / "samples").glob("*.json"))]
     evaluation = json.loads((folder / "evaluations" / "step-000002.json").read_text())
     questions = [answer["question"] for answer in evaluation["answers"]]
-    assert [row["prompt"][-1]["content"] for panel in shown for row in panel] == questions[:6]
+    asked = [[row["prompt"][-1]["content"] for row in panel] for panel in shown]
+    assert asked == [questions[:3], questions[:3], questions[3:6]]  # at steps 0, 1 and 2
     greedy = [answer["greedy"] for answer in evaluation["answers"]]
-    assert [row["greedy"] for row in shown[1]] == greedy[3:6]
+    assert [row["greedy"] for row in shown[2]] == greedy[3:6]
 
 
 def test_sample_panels_of_a_file_do_not_change_training(run, tmp_path):
@@ -197,7 +198,7 @@ def test_sample_panels_of_a_file_do_not_change_training(run, tmp_path):
     panels = ["--samples.every", 1, "--samples.file", tmp_path / "prompts.txt"]
     fixed = ["--samples.choice", "fixed", "--samples.count", 1]
     folder, _ = run("orpo", "orpo", *SMALL, *panels, *fixed, folder=tmp_path / "with")
-    for step in (1, 2):
+    for step in (0, 1, 2):
         (row,) = json.loads((folder / "samples" / f"step-{step:06d}.json").read_text())
         assert row["prompt"] == [{"role": "user", "content": "first"}]
     plain, _ = run("orpo", "orpo", *SMALL, folder=tmp_path / "without")

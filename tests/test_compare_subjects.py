@@ -293,6 +293,9 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     path.write_text("{loss_type: grpo, num_generations: 8, mask_truncated_completions: true}")
     main(["compare", "--config", str(path), "--algorithms", "grpo"])
     assert "not measured: mask_truncated_completions, num_generations" in capsys.readouterr().out
+    path.write_text("{algorithm: grpo, missing_eos_penalty: 1.0}")
+    main(["compare", "--config", str(path), "--algorithms", "grpo"])
+    assert "not measured: missing_eos_penalty" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

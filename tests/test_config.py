@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+import warnings
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -268,6 +269,40 @@ def test_the_same_command_line_means_what_it_means_to_trl(load):
     assert asdict(loaded.model) == asdict(model_args)
     assert loaded.trl.to_dict() == trl_args.to_dict()
     assert trl_args.learning_rate == 1e-4 and model_args.use_peft  # the oracle read something
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "expected"),
+    [
+        ("", (), True),  # TRL's default
+        ("activation_checkpointing: null\n", (), True),
+        ("gradient_checkpointing: false\n", (), False),
+        ("activation_checkpointing: false\n", (), False),
+        ("gradient_checkpointing: true\nactivation_checkpointing: true\n", (), True),
+        ("activation_checkpointing: true\n", ("--gradient_checkpointing", "false"), False),
+        ("gradient_checkpointing: true\n", ("--activation_checkpointing", "false"), False),
+        ("extends: base.yaml\ngradient_checkpointing: false\n", (), False),
+    ],
+)
+def test_the_old_name_of_activation_checkpointing_is_the_new_one(load, text, argv, expected):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        files = {"base.yaml": "activation_checkpointing: true\n"}
+        loaded = load(text, *argv, files=files)
+    both = (loaded.trl.activation_checkpointing, loaded.trl.gradient_checkpointing)
+    assert both == (expected, expected)
+    assert "gradient_checkpointing" not in loaded.given
+
+
+def test_the_old_and_the_new_name_with_different_values(load):
+    text = "gradient_checkpointing: true\nactivation_checkpointing: false\n"
+    sentence = refusal(load, text)
+    assert "x.yaml: gradient_checkpointing is the old name of activation_checkpointing" in sentence
+    argv = ["--gradient_checkpointing_kwargs.use_reentrant", "true"]
+    loaded = load("", *argv).trl
+    assert loaded.activation_checkpointing_kwargs == {"use_reentrant": True}
+    argv += ["--activation_checkpointing_kwargs.use_reentrant", "false"]
+    assert "command line: gradient_checkpointing_kwargs is the old" in refusal(load, "", *argv)
 
 
 @dataclass

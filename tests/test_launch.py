@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from conftest import cause, same_environment
 from safetensors.torch import save_file
 from transformers.training_args import OptimizerNames
@@ -15,6 +16,7 @@ from transformers.training_args import OptimizerNames
 from rlhf_trl import output
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
+from rlhf_trl.run.config import load_config
 from rlhf_trl.run.launch import Expect
 
 
@@ -145,6 +147,71 @@ def test_first_line_states_what_the_accelerator_computes_in(monkeypatch, launche
     names = {"no": "float32", "bf16": "bfloat16"}
     assert names[trainer.accelerator.mixed_precision] == word
     assert f"strategy none, {word}, adamw" in launch.describe_launch(trainer.args, "grpo")
+
+
+NO_GPU = {"WORLD_SIZE": "1", "ACCELERATE_USE_CPU": "false", "ACCELERATE_MIXED_PRECISION": "no"}
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Load a config as under a launch, with or without a GPU."""
+
+    def settled(given="", gpu=False, processes=1, **environment):
+        for name, value in {**NO_GPU, **environment}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+        return launch.cpu_settings(yaml.safe_load(given) or {}, processes)
+
+    return settled
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "found"),
+    [
+        ("", {}, (True, False)),
+        ("bf16: null", {}, (True, False)),
+        ("bf16: true", {}, (True, True)),
+        ("use_cpu: true", {"gpu": True}, (True, False)),
+        ("", {"gpu": True, "ACCELERATE_USE_CPU": "true"}, (True, False)),
+        ("bf16: true", {"ACCELERATE_MIXED_PRECISION": "bf16"}, (True, True)),
+        ("use_cpu: true", {"processes": 2}, (True, False)),
+    ],
+)
+def test_on_a_cpu_a_run_is_in_float32_unless_its_config_names_bf16(
+    settled, given, environment, found
+):
+    assert settled(given, **environment) == {"use_cpu": found[0], "bf16": found[1]}
+
+
+def test_on_a_gpu_nothing_is_decided(settled):
+    for environment in ({}, {"processes": 8}, {"ACCELERATE_MIXED_PRECISION": "fp16"}):
+        assert settled("fp16: true", gpu=True, **environment) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "says"),
+    [
+        ("", {"processes": 2}, "2 processes .* without a GPU.*use_cpu: true"),
+        ("fp16: true", {}, "fp16 is true .*float32.*bf16: true"),
+        ("{fp16: true, use_cpu: true}", {"gpu": True}, "fp16 is true"),
+        ("", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16.*cpu.yaml, or write bf16: true"),
+        ("bf16: false", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision bf16"),
+        ("bf16: true", {"ACCELERATE_MIXED_PRECISION": "fp16"}, "mixed_precision fp16.*cpu.yaml.$"),
+    ],
+)
+def test_precisions_and_processes_that_need_a_gpu(settled, given, environment, says):
+    refused(says, lambda: settled(given, **environment))
+
+
+def test_a_config_that_names_no_precision_loads_on_a_cpu(monkeypatch, tmp_path):
+    for name, value in NO_GPU.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    config = tmp_path / "own.yaml"
+    config.write_text("output_dir: out\nbf16: null\n")
+    args = load_config(Expect, "SFTConfig", ["--config", str(config)]).trl
+    assert (args.device.type, args.mixed_precision) == ("cpu", "no")
+    assert "sft on cpu, 1 process, strategy none, float32, " in launch.describe_launch(args, "sft")
 
 
 def deepspeed(**config):

@@ -9,6 +9,7 @@ import torch
 from comparison import Comparison, measure
 from datasets import Dataset
 from policy_gradient_cases import (
+    END,
     LIMIT,
     NAMES,
     WORDS,
@@ -195,6 +196,25 @@ def test_groups_with_contrast_are_not_counted_among_those_of_equal_rewards():
     assert trainer._metrics["train"]["equal_rewards/max_advantage"] == [0]
 
 
+def test_a_cut_off_completion_pays_within_its_group():
+    def nothing(prompts, **_):
+        return [0.0] * len(prompts)
+
+    trainer = build(
+        "drgrpo",
+        missing_eos_penalty=2.0,
+        rewards=[nothing],
+        reward_weights=[1.0],
+        per_device_train_batch_size=32,
+    )
+    _, [batch] = accumulate(trainer, batches(trainer))
+    cut_off = (batch["completion_ids"] != END).all(1).float()
+    assert 0 < cut_off.sum() < len(cut_off)
+    same = (batch["prompt_ids"].unsqueeze(0) == batch["prompt_ids"].unsqueeze(1)).all(2).float()
+    # of four completions to a prompt k are cut off: the group's mean is -2 k / 4
+    torch.testing.assert_close(batch["advantages"], same @ cut_off / 2 - 2 * cut_off)
+
+
 def test_rows_that_never_clip_log_no_clipping():
     assert not [key for key in metrics("reinforce") if "clip_ratio" in key]
 
@@ -244,6 +264,12 @@ REFUSED = {
         {"correctness_reward": "rigt"},
         "correctness_reward: 'rigt' is not among the reward functions (did you mean 'right'?)",
     ),
+    "a penalty for what reads no reward": (
+        "maxrl",
+        {"missing_eos_penalty": 1.0},
+        "missing_eos_penalty is not read by maxrl (chapter)",
+    ),
+    "a penalty below 0": ("grpo", {"missing_eos_penalty": -1.0}, "write 0 or more"),
     "punished too long": ("dapo", {"soft_punish_cache": 13}, "between 1 and max_completion_length"),
     "a window ending inside a generation": (
         "dapo",

@@ -104,11 +104,12 @@ def test_files_of_every_kind(tmp_path, kind):
     assert found.dropped == {"chosen identical to rejected": 1}
     assert (found.held_out, found.tasks, found.conversational) == (None, None, False)
     assert list(load_preferences(FileData(source="path", path=path), 1).train) == [ROWS[0]]
-    both = FileData(source="path", path=path, eval_path=path, eval_size=1)
+    both = FileData(source="path", path=path, eval_size=1)
     found = load_preferences(both)
-    assert (list(found.train), list(found.held_out)) == ([ROWS[2]], [ROWS[0]])
+    assert list(found.train) + list(found.held_out) in (ROWS[::2], ROWS[::-2])
 
 
+TRAINED = "to evaluate on: the prompt is trained on"
 TEN = [{"prompt": f"p{n}", "chosen": f"c{n}", "rejected": "r"} for n in range(10)]
 
 
@@ -123,8 +124,8 @@ def test_slices_of_files(tmp_path, kind):
         "train[6:99]": TEN[6:],
         "train[:2]+train[9:]": [*TEN[:2], TEN[9]],
     }.items():
-        assert list(read(path, split)) == rows
-        assert list(read(path, split, 1)) == rows[:1]
+        assert list(read(path, split)[0]) == rows
+        assert list(read(path, split, 1)[0]) == rows[:1]
     for split, part in {
         "train[10:20]": "cannot be read at split 'train[10:20]' (ValueError: Instruction",
         "test": "cannot be read at split 'test' (ValueError: Unknown split",
@@ -140,7 +141,7 @@ def test_held_out_rows_of_a_file_are_those_of_its_other_slice(tmp_path):
     block = {"source": "path", "path": path}
     found = load_preferences(FileData(**block, split="train[:7]", eval_split="train[7:]"))
     assert (list(found.train), list(found.held_out)) == (TEN[:7], TEN[7:])
-    assert found.dropped["the prompt is held out"] == 0
+    assert found.dropped[TRAINED] == 0
     # a slice is of one file, not of the other
     other = written(tmp_path / "other.jsonl", [{**row, "prompt": "o"} for row in TEN[:2]])
     found = load_preferences(FileData(**block, split="train[5:]", eval_path=other))
@@ -153,7 +154,7 @@ def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
     config = Path(__file__).parent.parent / "configs" / "book" / "reward.yaml"
     block = yaml.safe_load(config.read_text())["dataset"]
     rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(4600)]
-    block["path"] = written(tmp_path / "my.jsonl", rows)
+    block |= {"path": written(tmp_path / "my.jsonl", rows), "reader": None}
     found = load_preferences(FileData(**block))
     assert (list(found.train), list(found.held_out)) == (rows[:4500], rows[4500:])
     written(tmp_path / "my.jsonl", rows[:400])
@@ -164,37 +165,97 @@ def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("unpaired", [False, True])
-@pytest.mark.parametrize("kind", ["texts", "messages"])
-def test_training_rows_with_a_held_out_prompt_are_left_out_and_counted(tmp_path, kind, unpaired):
+def asked(kind, names, unpaired=False):
     def row(prompt, n):
         prompt = prompt if kind == "texts" else chat(prompt)
         if unpaired:
             return {"prompt": prompt, "completion": f"c{n}", "label": n % 2 == 0}
         return {"prompt": prompt, "chosen": f"c{n}", "rejected": f"r{n}"}
 
-    names = ["a", "b", "a ", "c", "B", "d", "e", "f"]  # of eight training rows, four are held out
-    train = written(tmp_path / "train.jsonl", [row(name, n) for n, name in enumerate(names)])
-    held = [row(name, n) for n, name in enumerate(["A", "b", "x", "b", "c"])]
+    return [row(name, n) for n, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("unpaired", [False, True])
+@pytest.mark.parametrize("kind", ["texts", "messages"])
+def test_prompts_that_are_trained_on_are_not_evaluated_and_are_counted(tmp_path, kind, unpaired):
+    rows = asked(kind, ["A", "b", "x", "b", "c"], unpaired)
+    train = written(tmp_path / "train.jsonl", rows)
+    # of nine rows, four have a prompt that is trained on; three prompts of the others are held out
+    held = asked(kind, ["a", "b", "d", "a ", "D", "e", "B", "f", "g"], unpaired)
     held_out = written(tmp_path / "held-out.jsonl", held)
     config = FileData(source="path", path=train, eval_path=held_out, eval_size=3)
     found = load_preferences(config, unpaired=unpaired)
-    prompts = [row["prompt"] if kind == "texts" else row["prompt"][0] for row in found.train]
-    assert [p if kind == "texts" else p["content"] for p in prompts] == ["c", "d", "e", "f"]
-    assert found.dropped["the prompt is held out"] == 4
-    assert [row["prompt"] for row in found.held_out] == [row["prompt"] for row in held[:4]]
+    prompts = [row["prompt"] for row in rows]
+    assert [row["prompt"] for row in found.train] == prompts
+    prompts = [held[n]["prompt"] for n in (2, 4, 5, 7)]
+    assert [row["prompt"] for row in found.held_out] == prompts
+    assert found.dropped[TRAINED] == 4
     config = FileData(source="path", path=train, eval_path=train)
-    with pytest.raises(InputError, match=r"all 8 training rows .* have a prompt that is held out"):
+    with pytest.raises(InputError, match=r"all prompts of .* to evaluate on are trained on"):
         load_preferences(config, unpaired=unpaired)
+
+
+@pytest.mark.parametrize("unpaired", [False, True])
+@pytest.mark.parametrize("kind", ["texts", "messages"])
+def test_held_out_prompts_are_chosen_by_their_texts_alone(tmp_path, kind, unpaired):
+    def held(names, size):
+        path = written(tmp_path / "all.jsonl", asked(kind, names, unpaired))
+        config = FileData(source="path", path=path, eval_size=size)
+        found = load_preferences(config, unpaired=unpaired)
+        sides = [
+            [p if kind == "texts" else p[0]["content"] for p in side["prompt"]]
+            for side in (found.train, found.held_out)
+        ]
+        assert sorted(sides[0] + sides[1]) == sorted(names)
+        one, other = ({name.strip().lower() for name in side} for side in sides)
+        assert not one & other
+        return other
+
+    names = [f"prompt {n}" for n in range(100)]
+    found = held(names + [name.upper() for name in names[:50]], 20)
+    assert len(found) == 20
+    assert held(names[::-1], 20) == found  # whatever the order, and how often each is there
+    assert found < held(names, 30)
+    assert len(held([*names, "one more"], 20) - found) <= 1
+    # a draw of 20 of 100, not the first or the last ones: expectation 49.5, deviation 5.8
+    assert 26 < sum(int(name.split()[1]) for name in found) / 20 < 73
+    with pytest.raises(InputError, match=r"eval_size: .* has 100 different prompts, and 100 held"):
+        held(names, 100)
 
 
 def test_a_data_set_of_the_hub_is_read_from_a_local_copy(tmp_path):
     (tmp_path / "data").mkdir()
     Dataset.from_list(ROWS).to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
     for count, rows in ((2, ROWS[:2]), (9, ROWS), (None, ROWS)):
-        assert list(read(str(tmp_path), "test", count)) == rows
+        assert list(read(str(tmp_path), "test", count)[0]) == rows
     with pytest.raises(InputError, match=r"at split 'train' .*Unknown split"):
         read(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "csv", "JSONL", "Parquet"])
+def test_shards_of_a_folder_and_suffixes_in_capitals(tmp_path, kind):
+    for n, rows in enumerate((TEN[:3], TEN[3:])):
+        plain = Path(written(tmp_path / f"part-{n}.{kind.lower()}", rows))
+        plain.rename(tmp_path / f"shard-{n}.{kind}")
+    (tmp_path / "README.md").write_text("Ten rows.")
+    for split, rows in {"train": TEN, "train[2:4]": TEN[2:4]}.items():
+        assert list(read(str(tmp_path), split)[0]) == rows
+    assert list(read(str(tmp_path / f"shard-1.{kind}"))[0]) == TEN[3:]
+
+
+def test_folders_and_files_that_are_not_read(tmp_path):
+    (tmp_path / "rows.tsv").write_text("prompt\tchosen\n")
+    with pytest.raises(InputError, match=r"rows.tsv is a file of a kind that is not read; save it"):
+        read(str(tmp_path / "rows.tsv"))
+    written(tmp_path / "a.jsonl", TEN)
+    written(tmp_path / "b.csv", TEN)
+    with pytest.raises(InputError, match=r"has files of several kinds \(json and csv\)"):
+        read(str(tmp_path))
+    (tmp_path / "b.csv").unlink()
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    with pytest.raises(InputError, match=r"b.jsonl, line 2 is not JSON") as found:
+        read(str(tmp_path))
+    assert "\n" not in str(found.value)
 
 
 def test_messages_have_no_key_that_only_others_have_whatever_the_file(tmp_path):
@@ -237,6 +298,59 @@ def test_conversations_that_repeat_the_prompt_lose_it():
     assert rows_of([found]) == [found]
     answers = {"prompt": "hi", "chosen": found["chosen"], "rejected": found["rejected"]}
     assert rows_of([answers]) == [found]
+
+
+ASKED = chat("a", "b", "c")  # a context of three turns
+
+
+@pytest.mark.parametrize("prompt", ["none", "repeated", "given", "part"])
+def test_the_prompt_is_all_but_the_last_message_wherever_it_stands(prompt):
+    sides = [chat("a", "b", "c", end) for end in "xy"]
+    row = {"chosen": sides[0], "rejected": sides[1]}
+    if prompt == "repeated":
+        row["prompt"] = ASKED
+    elif prompt == "given":
+        row = {"prompt": ASKED, "chosen": sides[0][3:], "rejected": sides[1][3:]}
+    elif prompt == "part":  # the turns that follow are the same on both sides
+        row = {"prompt": ASKED[:1], "chosen": sides[0][1:], "rejected": sides[1][1:]}
+    (found,) = rows_of([row])
+    assert found == {"prompt": ASKED, "chosen": sides[0][3:], "rejected": sides[1][3:]}
+
+
+def test_a_system_message_stays_before_a_prompt_that_is_a_text():
+    before = [{"role": "system", "content": "s"}]
+    row = {"prompt": "hi", "chosen": before + chat("", "x")[1:]}
+    row["rejected"] = before + chat("", "y")[1:]
+    (found,) = rows_of([row])
+    assert found["prompt"] == before + chat("hi")
+
+
+UNSPLIT = "the sides part before the last message, or the last message is not the assistant's"
+UNFIT = {
+    "they part earlier": {"chosen": chat("a", "b", "c", "x"), "rejected": chat("a", "B", "c", "y")},
+    "one is longer": {"chosen": chat("a", "b", "c", "x"), "rejected": chat("a", "y")},
+    "the user is last": {"chosen": chat("a", "b", "c"), "rejected": chat("a", "b", "C")},
+    "one ends with the user": {"prompt": ASKED, "chosen": chat("x"), "rejected": chat("", "y")[1:]},
+    "they part after the prompt": {
+        "prompt": chat("a"),
+        "chosen": chat("", "b", "c", "x")[1:],
+        "rejected": chat("", "B", "c", "y")[1:],
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_conversations_without_one_answer_to_one_prompt_are_left_out_and_counted(name):
+    bad = UNFIT[name]
+    good = {"chosen": chat("a", "x"), "rejected": chat("a", "y")}
+    if "prompt" in bad:
+        good = {"prompt": chat("a"), **{side: messages[1:] for side, messages in good.items()}}
+    found, dropped = checked_pairs(Dataset.from_list([good, bad, good]), "f", {})
+    expected = {"prompt": chat("a"), "chosen": chat("a", "x")[1:], "rejected": chat("a", "y")[1:]}
+    assert list(found) == [expected] * 2
+    assert dropped[UNSPLIT] == 1
+    with pytest.raises(InputError, match=r"in all 2 rows of f the sides part .* nothing to train"):
+        checked_pairs(Dataset.from_list([bad, bad]), "f", {})
 
 
 def test_columns_are_mapped_and_others_left_out():

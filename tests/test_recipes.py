@@ -548,7 +548,7 @@ def test_a_launch_that_got_fewer_processes_stops(launch, tmp_path):
         *["grpo", *config, *WORDS, "--use_cpu", "false"],
     )
     assert done.returncode != 0
-    assert "2 processes were launched but this one sees 1" in done.stdout
+    assert "error: 2 processes were launched on a machine without a GPU" in done.stdout
     assert not (tmp_path / "out").exists()
 
 

@@ -321,10 +321,12 @@ def test_outcomes_in_lists(tmp_path):
         "messages": [([{"role": "user", "content": "b"}], said("y"), False)],
     }
     for name, row in (("texts", texts), ("messages", messages)):
-        found, _ = checked_outcomes(read(written(tmp_path, [row], name + ".jsonl")), "f", columns)
+        found, _ = checked_outcomes(
+            read(written(tmp_path, [row], name + ".jsonl"))[0], "f", columns
+        )
         assert [(r["prompt"], r["completion"], r["label"]) for r in found] == expected[name]
         assert found["question"][:] == [row["question"]] * len(found)  # a column may be read twice
-    mixed = read(written(tmp_path, [texts, messages]))
+    mixed, _ = read(written(tmp_path, [texts, messages]))
     with pytest.raises(InputError, match="f: a column holds values of different kinds"):
         checked_outcomes(mixed, "f", columns)
 
@@ -422,10 +424,10 @@ def test_no_held_out_prompt_of_a_file_is_trained_on(tmp_path, name):
     path = written(tmp_path, rows)
     config = block(source="path", path=path, split="train[:7]", eval_split="train[7:]", eval_size=2)
     found = load(config)
-    # the slices share p3; p3 and p4 are the two prompts that are held out
-    assert [row["prompt"] for row in found.train] == ["p0", "p0", "p1", "p1", "p2", "p2"]
-    assert [row["prompt"] for row in found.held_out] == ["p3", "p4", "p4"]
-    assert found.dropped["the prompt is held out"] == 1
+    # the slices share p3, which is trained on; p4 and p5 are the two prompts that are held out
+    assert [row["prompt"] for row in found.train] == [*("p0", "p0", "p1", "p1", "p2", "p2"), "p3"]
+    assert [row["prompt"] for row in found.held_out] == ["p4", "p4", "p5", "p5"]
+    assert found.dropped["to evaluate on: the prompt is trained on"] == 1
     without = load(block(source="path", path=path, split="train[:7]"))
     assert (len(without.train), without.held_out) == (7, None)
 
@@ -438,7 +440,7 @@ def test_a_second_load_takes_what_the_first_kept(tmp_path, monkeypatch, name):
     block, row, load = LOADERS[name]
     rows = [row([{"role": "user", "content": f"p{n // 2}"}], n) for n in range(6)]
     given = {"max_steps": 1} if block is TracesFile else {}
-    config = block(path=written(tmp_path, rows), split="train[:5]", eval_split="train[4:]", **given)
+    config = block(path=written(tmp_path, rows), split="train[:4]", eval_split="train[4:]", **given)
     found, kept = [], []
     for n in range(3):
         if n == 2:  # another version of this package must not take it
@@ -469,46 +471,17 @@ def test_eval_size_counts_prompts_so_no_group_of_outcomes_is_cut(tmp_path, liste
 @pytest.mark.parametrize("labels", [[True, False, 0], [True, False, False]])
 def test_labels_of_files_may_be_boolean(tmp_path, labels):
     row = {"prompt": "p", "completions": ["a", "b", "c"], "labels": labels}
-    (found,), dropped = checked_traces(read(written(tmp_path, [row])), "f", {})
+    (found,), dropped = checked_traces(read(written(tmp_path, [row]))[0], "f", {})
     assert found["labels"] == [1, -1, 0 if labels[2] is not False else -1]
     assert [type(label) for label in found["labels"]] == [int] * 3
     assert dropped == {}
-
-
-def test_prm800k_as_the_books_code_reads_it():
-    def step(*rated):
-        return {"completions": [{"text": text, "rating": rating} for text, rating in rated]}
-
-    rows = [
-        {
-            "question": {"problem": " 1 + 1? "},
-            "label": {
-                "steps": [
-                    step((" two \n", 1)),
-                    step(("maybe", 0), ("three", -1), ("unrated", None)),
-                    {"completions": None, "human_completion": None},
-                    step(("", 1)),
-                ]
-            },
-        },
-        {"question": {"problem": "2?"}, "label": {"steps": [step(("unrated", None))]}},
-        {"question": {}, "label": {"steps": [step(("a", 1))]}},
-    ]
-    found, dropped = checked_traces(Dataset.from_list(rows), "f", {})
-    assert list(found) == [
-        {
-            "prompt": "Problem: 1 + 1?\nReasoning trace:\n",
-            "completions": ["two", "maybe", "three"],
-            "labels": [1, 0, -1],
-        }
-    ]
-    assert list(dropped.values()) == [3, 2]
 
 
 # --- bad input -----------------------------------------------------------------------------------
 
 TRACE = {"prompt": "p", "completions": ["a", "b"], "labels": [1, 0]}
 RANKED = {"prompt": "p", "ranked": ["a", "b"]}
+ASK = [{"role": "user", "content": "a"}]
 BAD_ROWS = {
     "a label outside the set": (
         TracesFile,
@@ -532,22 +505,6 @@ BAD_ROWS = {
     ),
     "no prompt": (TracesFile, [{**TRACE, "prompt": ""}], "row 0 .* prompt is empty"),
     "columns of something else": (TracesFile, [PAIR], "lacks completions, labels; needed are"),
-    "nothing rated": (
-        TracesFile,
-        [{"question": {"problem": "p"}, "label": {"steps": []}}],
-        "nothing to train on",
-    ),
-    "a rating outside the set": (
-        TracesFile,
-        [
-            {"question": {"problem": "p"}, "label": {"steps": []}},
-            {
-                "question": {"problem": "q"},
-                "label": {"steps": [{"completions": [{"text": "a", "rating": 2}]}]},
-            },
-        ],
-        "row 0 of the rated rows of .* label of step 0 is 2",
-    ),
     "no rows": (TracesFile, [], "has no rows"),
     "an outcome that is a share": (
         AnswersFile,
@@ -570,6 +527,16 @@ BAD_ROWS = {
         RankedFile,
         [RANKED, {**RANKED, "ranked": ["a", "b", "c"]}],
         "row 1 of .* ranked has 3 completions and the rows before have 2",
+    ),
+    "a completion that the user ends": (
+        AnswersFile,
+        [{"prompt": "a", "completions": [said("x"), ASK], "labels": [1, 0]}],
+        "row 0 of .*: the last message is not the assistant's; end every completion",
+    ),
+    "answers to two prompts": (
+        RankedFile,
+        [{"prompt": ASK, "ranked": [said("x"), [*said("y"), *ASK, *said("z")]]}],
+        "row 0 of .*: the sides part before the last message in ranked",
     ),
     "an empty answer in a list": (
         RankedFile,

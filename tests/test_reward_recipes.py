@@ -391,6 +391,8 @@ def test_an_aggregate_without_a_reward_model_is_refused(refused):
         words = [*POLICY[:-2], "--reward_aggregate", "min"]
         sentence = refused(recipe, recipe, *words)
         assert "reward_aggregate" in sentence and "reward_model" in sentence
+    sentence = refused("grpo", "grpo", *POLICY[:-2], "--reward_model_strips_think")
+    assert "reward_model_strips_think is true, but there is no reward_model" in sentence
 
 
 # --- local files

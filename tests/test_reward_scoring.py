@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from rlhf_trl.errors import InputError
 from rlhf_trl.reward_models import as_reward as reward_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.reward_models.reader import Reader
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 ARGS = SimpleNamespace(device="cpu")
@@ -171,6 +172,11 @@ def test_a_cut_off_completion_does_not_look_finished(models, kind):
     assert abs(found[0] - found[1]) > 1e-3
 
 
+def test_the_books_code_scores_an_outcome_by_its_last_token():
+    assert Reader("orm", "code").names[0] == "last"
+    assert Reader("orm", "chapter").names[0] == "mean"
+
+
 def test_the_usual_aggregate(models):
     for kind, usual in (("orm", "mean"), ("prm", "min")):
         folder, _ = models(kind)
@@ -209,6 +215,30 @@ def test_an_answer_is_finished_where_the_trainer_says_so(models):
     by_token = function(**given, completion_ids=[[75, 76, EOS], [75, 76, 9], [75, 76, 9]])
     told = function(**given, completion_ids=[[75, 76, 9]] * 3, finished=[True, False, True])
     assert told == [by_token[0], by_token[1], by_token[0]] and by_token[0] != by_token[1]
+
+
+def test_thoughts_are_not_read_if_that_is_asked(models):
+    folder, _ = models("orm")
+    said = {
+        "cd": "cd",
+        "<think>ab</think>\n\ncd": "cd",
+        "<think>ab</think>c<think>\nab</think>d": "cd",
+        "ab</think> cd": "cd",  # opened by the prompt
+        "cd<think>ab": "cd",  # cut off
+    }
+    read, plain = (
+        load_reward_model(folder, build_tokenizer(), ARGS, None, strips) for strips in (True, False)
+    )
+
+    def scores(function, texts):
+        return function(prompts=["ab"] * len(texts), **as_policy(texts, [True] * len(texts)))
+
+    expected = scores(plain, list(said.values()))
+    assert scores(read, list(said)) == pytest.approx(expected, abs=2e-6)
+    assert scores(plain, list(said))[1:] != pytest.approx(expected[1:], abs=1e-3)
+    given = {"prompts": ["ab"], "completion_ids": [[EOS]]}
+    text = {"completions": ["<think>ab</think>cd"]}
+    assert read(**given, **text) == plain(**given, completions=["cd"])
 
 
 @pytest.mark.parametrize("kind", ["reward", "orm", "prm"])

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
-from rlhf_trl.data.verifiers import checked, exact_match, format_reward, load_rewards, task_metrics
+from rlhf_trl.data.verifiers import (
+    checked,
+    exact_match,
+    format_reward,
+    load_rewards,
+    read_number,
+    task_metrics,
+)
 from rlhf_trl.errors import InputError
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
@@ -185,6 +192,90 @@ def test_rewards_by_name_and_by_dotted_path(tasks, tmp_path, monkeypatch):
         assert part in str(error.value)
     with pytest.raises(InputError, match="reward_funcs is empty"):
         load_rewards([], tasks)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Ann has <<3*4=12>>12 and keeps 10.\n#### 10", 10),
+        ("#### 1,200", 1200),
+        ("#### 5 apples", 5),
+        ("#### -0.5\nThat is all, for 3 people.", -0.5),
+        ("#### 3 or 4", None),  # two answers are none
+        ("#### \n", None),
+        (r"The sum is 7, so \boxed{8} or \boxed{9}. #### 10", 9),
+        (r"\boxed{x = 12 \text{ of } 2}", None),  # what follows the unit is a second number
+        (r"\boxed{\$1{,}234.50}", 1234.5),
+        (r"\boxed{10\,000}", 10000),
+        (r"\boxed{90^\circ}", 90),
+        (r"\boxed{12\text{ cm}}", 12),
+        (r"\boxed{\frac{1}{2}}", None),
+        (r"\boxed{\sqrt{2}}", None),
+        (r"it is 4, \boxed{4", None),  # cut off
+        ("3 and 1,234,567.", 1234567),
+        ("1,2000", 2000),
+        ("10-12", 12),
+        ("so x=-3", -3),
+        ("that is \N{MINUS SIGN}3", -3),
+        ("f(2)-3", 3),
+        ("about .5 of it", 0.5),
+        ("6e2 grams of H2O", 600),
+        ("seven", None),
+        ("", None),
+    ],
+)
+def test_the_number_that_a_text_gives_as_its_answer(text, value):
+    assert read_number(text) == value
+
+
+def test_answers_are_compared_as_numbers_patterns_and_parts():
+    names = ["number", "regex:pattern", "contains:part"]
+    columns = {
+        "answer": ["1,200", 7, "#### -2", None],
+        "pattern": ["^so", "(?i)SEVEN|7$", "2$", None],
+        "part": ["1", "even", "-2 ", None],
+    }
+    texts = ["so 1200.0000005", "it is seven, 7.00001", "#### 2", "4"]
+    rewards = load_rewards(names, None, columns)
+    scores = [reward(completions=texts, prompts=texts, **columns) for reward in rewards]
+    assert scores == [[1, 0, 0, None], [1, 1, 1, None], [1, 1, 0, None]]
+    assert scores == [r(completions=[said(t) for t in texts], **columns) for r in rewards]
+    assert [reward.__name__ for reward in rewards] == names
+    # on one's own data the tag must hold the text of the column, as it is
+    [same] = load_rewards(["exact_match"], None, ["answer"])
+    texts = ["<answer>7</answer>", "<answer> 7.0</answer>", "7"]
+    assert same(completions=texts, answer=[7, "7", "7"]) == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("number", ["'number' reads the column 'answer'", "it has prompt, solution", "COLUMN"]),
+        ("regex:solutions", ["'solutions'", "did you mean 'solution'?"]),
+        ("gym_score", ["reasoning-gym", "number"]),
+        ("format:solution", ["format reads no column"]),
+        ("numbr", ["did you mean 'number'?"]),
+    ],
+)
+def test_verifiers_that_cannot_read_the_data(name, parts):
+    with pytest.raises(InputError, match="reward_funcs") as error:
+        load_rewards([name], None, ["prompt", "solution"])
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "parts"),
+    [
+        ("number", "seven", ["'seven' holds no number", "number:COLUMN"]),
+        ("regex", "(7", ["'(7' is not a regular expression", "regex:COLUMN"]),
+        ("contains", " ", ["empty"]),
+    ],
+)
+def test_right_answers_that_are_none_are_refused(name, answer, parts):
+    [reward] = load_rewards([name], None, ["answer"])
+    with pytest.raises(InputError) as error:
+        reward(completions=["7"], answer=[answer])
+    assert all(part in str(error.value) for part in parts), str(error.value)
 
 
 BATCH = {

@@ -23,7 +23,7 @@ LOSS_FIELDS = _fields(
 
     baseline baseline_decay baseline_value class_weights cliprange_value correctness_reward
     dynamic_sampling_rounds format_reward gamma gamma_beta_ratio importance_cap kl_estimator lam
-    nll_weight soft_punish_cache vf_coef whiten_advantages
+    missing_eos_penalty nll_weight soft_punish_cache vf_coef whiten_advantages
     """
 )
 """Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""

@@ -29,6 +29,7 @@ _CORRECTION = {"importance_cap": None}
 _KL1 = {"beta": 0.0, "kl_estimator": "k1"}
 _KL3 = {"beta": 0.0, "kl_estimator": "k3"}
 _LENGTH = {"max_completion_length": REQUIRED}
+_PENALTY = {"missing_eos_penalty": None}
 
 
 def _trl(loss_type: str, scale_rewards: str = "group", level: str = "token") -> dict[str, Any]:
@@ -52,7 +53,7 @@ _REINFORCE = PolicyGradient(
     reads={"baseline": "batch_mean", "baseline_value": None} | _CORRECTION | _KL1,
     settings=_trl("grpo", "none"),
     trl="TRL has no plain REINFORCE: it centres rewards in their group and refuses groups of one",
-    trainer_reads={"baseline_decay": 0.9},
+    trainer_reads={"baseline_decay": 0.9} | _PENALTY,
     differs="The chapter also lists a mean over the tokens; the derived equation sums, as here.",
 )
 _RLOO = replace(
@@ -60,7 +61,7 @@ _RLOO = replace(
     advantage="leave_one_out",
     reads=_CORRECTION | _KL1,
     trl="GRPOTrainer has neither the leave-one-out factor K/(K-1) nor the sum over tokens",
-    trainer_reads={},
+    trainer_reads=_PENALTY,
     differs="The sum over tokens is as derived; TRL's own RLOOTrainer agrees while on-policy.",
 )
 _PPO = PolicyGradient(
@@ -74,7 +75,7 @@ _PPO = PolicyGradient(
     reads=_CLIP | {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1} | _KL1,
     settings=_trl("grpo", "none"),
     trl="TRL removed PPO and its value heads in 1.13",
-    trainer_reads={"whiten_advantages": False},
+    trainer_reads={"whiten_advantages": False} | _PENALTY,
     differs="The critic's loss joins the policy's under one mean; whitening is off by default.",
 )
 _GRPO = PolicyGradient(
@@ -87,6 +88,7 @@ _GRPO = PolicyGradient(
     constants={"std_epsilon": 1e-4},
     settings=_trl("grpo"),
     trl=True,
+    trainer_reads=_PENALTY,
     differs="The printed equation divides by the bare standard deviation; its listing adds 1e-4.",
 )
 _DRGRPO = replace(
@@ -133,7 +135,8 @@ _DAPO = replace(
         "correctness_reward": REQUIRED,
         "soft_punish_cache": 128,
         "dynamic_sampling_rounds": 8,
-    },
+    }
+    | _PENALTY,
     differs="TRL's window is the real one only if steps_per_generation is the accumulation.",
 )
 _MAXRL = replace(
@@ -279,7 +282,7 @@ _ROWS = (
             advantage="raw",
             aggregation="sequence_mean",
             **_CODE_KL,
-            trainer_reads={},
+            trainer_reads=_PENALTY,
             differs="No baseline, and a mean over the tokens of a sequence instead of a sum.",
         ),
         trl="TRL has no plain REINFORCE: it centres rewards in groups and refuses groups of one",
@@ -303,7 +306,7 @@ _ROWS = (
         code=replace(
             _PPO,
             **_CODE_KL | {"reads": _CLIP | _CRITIC | _KL3},
-            trainer_reads={},
+            trainer_reads=_PENALTY,
             differs="The KL is averaged over the completion and taken from the last reward.",
         ),
         trl="TRL removed PPO and its value heads in 1.13",
@@ -504,7 +507,10 @@ _ROWS = (
         *("orm", "Outcome reward model", "chapter 5, eq:orm_token_loss", "arXiv:2110.14168"),
         chapter=_ORM,
         code=replace(
-            _ORM, aggregation="token_mean", differs="Each token of the batch counts the same."
+            _ORM,
+            aggregation="token_mean",
+            differs="Each token of the batch counts the same; the score of the last one is the "
+            "answer's.",
         ),
         trl="TRL has no outcome reward model",
     ),

@@ -30,6 +30,7 @@ from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
+from rlhf_trl.run.fields import AlignmentRun, PolicyGradientRun
 
 TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
 """Stock trainers whose configs can be told apart."""
@@ -38,6 +39,7 @@ GEOMETRY = {name for name in SHARED_FIELDS if name.startswith("vllm_")} | {
     *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
     *("num_generations", "num_generations_eval", "num_iterations", "reward_weights"),
     *("max_length", "max_completion_length", "mask_truncated_completions"),
+    "missing_eos_penalty",
     *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "neftune_noise_alpha"),
 }
 """Fields for which the batches have values of their own, or that say which tokens count."""
@@ -181,9 +183,8 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
             f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
             "out, or give a config of that trainer"
         )
-    recipe = ("algorithm", "formulation", "dataset", "reward_funcs", "reward_model", "expect")
-    others = ("reward_aggregate", "max_samples", "samples")
-    values = read_fields(path, [config, ModelConfig], [*recipe, *others])
+    own = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
+    values = read_fields(path, [config, ModelConfig], own)
     fields = _deciding(values)
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
     # no completion of the batches comes near the penalty, and no group is sampled again

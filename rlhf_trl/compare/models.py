@@ -134,7 +134,7 @@ def trainer_fields() -> dict[str, Any]:
         "output_dir": "/nonexistent",
         "use_cpu": True,
         "bf16": False,
-        "gradient_checkpointing": False,
+        "activation_checkpointing": False,
         "report_to": "none",
         "disable_tqdm": True,
         "save_strategy": "no",

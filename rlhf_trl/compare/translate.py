@@ -93,7 +93,7 @@ _DIRECT_ALIGNMENT = {
     "warmup_ratio": _Field(0.1, "warmup_steps", "below 1 it is a share of all steps", float),
     "weight_decay": _Field(0.0, "weight_decay"),
     "max_grad_norm": _Field(1.0, "max_grad_norm"),
-    "gradient_checkpointing": _Field(True, "gradient_checkpointing"),
+    "gradient_checkpointing": _Field(True, "activation_checkpointing"),
     "bf16": _Field(True, "bf16"),
     "log_every": _Field(10, "logging_steps"),
     "output_dir": _Field("./outputs", "output_dir"),

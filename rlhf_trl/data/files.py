@@ -3,10 +3,20 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.data.readers import (
+    PARTED,
+    SIDES,
+    UNANSWERED,
+    Misfit,
+    examples_of,
+    forms,
+    split_prompt,
+)
 from rlhf_trl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -14,19 +24,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+UNSPLIT = f"{PARTED}, or {UNANSWERED}"
+LEFT_OUT = "left_out"  # a column: why a reader makes nothing of a row
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-SIDES = ("chosen", "rejected", "completion")
 
 
 @dataclass
 class FileData:
     """The `dataset:` block of a data set of one's own.
 
-    `path` is a JSON, JSONL, Parquet or CSV file or a hub name, read at `split`, such as
-    `train[:90%]` (a file is all `train`); `columns` maps this package's column names to the data
-    set's, as in `{chosen: better}`. With `eval_path` (by default `path`) or `eval_split` (by
-    default `split` without its slice), the first `eval_size` prompts there (by default 256) are
-    held out, with all their rows; training rows with one of them are left out.
+    `path` is a JSON, JSONL, Parquet or CSV file, a folder of them or a hub name (of whose configs
+    `name` is one), read at `split`, such as `train[:90%]` (a file is all `train`). `reader` makes
+    examples of the rows of a published data set (see `READERS`); `columns` maps this package's
+    column names to the data set's, or the reader's, as in `{chosen: better}`. `system_prompt`, a
+    text, is put before prompts that begin with none.
+
+    Held out are, with all their rows, `eval_size` prompts chosen by a hash of their text; or, with
+    `eval_path` (by default `path`) or `eval_split` (by default `split` without its slice), the
+    first `eval_size` prompts there (by default 256) that are not trained on.
     """
 
     path: str
@@ -36,21 +51,30 @@ class FileData:
     eval_split: str | None = None
     eval_size: int | None = None
     columns: dict[str, str] = field(default_factory=dict)
+    name: str | None = None
+    reader: str | None = None
+    system_prompt: str | None = None
 
 
 @dataclass
 class Samples:
     """The `samples:` block.
 
-    Every `every` optimizer steps (0: never), `count` prompts are answered, always the `fixed` first
-    ones or the next ones in turn (`round_robin`). They are held-out prompts of the data set, or
-    those of `file`: a JSON list of texts, or one text per line.
+    Every `every` optimizer steps (0: never), and with `start` before the first one, `count` prompts
+    are answered, always the `fixed` first ones or the next ones in turn (`round_robin`). They are
+    held-out prompts of the data set, or those of `file`: a JSON list of texts, or one text per
+    line. Each gets a greedy answer and one sampled at `temperature` and `top_p`, of `max_tokens` at
+    most; null is as in evaluation.
     """
 
     every: int = 0
     count: int = 4
     choice: Literal["fixed", "round_robin"] = "round_robin"
     file: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    start: bool = True
 
 
 @dataclass
@@ -80,34 +104,156 @@ class Examples:
         return isinstance(self.train[0]["prompt"], list)
 
 
-def read(path: str, split: str = "train", count: int | None = None) -> "Dataset":
-    """Return the first `count` examples of a file (see `FORMATS`) or a data set of the hub.
+def read(
+    path: str,
+    split: str = "train",
+    count: int | None = None,
+    name: str | None = None,
+    reader: str | None = None,
+) -> tuple["Dataset", dict[str, int]]:
+    """Return the first `count` rows of a file, folder or hub data set, and what was left out.
+
+    With a `reader`, they are the examples that it makes of these rows; it counts the rows of which
+    it makes none, by the reason.
 
     Raises:
-        InputError: no such file, data set or split, or a line that cannot be read.
+        InputError: no such file, data set, split or reader, or a row that cannot be read.
     """
     from datasets import load_dataset
 
-    file = Path(path)
-    kind = FORMATS.get(file.suffix)
-    if kind and not file.is_file():
-        raise InputError(f"dataset: there is no file {path!r}; write the path of one.")
+    lines = forms(reader)[0].lines if reader else ()
+    kind, files = _files(path, name)
+    folder = Path(path).is_dir()
     try:
-        found = load_dataset(kind or path, data_files=str(file) if kind else None, split=split)
+        if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
+            given = {"path": "text", **_line_files(path, split, lines)}
+        elif kind and (not folder or any(f.suffix != f.suffix.lower() for f in files)):
+            given = {"path": kind, "data_files": list(map(str, files))}
+        else:
+            given = {"path": path, "name": name}
+        found = load_dataset(**given, split=split)
         table(found).validate(full=True)  # what is not UTF-8 is read all the same
     except Exception as error:  # the libraries below raise many kinds
         if kind == "json":
-            _check_json(file)
+            list(map(_check_json, files))
         said = " ".join(str(error.__cause__ or error).split())[:300]
         raise InputError(
             f"dataset: {path} cannot be read at split {split!r} ({type(error).__name__}: {said}); "
             f"write the path of a file ({', '.join(FORMATS)}) or of a local copy of a hub data "
-            "set, and one of its splits or a slice that is not empty (a file is all train), such "
-            "as train[:90%]."
+            "set, its config as dataset.name where it has several, and one of its splits or a "
+            "slice that is not empty (a file is all train), such as train[:90%]."
         ) from error
-    if kind == "json" and found.column_names == ["text"]:  # what a list of anything becomes
-        _check_json(file)
-    return found.select(range(len(found))[:count])
+    if given["path"] == "json" and found.column_names == ["text"]:  # what a list of anything is
+        list(map(_check_json, files))
+    found = found.select(range(len(found))[:count])
+    return _made(found, reader, path) if reader else (found, {})
+
+
+def _files(path: str, name: str | None) -> tuple[str | None, list[Path]]:
+    """Return the kind of a file, or of those in a folder, and the files; None: a hub name."""
+    from datasets.data_files import FILES_TO_IGNORE
+
+    source = Path(path)
+    there = sorted(source.iterdir()) if source.is_dir() else [source]
+    files = [f for f in there if f.suffix.lower() in FORMATS and f.name not in FILES_TO_IGNORE]
+    kinds = list(dict.fromkeys(FORMATS[file.suffix.lower()] for file in files))
+    if len(kinds) > 1:
+        raise InputError(
+            f"dataset.path: {path} has files of several kinds ({' and '.join(kinds)}); write the "
+            "path of a folder with one."
+        )
+    if files == [source] and not source.is_file():
+        raise InputError(f"dataset: there is no file {path!r}; write the path of one.")
+    if source.is_file() and not files:
+        raise InputError(
+            f"dataset.path: {path} is a file of a kind that is not read; save it as one of "
+            f"{', '.join(FORMATS)}."
+        )
+    if name and source.is_file():
+        raise InputError(f"dataset.name: {path} is a file, which has no configs; remove it.")
+    return next(iter(kinds), None), files
+
+
+def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what names the files of a data set that is read line by line."""
+    from huggingface_hub import hf_hub_download
+
+    if Path(path).exists():
+        return {"data_dir": path} if Path(path).is_dir() else {"data_files": path}
+    splits = [part.partition("[")[0] for part in split.split("+")]
+    found = {
+        part: [hf_hub_download(path, name.format(part), repo_type="dataset") for name in names]
+        for part in dict.fromkeys(splits)
+    }
+    return {"data_files": found}
+
+
+def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[str, int]]:
+    """Return the examples that a reader makes of rows, and how many rows it makes none of."""
+    from datasets import Features
+
+    there = dataset.column_names
+    each = [("text",) if form.lines and there == ["text"] else form.needs for form in forms(name)]
+    number = next((n for n, needs in enumerate(each) if set(needs) <= set(there)), None)
+    if number is None:
+        lacking = next(column for column in each[0] if column not in there)
+        raise InputError(
+            f"dataset: row 0 of {where} has no column {lacking}; the reader {name} needs "
+            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}; name another "
+            "reader, or none."
+        )
+    needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
+    made = dataset.select_columns(needs).map(
+        _make,
+        with_indices=True,
+        batched=True,
+        remove_columns=needs,
+        features=Features({column: _feature(kind) for column, kind in kinds.items()}),
+        fn_kwargs={"name": name, "form": number, "where": where, "code": code()},
+    )
+    counts = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
+    dropped = {each["values"]: each["counts"] for each in counts.to_pylist()}
+    if sum(dropped.values()) == len(made):
+        raise InputError(
+            f"dataset: the reader {name} makes no example of the {len(made)} rows of {where} "
+            f"({', '.join(dropped)}); there is nothing to train on."
+        )
+    if not dropped:
+        return made.remove_columns(LEFT_OUT), {}
+    given = {"batched": True, "remove_columns": [LEFT_OUT], "fn_kwargs": {"code": code()}}
+    # `filter` would leave neighbors apart, which makes all that follows slow
+    return made.with_format("arrow").map(_kept, **given).with_format(None), dropped
+
+
+def _make(
+    batch: dict[str, list[Any]], numbers: list[int], name: str, form: int, where: str, code: str
+) -> dict[str, list[Any]]:
+    reader, found = forms(name)[form], []
+    for n, *cells in zip(numbers, *batch.values(), strict=True):
+        try:
+            made = examples_of(dict(zip(batch, cells, strict=True)), reader)
+        except Misfit as error:
+            raise InputError(
+                f"dataset: row {n} of {where}: {error}; the reader {name} reads rows of another "
+                "form, so mend or remove the row, or name another reader."
+            ) from error
+        found += [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
+    return {column: [row.get(column) for row in found] for column in (*reader.makes, LEFT_OUT)}
+
+
+def _kept(batch: "pa.Table", code: str) -> "pa.Table":
+    return batch.filter(batch[LEFT_OUT].is_null()).drop([LEFT_OUT])
+
+
+def _feature(kind: Any) -> Any:
+    """Return the feature of `datasets` that a reader's word for a type means."""
+    from datasets import List, Value
+
+    if isinstance(kind, list):
+        return List(_feature(kind[0]))
+    if isinstance(kind, dict):
+        return {name: _feature(inner) for name, inner in kind.items()}
+    return Value(kind)
 
 
 def _check_json(file: Path) -> None:
@@ -162,46 +308,76 @@ def read_sides(
 
     `convert` makes examples of what was read, and counts what it leaves out; it takes its file or
     name, `config.columns` and the `options`, too. None of the training examples (of the first
-    `max_samples`) has a prompt that is held out; the counts are theirs.
+    `max_samples` rows) has a prompt that is held out.
 
     Raises:
-        InputError: only held-out prompts, or what `read` and `convert` raise.
+        InputError: an `eval_size` that leaves a side empty, or what `read` and `convert` raise.
     """
 
-    def side(path: str, split: str, count: int | None) -> tuple["Dataset", dict[str, int]]:
-        return convert(read(path, split, count), path, config.columns, **options)
+    import numpy as np
 
-    evaluated = config.eval_path or config.eval_split
-    if not evaluated and config.eval_size is not None:
-        raise InputError(
-            "dataset.eval_size is not read without eval_path or eval_split; write one of them, or "
-            "remove it."
-        )
+    def side(path: str, split: str, count: int | None) -> tuple["Dataset", dict[str, int]]:
+        dataset, left_out = read(path, split, count, config.name, config.reader)
+        found, dropped = convert(dataset, path, config.columns, **options)
+        return with_system_prompt(found, config.system_prompt), left_out | dropped
+
     size = 256 if config.eval_size is None else config.eval_size
     if size < 1:
         raise InputError(
-            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or "
-            "more, or remove eval_path and eval_split."
+            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or more, or remove "
+            "it."
         )
     train, dropped = side(config.path, config.split, max_samples)
     _check_alike(train, train[0], config.path)
-    if not evaluated:
+    if config.eval_path or config.eval_split:
+        path = config.eval_path or config.path
+        found, _ = side(path, config.eval_split or config.split.partition("[")[0], None)
+        _check_alike(found, train[0], path)
+        return _without_trained(train, found, size, dropped, path)
+    if config.eval_size is None:
         return Examples(train, None, None, dropped)
-    path = config.eval_path or config.path
-    found, _ = side(path, config.eval_split or config.split.partition("[")[0], None)
-    _check_alike(found, train[0], path)
-    asked, there = (list(map(_same, each["prompt"])) for each in (train, found))
-    prompts = set([*dict.fromkeys(there)][:size])
-    rest = train.select([n for n, prompt in enumerate(asked) if prompt not in prompts])
-    if not len(rest):
+    keys = _keys(train)
+    held = np.isin(keys, np.unique(keys)[:size])
+    if held.all():
         raise InputError(
-            f"dataset: all {len(train)} training rows of {config.path} have a prompt that is held "
-            "out, so there is nothing to train on; give split and eval_split different slices, "
-            "such as train[:90%] and train[90%:], or evaluate on another file."
+            f"dataset.eval_size: {config.path} has {len(np.unique(keys))} different prompts, and "
+            f"{size} held out leave nothing to train on; write less."
         )
-    held_out = found.select([n for n, prompt in enumerate(there) if prompt in prompts])
-    dropped["the prompt is held out"] = len(train) - len(rest)
-    return Examples(rest, held_out, None, dropped)
+    sides = [train.select(np.flatnonzero(which)) for which in (~held, held)]
+    return Examples(*sides, None, dropped)
+
+
+def _without_trained(
+    train: "Dataset", found: "Dataset", size: int, dropped: dict[str, int], where: str
+) -> Examples:
+    """Hold out the first `size` prompts of `found` that are not trained on."""
+    import numpy as np
+
+    keys = _keys(found)
+    fresh = np.flatnonzero(~np.isin(keys, _keys(train)))
+    if not len(fresh):
+        raise InputError(
+            f"dataset: all prompts of {where} to evaluate on are trained on; give split and "
+            "eval_split different slices, such as train[:90%] and train[90%:], evaluate on another "
+            "file, or write eval_size alone, which holds prompts out."
+        )
+    chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]
+    held_out = found.select(fresh[np.isin(keys[fresh], chosen)])
+    dropped["to evaluate on: the prompt is trained on"] = len(found) - len(fresh)
+    return Examples(train, held_out, None, dropped)
+
+
+def _keys(dataset: "Dataset") -> "np.ndarray":
+    """Return a hash of each prompt (B,), equal where they are the same but for letter case."""
+    import numpy as np
+
+    batches = dataset.select_columns(["prompt"]).iter(1000)
+    digests = (
+        blake2b(_same(prompt).encode(), digest_size=8).digest()
+        for batch in batches
+        for prompt in batch["prompt"]
+    )
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
 def _same(prompt: Any) -> str:
@@ -246,7 +422,8 @@ def renamed(
 
     The first of the `shapes` whose second column is there is meant, or else the last; those of
     `optional` may be missing. Messages have no key that is None; conversations do not repeat the
-    prompt, which is taken out of them where it is missing.
+    prompt, which is taken out of them where it is missing, and rows with `UNSPLIT` ones are left
+    out.
 
     Raises:
         InputError: a column to map that is not there or not read, or one that is missing.
@@ -276,7 +453,7 @@ def renamed(
             dataset = dataset.add_column(name, dataset[one][:], feature=dataset.features[one])
     if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
         _check_alike(prompts := dataset.select_columns(["prompt"]), prompts[0], where)
-    dataset = _split_prompts(_without_none(dataset, where))
+    dataset = _split_prompts(without_none(dataset, dataset.column_names, where), where)
     if lacking := [name for name in shape if name not in dataset.column_names]:
         others = shapes[list(shapes).index(shape) + 1 :]
         also = "".join(f" (or {', '.join(other)})" for other in others)
@@ -288,13 +465,14 @@ def renamed(
     return dataset
 
 
-def _without_none(dataset: "Dataset", where: str) -> "Dataset":
+def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
     """Remove the keys that only other messages have, as `load_dataset` does for some files."""
     from datasets import Features, Json, List
     from trl.trainer.utils import remove_none_values
 
     ragged = {}
-    for name, feature in dataset.features.items():
+    for name in names:
+        feature = dataset.features[name]
         if "timestamp" in str(feature):
             raise InputError(
                 f"dataset: {where}: all of {name} looks like dates, which are not read as texts; "
@@ -316,9 +494,8 @@ def code() -> str:
     return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
 
 
-def _split_prompts(dataset: "Dataset") -> "Dataset":
+def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
     """Take the prompt out of conversations, where any has to be split."""
-    import pyarrow.compute as pc
     from datasets import Features, List, Value
 
     features, there = dict(dataset.features), dataset.column_names
@@ -327,9 +504,8 @@ def _split_prompts(dataset: "Dataset") -> "Dataset":
     if not sides or not ("prompt" in chats or set(sides) <= set(chats)):
         return dataset
     if {"prompt", *sides} <= set(chats):
-        lists = [column for column in map(table(dataset).column, sides) if is_list(column.type)]
-        lengths = [pc.max(pc.list_value_length(column)).as_py() for column in lists]
-        if lengths == [1] * len(sides):
+        answers = [_are_answers(table(dataset.select_columns([name]))[name]) for name in sides]
+        if all(answers):
             return dataset
     for name in sides:
         if getattr(features[name], "dtype", "").endswith("string"):
@@ -337,34 +513,74 @@ def _split_prompts(dataset: "Dataset") -> "Dataset":
     if "prompt" not in chats:
         features["prompt"] = features[sides[0]]
     given = {"code": code()}
-    return dataset.map(_split_batch, batched=True, features=Features(features), fn_kwargs=given)
+    split = dataset.map(_split_batch, batched=True, features=Features(features), fn_kwargs=given)
+    if not len(split):
+        raise InputError(
+            f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}; there is nothing to train "
+            "on."
+        )
+    return split
+
+
+def unsplit(given: "Dataset", found: "Dataset") -> dict[str, int]:
+    """Return how many of the given rows `renamed` left out, by the reason."""
+    return {UNSPLIT: len(given) - len(found)} if len(found) < len(given) else {}
+
+
+def _are_answers(column: "pa.ChunkedArray") -> bool:
+    """Whether all cells are lists of one message of the assistant."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    inner = column.type.value_type if is_list(column.type) else pa.null()
+    if not pa.types.is_struct(inner) or inner.get_field_index("role") < 0:
+        return False
+    roles = pc.struct_field(pc.list_flatten(column), "role")
+    one = pc.all(pc.equal(pc.list_value_length(column), 1)).as_py()
+    return one and pc.all(pc.equal(roles, "assistant")).as_py()
 
 
 def _split_batch(batch: dict[str, list[Any]], code: str) -> dict[str, list[Any]]:
     rows = zip(*batch.values(), strict=True)
-    rows = [split_prompt(dict(zip(batch, row, strict=True))) for row in rows]
+    split = (split_prompt(dict(zip(batch, row, strict=True))) for row in rows)
+    rows = [row for row in split if not isinstance(row, str)]
     return {name: [row.get(name) for row in rows] for name in ("prompt", *batch)}
 
 
-def split_prompt(row: Row) -> Row:
-    """Take the prompt out of conversations that repeat it; a text beside messages becomes one."""
-    sides = [name for name in SIDES if name in row]
-    if isinstance(row.get("prompt"), list):
-        texts = {side: row[side] for side in sides if isinstance(row[side], str)}
-        row = row | {s: [{"role": "assistant", "content": text}] for s, text in texts.items()}
-    if not sides or not all(isinstance(row[s], list) and row[s] for s in sides):
-        return row
-    row = dict(row)
-    if not isinstance(row.get("prompt"), list):
-        before = row[sides[0]][:-1]
-        if before:
-            row["prompt"] = before
-        elif row.get("prompt"):
-            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-    for side in sides:
-        # what comes before the last message is the prompt, which is kept once
-        row[side] = row[side][-1:]
-    return row
+def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
+    """Put a system message before prompts that begin with none; what is plain becomes messages."""
+    from datasets import Features, Json, List
+
+    if text is None:
+        return dataset
+    if "completions" in dataset.column_names:
+        raise InputError(
+            "dataset.system_prompt is not read with traces, which are plain; remove it."
+        )
+    names = [name for name in ("prompt", *SIDES, "ranked") if name in dataset.column_names]
+    chats = {n: List(List(Json())) if n == "ranked" else List(Json()) for n in names}
+    return dataset.map(
+        _system_batch,
+        batched=True,
+        features=Features({**dataset.features, **chats}),
+        fn_kwargs={"text": text, "code": code()},
+    )
+
+
+def _system_batch(batch: dict[str, list[Any]], text: str, code: str) -> dict[str, list[Any]]:
+    system = {"role": "system", "content": text}
+    prompts = [as_messages(prompt, "user") for prompt in batch["prompt"]]
+    found = {"prompt": [p if p[0]["role"] == "system" else [system, *p] for p in prompts]}
+    for name in (name for name in SIDES if name in batch):
+        found[name] = [as_messages(side, "assistant") for side in batch[name]]
+    if "ranked" in batch:
+        found["ranked"] = [[as_messages(s, "assistant") for s in row] for row in batch["ranked"]]
+    return found
+
+
+def as_messages(value: Any, role: str) -> list[dict[str, str]]:
+    """Return messages as they are, and a text as the only one, of `role`."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 def differing(dataset: "Dataset", *sides: str) -> "Dataset":

@@ -11,7 +11,7 @@ from rlhf_trl.data.files import (
     code,
     read_sides,
     renamed,
-    split_prompt,
+    unsplit,
 )
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import (
@@ -30,6 +30,7 @@ from rlhf_trl.data.pairs import (
     check_max_samples,
     load_preferences,
 )
+from rlhf_trl.data.readers import PARTED, check_reader, split_prompt
 from rlhf_trl.data.steps import LABELS, check_step_split
 from rlhf_trl.errors import InputError
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 GYM_COLUMNS = ("question", "answer", "task")
-PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
 
 
 @dataclass
@@ -144,11 +144,13 @@ class TracesFile(_Steps, FileData):
 ProcessData = SyntheticTraces | SampledTraces | TracesFile
 
 
-def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sample) -> Examples:
+def load_pairs_or_ranked(
+    config: RewardData, max_samples: int | None, sample: Sample, margin: bool = True
+) -> Examples:
     """Make or read pairs, or lists for a K-wise model, of so many training rows or questions.
 
     `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
-    each, and their side, "train" or "held-out".
+    each, and their side, "train" or "held-out". `margin` says whether that column is read.
 
     Raises:
         InputError: see `load_preferences`, `checked_ranked` and `ranked_demonstrations`.
@@ -163,7 +165,7 @@ def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sa
         held[side] = sample(rows, number, side)
         return held[side]
 
-    found = load_preferences(config, max_samples, sample=answers, margin=True)
+    found = load_preferences(config, max_samples, sample=answers, margin=margin)
     found.candidates = _candidates(config, found.tasks, sample, held.get("held-out"))
     return found
 
@@ -174,6 +176,7 @@ def _load_ranked(
     length = config.list_length
     _at_least(config, "list_length", 2)
     if isinstance(config, RankedFile):
+        check_reader(config.reader, "ranked lists")
         return read_sides(config, max_samples, checked_ranked, length=length)
     tasks = GymTasks(config)
     asked = tasks.train[:max_samples]
@@ -197,6 +200,7 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     """
     _check(config, max_samples)
     if isinstance(config, AnswersFile):
+        check_reader(config.reader, "outcomes")
         found = read_sides(config, max_samples, checked_outcomes)
         _check_labels(found.train.unique("label"), config.path)
         if found.held_out is not None and config.candidates:
@@ -230,6 +234,7 @@ def load_traces(
     if config.max_steps is not None:
         _at_least(config, "max_steps", 1)
     if isinstance(config, TracesFile):
+        check_reader(config.reader, "traces")
         where = config.path
         found = read_sides(config, max_samples, checked_traces)
     else:
@@ -438,17 +443,26 @@ def _ranked_row(row: Row, where: str, length: int) -> list[Row]:
             f"dataset: {where}: ranked has {len(ranked)} completions and the rows before have "
             f"{length}; make all lists equally long."
         )
-    each = [split_prompt({"prompt": prompt, "completion": text}) for text in ranked]
+    each = [_split({"prompt": prompt}, text, where) for text in ranked]
+    if any(one["prompt"] != each[0]["prompt"] for one in each):
+        raise InputError(f"dataset: {where}: {PARTED} in ranked; write answers to one prompt.")
     check_cell("prompt", each[0]["prompt"], where)
     for n, one in enumerate(each):
         check_cell(f"ranked[{n}]", one["completion"], where)
     return [{"prompt": each[0]["prompt"], "ranked": [one["completion"] for one in each]}]
 
 
+def _split(row: Row, text: Any, where: str) -> Row:
+    found = split_prompt({**row, "completion": text})
+    if isinstance(found, str):
+        raise InputError(f"dataset: {where}: {found}; end every completion with the assistant's.")
+    return found
+
+
 def checked_outcomes(
     dataset: "Dataset", where: str, columns: Mapping[str, str]
 ) -> tuple["Dataset", dict[str, int]]:
-    """Return examples with `prompt`, `completion`, boolean `label` and `finished`; none left out.
+    """Return examples with `prompt`, `completion`, boolean `label` and `finished`.
 
     They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
     optional.
@@ -458,8 +472,9 @@ def checked_outcomes(
             label that is neither boolean nor 0 or 1.
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
-    dataset = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
-    return _converted(dataset, _outcomes, where, {"right": "label", "ended": "finished"}), {}
+    found = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
+    dropped = unsplit(dataset, found)
+    return _converted(found, _outcomes, where, {"right": "label", "ended": "finished"}), dropped
 
 
 def _outcomes(row: Row, where: str) -> list[Row]:
@@ -470,7 +485,7 @@ def _outcomes(row: Row, where: str) -> list[Row]:
         both = zip(*_lists(row, where), strict=True)
     found = []
     for text, label in both:
-        one = split_prompt({**rest, "completion": text})
+        one = _split(rest, text, where)
         check_cell("prompt", one["prompt"], where)
         check_cell("completion", one["completion"], where)
         one["right"] = _boolean("label", label, where)
@@ -484,20 +499,14 @@ def checked_traces(
 ) -> tuple["Dataset", dict[str, int]]:
     """Return examples with `prompt`, `completions` (the steps) and `labels`.
 
-    Labels are -1, 0, 1 or boolean (read as 1 and -1). Those of PRM800K (`question` with a
-    `problem`, `label` with `steps`) may be read: every rated completion of a step is a step, as in
-    the book's code, and the others and the rows without any are counted.
+    Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.
 
     Raises:
-        InputError: see `renamed`; an empty prompt or step, steps and labels of different number,
-            another label, or nothing that is rated.
+        InputError: see `renamed`; an empty prompt or step, steps and labels of different number, or
+            another label.
     """
-    dropped: dict[str, int] = {}
-    if not _has(dataset, columns) and isinstance(dataset[0].get("label"), dict):
-        dataset, dropped = _from_prm800k(dataset, where)
-        where = f"the rated rows of {where}"
     dataset = renamed(dataset, where, columns, (("prompt", "completions", "labels"),))
-    return _converted(dataset, _trace, where, {"marks": "labels"}), dropped
+    return _converted(dataset, _trace, where, {"marks": "labels"}), {}
 
 
 def _trace(row: Row, where: str) -> list[Row]:
@@ -540,34 +549,3 @@ def _boolean(name: str, value: Any, where: str) -> bool:
             "true or false."
         )
     return bool(value)
-
-
-def _from_prm800k(dataset: "Dataset", where: str) -> tuple["Dataset", dict[str, int]]:
-    found = _converted(dataset.select_columns(["question", "label"]), _rated, where)
-    unrated = sum(found["unrated"])
-    kept = [n for n, whole in enumerate(found["whole"]) if whole]
-    if not kept:
-        raise InputError(
-            f"dataset: {where} has label.steps, but none of them has a text and a rating; there is "
-            "nothing to train on."
-        )
-    return found.select(kept), {
-        "completions of a step without a rating": unrated,
-        "rows without problem or step": len(found) - len(kept),
-    }
-
-
-def _rated(row: Row, where: str) -> list[Row]:
-    problem = str((row["question"] or {}).get("problem") or "").strip()
-    steps, labels, unrated = [], [], 0
-    for step in (row["label"] or {}).get("steps") or ():
-        for one in step.get("completions") or ():
-            text, rating = (one.get("text") or "").strip(), one.get("rating")
-            if not text or rating is None:
-                unrated += 1
-                continue
-            steps.append(text)
-            labels.append(rating)
-    prompt, whole = PROBLEM.format(problem), bool(problem and steps)
-    found = {"prompt": prompt, "completions": steps, "labels": labels}
-    return [{**found, "unrated": unrated, "whole": whole}]

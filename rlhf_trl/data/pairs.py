@@ -5,9 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_trl.data.files import Examples, FileData, check_cells, differing, read_sides, renamed
+from rlhf_trl.data.files import (
+    Examples,
+    FileData,
+    check_cells,
+    differing,
+    read_sides,
+    renamed,
+    unsplit,
+)
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
+from rlhf_trl.data.readers import check_reader
 from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError
 
@@ -65,6 +74,7 @@ def load_preferences(
     """
     check_max_samples(max_samples)
     if isinstance(config, FileData):
+        check_reader(config.reader, "pairs", *(["unpaired"] if unpaired else []))
         return read_sides(config, max_samples, checked_pairs, unpaired=unpaired, margin=margin)
     tasks = GymTasks(config)
     asked = tasks.train[:max_samples]
@@ -119,7 +129,9 @@ def checked_pairs(
 
     optional = ("margin",) if margin else ()
     shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
-    dataset = renamed(dataset, where, columns, shapes, optional)
+    given = dataset
+    dataset = renamed(given, where, columns, shapes, optional)
+    dropped = unsplit(given, dataset)
     check_cells(dataset, [n for n in dataset.column_names if n not in optional], where)
     if "label" in dataset.column_names:
         if len(labels := dataset.unique("label")) == 1:
@@ -127,7 +139,7 @@ def checked_pairs(
                 f"dataset: label is {str(labels.pop()).lower()} in all rows of {where}; KTO needs "
                 "both desirable and undesirable examples."
             )
-        return dataset, {}
+        return dataset, dropped
     if "margin" in dataset.column_names:
         for n, value in enumerate(dataset["margin"][:]):
             _check_margin(value, f"row {n} of {where}")
@@ -138,7 +150,17 @@ def checked_pairs(
             f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}, so "
             "there is nothing to prefer."
         )
-    return found, {"chosen identical to rejected": len(dataset) - len(found)}
+    dropped["chosen identical to rejected"] = len(dataset) - len(found)
+    if "margin" in found.column_names:
+        apart = [n for n, margin in enumerate(found["margin"]) if margin]
+        if not apart:
+            raise InputError(
+                f"dataset: margin is 0 in all {len(found)} rows of {where}, so there is nothing to "
+                "prefer."
+            )
+        if ties := len(found) - len(apart):
+            found, dropped = found.select(apart), dropped | {"a tie: margin is 0": ties}
+    return found, dropped
 
 
 def _check_margin(value: Any, where: str) -> None:

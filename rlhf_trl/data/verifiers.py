@@ -1,11 +1,17 @@
-"""Reward functions in TRL's calling convention, by name or dotted path, checked at every call."""
+"""Reward functions in TRL's calling convention, by name or dotted path, checked at every call.
+
+`reward_funcs` names them. `exact_match`, `number`, `regex` and `contains` compare a completion with
+the column `answer` of the data, or with another one, named after a colon: `number:solution`. Where
+that column is null, the reward does not apply.
+"""
 
 import importlib
 import inspect
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -14,7 +20,16 @@ from rlhf_trl.errors import InputError, nearest
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Tasks whose answer is a number, whatever way it is written.
-NUMERIC = {"basic_arithmetic", "chain_sum", "gcd", "lcm", "leg_counting", "products"}
+NUMERIC = {"basic_arithmetic", "chain_sum", "gcd", "gsm8k", "lcm", "leg_counting", "products"}
+ANSWER = "answer"  # the column of right answers, unless another one is named
+TOLERANCE = 1e-6
+# A sign counts only where it cannot be an operator, and digits in a word or an index are no number.
+NUMBER = re.compile(
+    r"(?:(?<![\w.)\]}])[-+])?(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?"
+    r"(?:[eE][-+]?\d+)?"
+)
+# What may surround a number in \boxed{}: units, degrees, spaces, currency.
+TRIM = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{[^{}]*\}|\^\{?\\circ\}?|\\[$%!,;: ]")
 
 RewardFunc = Callable[..., Any]
 
@@ -43,13 +58,99 @@ def normalise(task: str, answer: str) -> str:
 
 
 def exact_match(
-    completions: list[Any], answer: list[str], task: list[str], **_: Any
-) -> list[float]:
+    completions: list[Any], answer: list[Any], task: list[str] | None = None, **_: Any
+) -> list[float | None]:
     """1 where the extracted answer equals the right one as a string, else 0; case counts."""
-    found = [extract_answer(completion_text(c)) for c in completions]
+    tasks = task or [""] * len(completions)
+
+    def same(text: str, right: str, task: str) -> bool:
+        found = extract_answer(text)
+        return found is not None and normalise(task, found) == normalise(task, right)
+
+    return _compared(same, completions, answer, tasks)
+
+
+def number(completions: list[Any], answer: list[Any], **_: Any) -> list[float | None]:
+    """1 where the number that the completion ends in (see `read_number`) is that of the answer."""
+
+    def same(text: str, right: str) -> bool:
+        if (wanted := read_number(right)) is None:
+            raise InputError(
+                f"reward function 'number': the right answer {right[:60]!r} holds no number; name "
+                "a column of numbers after a colon (number:COLUMN), or use contains."
+            )
+        found = read_number(text)
+        return found is not None and math.isclose(found, wanted, rel_tol=0, abs_tol=TOLERANCE)
+
+    return _compared(same, completions, answer)
+
+
+def regex(completions: list[Any], answer: list[Any], **_: Any) -> list[float | None]:
+    """1 where the answer, a regular expression, matches somewhere in the completion, else 0."""
+
+    def matches(text: str, pattern: str) -> bool:
+        try:
+            return re.search(pattern, text) is not None
+        except re.error as error:
+            raise InputError(
+                f"reward function 'regex': {pattern!r} is not a regular expression ({error}); "
+                "mend it, or name the column of patterns after a colon (regex:COLUMN)."
+            ) from error
+
+    return _compared(matches, completions, answer)
+
+
+def contains(completions: list[Any], answer: list[Any], **_: Any) -> list[float | None]:
+    """1 where the answer's text stands somewhere in the completion, else 0; case counts."""
+
+    def has(text: str, right: str) -> bool:
+        if not right.strip():
+            raise InputError(
+                "reward function 'contains': a right answer is empty, which every completion "
+                "contains; leave the example out, or make its answer null."
+            )
+        return right.strip() in text
+
+    return _compared(has, completions, answer)
+
+
+def read_number(text: str) -> float | None:
+    """Return the number that `text` gives as its answer, or None.
+
+    That is the number in the last `\\boxed{...}`, else the one that follows the last `####` on its
+    line, else the last number of the text. In the first two, several numbers (a fraction, a sum)
+    and LaTeX commands (a root) are no answer. Thousands separators are removed.
+    """
+    text = text.replace("{,}", ",").replace("\N{MINUS SIGN}", "-")
+    marked = _last_boxed(text)
+    if marked is None and "####" in text:
+        marked = text.rpartition("####")[2].strip().partition("\n")[0]
+    if marked is not None:
+        text = TRIM.sub("", marked)
+    found = NUMBER.findall(text)
+    if not found or (marked is not None and (len(found) > 1 or re.search(r"\\[a-zA-Z]", text))):
+        return None
+    return float(found[-1].replace(",", ""))
+
+
+def _last_boxed(text: str) -> str | None:
+    """Return what stands in the last `\\boxed{...}`, "" where it is cut off, None without one."""
+    _, box, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for place, character in enumerate(rest):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return rest[:place] if box else None
+    return "" if box else None
+
+
+def _compared(
+    right: Callable[..., bool], completions: list[Any], answers: list[Any], *columns: list[Any]
+) -> list[float | None]:
+    rows = zip(completions, answers, *columns, strict=True)
     return [
-        float(f is not None and normalise(t, f) == normalise(t, a))
-        for f, a, t in zip(found, answer, task, strict=True)
+        None if answer is None else float(right(completion_text(completion), str(answer), *more))
+        for completion, answer, *more in rows
     ]
 
 
@@ -69,24 +170,71 @@ def gym_score(tasks: GymTasks) -> RewardFunc:
     return gym_score
 
 
+VERIFIERS: dict[str, RewardFunc] = {
+    function.__name__: function for function in (exact_match, number, regex, contains)
+}
+
+
 def task_metrics(tasks: GymTasks) -> dict[str, RewardFunc]:
     """Return the scores that evaluation reports, by name."""
     return {"exact_match": exact_match, "format": format_reward, "gym_score": gym_score(tasks)}
 
 
-def load_rewards(names: Sequence[str], tasks: GymTasks) -> list[RewardFunc]:
+def load_rewards(
+    names: Sequence[str], tasks: GymTasks | None, columns: Iterable[str] = ()
+) -> list[RewardFunc]:
     """Return the reward functions called `names`: built in, or the dotted path of the user's own.
 
     Every function is wrapped in `checked`.
 
+    Args:
+        names: as in `reward_funcs`.
+        tasks: the gym's questions; None: the data are the user's own.
+        columns: the columns of one's own data.
+
     Raises:
-        InputError: no name, unknown name, module that does not import, or attribute not callable.
+        InputError: no name, unknown name, a column that the data lack, module that does not
+            import, or attribute not callable.
     """
-    built_in = task_metrics(tasks)
+    known = [*VERIFIERS, "format", "gym_score"]
     if not names:
-        raise InputError(f"reward_funcs is empty; name at least one of {', '.join(built_in)}.")
-    found = [built_in[n] if n in built_in else _by_path(n, built_in) for n in names]
+        raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
+    present = list(columns if tasks is None else tasks.train[0])
+    found = [_built_in(name, tasks, present) or _by_path(name, known) for name in names]
     return [checked(function, name) for function, name in zip(found, names, strict=True)]
+
+
+def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFunc | None:
+    """Return the function of a name that this module gives a meaning, or None."""
+    base, colon, column = name.partition(":")
+    if base in VERIFIERS:
+        column = column if colon else ANSWER
+        if column not in columns:
+            raise InputError(
+                f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
+                f"which the data set lacks (it has {', '.join(columns)}); write {base}:COLUMN with "
+                "the column of right answers."
+            )
+        return VERIFIERS[base] if column == ANSWER else _reading(VERIFIERS[base], column)
+    if base in ("format", "gym_score") and colon:
+        raise InputError(f"reward_funcs: {base} reads no column; write {base} in place of {name}.")
+    if base == "gym_score":
+        if tasks is None:
+            raise InputError(
+                "reward_funcs: gym_score is the score of reasoning-gym, which does not know these "
+                f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
+            )
+        return gym_score(tasks)
+    return format_reward if base == "format" else None
+
+
+def _reading(verifier: RewardFunc, column: str) -> RewardFunc:
+    """Return a verifier that takes its right answers from another column."""
+
+    def read(completions: list[Any], **columns: Any) -> list[float | None]:
+        return verifier(completions, **{**columns, ANSWER: columns[column]})
+
+    return read
 
 
 def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:

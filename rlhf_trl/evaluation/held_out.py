@@ -8,8 +8,8 @@ from accelerate.utils import gather_object
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
-from rlhf_trl.data.verifiers import checked
-from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, generate, seeded
+from rlhf_trl.data.verifiers import checked, completion_text
+from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Sampling, generate, seeded
 
 Score = Callable[..., list[float | None]]
 
@@ -25,7 +25,8 @@ class AnswersHeldOut:
     Metrics are `eval_<score>` for greedy answers and `eval_sampled_<score>` for answers sampled at
     temperature 1 under a fixed seed, whatever the checkpoint's generation_config asks for. A score
     is averaged over the answers to which it applies (is not None); where there is none, it is left
-    out. The training's random state is left untouched.
+    out. `length` is in tokens, `cut_off` the share of answers that max_completion_length ended. The
+    training's random state is left untouched.
 
     Attributes:
         held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
@@ -61,29 +62,61 @@ class AnswersHeldOut:
         """Return the metrics of the held-out prompts, and the answers."""
         rows = self.held_out
         self.model.eval()
-        answers = self.answer(rows)
+        completions = self.complete(rows)
         metrics = {}
-        for kind, infix in (("greedy", ""), ("sampled", "sampled_")):
-            columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
-            for name, score in self.scores.items():
-                values = checked(score, name)(completions=[a[kind] for a in answers], **columns)
+        for infix, said in zip(("", "sampled_"), completions, strict=True):
+            scores = {
+                **self.judge(rows, said),
+                "length": [len(one.ids) for one in said],
+                "cut_off": [not one.finished for one in said],
+            }
+            for name, values in scores.items():
                 applied = [value for value in values if value is not None]
                 if applied:
                     metrics[f"{prefix}_{infix}{name}"] = sum(applied) / len(applied)
-        return metrics, answers
+        return metrics, _shown(rows, *completions)
+
+    def judge(
+        self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]
+    ) -> dict[str, list[float | None]]:
+        """Return the scores of the answers to rows, by name."""
+        columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
+        texts = [one.text for one in said]
+        return {
+            name: checked(score, name)(completions=texts, **columns)
+            for name, score in self.scores.items()
+        }
 
     def _tell(self, metrics: dict[str, float], answers: list[dict[str, Any]]) -> None:
         if self.on_answers is not None and self.is_world_process_zero():
             self.on_answers(self.state.global_step, metrics, answers)
 
-    def answer(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def answer(
+        self,
+        rows: Sequence[dict[str, Any]],
+        sampling: Sampling = SAMPLED,
+        max_new_tokens: int | None = None,
+    ) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
-        # Every process gets the same number of rows (the last ones repeat): generation is
-        # collective under ZeRO-3 and FSDP.
-        share = math.ceil(len(rows) / self.accelerator.num_processes)
-        first = share * self.accelerator.process_index
-        mine = [i % len(rows) for i in range(first, first + share)]
-        found = []
+        return _shown(rows, *self.complete(rows, sampling, max_new_tokens))
+
+    def share(self, rows: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the places of the rows of this process: equally many everywhere.
+
+        The last ones repeat, since generation is collective under ZeRO-3 and FSDP.
+        """
+        count = math.ceil(len(rows) / self.accelerator.num_processes)
+        first = count * self.accelerator.process_index
+        return [i % len(rows) for i in range(first, first + count)]
+
+    def complete(
+        self,
+        rows: Sequence[dict[str, Any]],
+        sampling: Sampling = SAMPLED,
+        max_new_tokens: int | None = None,
+    ) -> tuple[list[Completion], list[Completion]]:
+        """Return a greedy and a sampled completion of every row, in order."""
+        mine, found = self.share(rows), []
         device = self.accelerator.device
         template = None
         if hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's, which are those of all rows
@@ -94,7 +127,7 @@ class AnswersHeldOut:
                 self.model_wrapped,
                 self.accelerator,
                 gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+                gradient_checkpointing_kwargs=self.args.activation_checkpointing_kwargs,
             ) as model,
             seeded(self.args.seed + self.accelerator.process_index, device),
             DistributedBackend(self.accelerator).summon_full_params(
@@ -102,30 +135,37 @@ class AnswersHeldOut:
             ),
         ):
             size = self.args.per_device_eval_batch_size
-            for batch in (mine[i : i + size] for i in range(0, share, size)):
+            for batch in (mine[i : i + size] for i in range(0, len(mine), size)):
                 greedy, sampled = (
                     generate(
                         model,
                         self.processing_class,
                         [rows[i] for i in batch],
                         sampling=sampling,
-                        max_new_tokens=self.max_completion_length,
+                        max_new_tokens=max_new_tokens or self.max_completion_length,
                         device=device,
                         template=template,
                     )
-                    for sampling in (GREEDY, SAMPLED)
+                    for sampling in (GREEDY, sampling)
                 )
                 found += zip(batch, greedy, sampled, strict=True)
-        by_row = {i: (greedy.text, sampled.text) for i, greedy, sampled in gather_object(found)}
-        return [
-            {
-                "question": row.get("question"),
-                "answer": row.get("answer"),
-                "greedy": by_row[i][0],
-                "sampled": by_row[i][1],
-            }
-            for i, row in enumerate(rows)
-        ]
+        by_row = {i: pair for i, *pair in gather_object(found)}
+        greedy, sampled = zip(*(by_row[i] for i in range(len(rows))), strict=True)
+        return list(greedy), list(sampled)
+
+
+def _shown(
+    rows: Sequence[dict[str, Any]], greedy: Sequence[Completion], sampled: Sequence[Completion]
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "question": row.get("question", completion_text(row["prompt"])),
+            "answer": row.get("answer"),
+            "greedy": one.text,
+            "sampled": other.text,
+        }
+        for row, one, other in zip(rows, greedy, sampled, strict=True)
+    ]
 
 
 class AnswersBesideLoss(AnswersHeldOut):
@@ -156,7 +196,8 @@ class AnswersBesideLoss(AnswersHeldOut):
         return metrics
 
     def _names(self) -> list[str]:
-        return [n for s in getattr(self, "scores", ()) for n in (s, f"sampled_{s}")]
+        names = (*getattr(self, "scores", ()), "length", "cut_off")
+        return [name for score in names for name in (score, f"sampled_{score}")]
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
     def evaluation_loop(

@@ -14,14 +14,29 @@ from rlhf_trl.output import numbered, write_json, write_whole
 logger = logging.getLogger(__name__)
 
 SAMPLES_SHOWN = 5
-# What the last line of a run without questions tells: the first of these that was measured.
+# What the last line of a run tells: the first of these that was measured.
 HEADLINES = (
+    ("exact_match", "exact match"),
+    ("reward", "reward"),
     ("rewards/accuracies", "pair accuracy"),
     ("pair_accuracy", "pair accuracy"),
     ("first_error", "first error found"),
     ("auc", "AUC"),
     ("loss", "loss"),
 )
+# What the learning curve shows of evaluations on an axis from 0 to 1.
+SHARES = (
+    ("exact_match", "o-", "exact match, greedy"),
+    ("sampled_exact_match", "s--", "exact match, sampled"),
+    ("gym_score", ":", "gym's own score, greedy"),
+    ("rewards/accuracies", "-.", "pair accuracy"),
+    ("pair_accuracy", "-.", "pair accuracy"),
+    ("first_error", "-.", "first error found"),
+    ("auc", "--", "AUC"),
+    ("best_of_n", "o-", "best of n"),
+)
+# What the table of a run without held-out examples shows of its training.
+TRAINING = ("reward", "loss", "logps/", "mean_token_accuracy", "completions/mean_length")
 PATIENCE = 10  # logged steps in a row before a warning
 
 
@@ -36,11 +51,13 @@ class RewardProgress(ProgressCallback):
             if logs.get(key) is not None:
                 self.training_bar.set_postfix({key: f"{logs[key]:.3f}"}, refresh=False)
                 break
-        if "eval_exact_match" in logs:
-            self.training_bar.write(
-                f"step {state.global_step:>5}  exact match {logs['eval_exact_match']:.3f} greedy, "
-                f"{logs['eval_sampled_exact_match']:.3f} sampled"
-            )
+        for key, name in HEADLINES[:2]:
+            if f"eval_sampled_{key}" in logs:
+                self.training_bar.write(
+                    f"step {state.global_step:>5}  {name} {logs[f'eval_{key}']:.3f} greedy, "
+                    f"{logs[f'eval_sampled_{key}']:.3f} sampled"
+                )
+                break
 
 
 class Watch(TrainerCallback):
@@ -101,8 +118,9 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
     lines += ["", "greedy answers to held-out questions"]
     pairs = zip(before["answers"], after["answers"], strict=True)
     for old, new in list(pairs)[:SAMPLES_SHOWN]:
+        right = "" if old["answer"] is None else f"   (right: {old['answer']})"
         lines += [
-            f"  {old['question']}   (right: {old['answer']})",
+            f"  {old['question']}{right}",
             f"    step {first:<6} {old['greedy']!r}",
             f"    step {last:<6} {new['greedy']!r}",
         ]
@@ -125,22 +143,17 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     axis.plot(*_points(log, key), color="tab:blue", label=f"training {key}")
     axis.set(xlabel="optimizer step", ylabel=key, title=title)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    if evaluations:
+    measured = [{"step": n, **e["metrics"]} for n, e in evaluations.items()]
+    shares = [(_points(measured, f"eval_{name}"), *look) for name, *look in SHARES]
+    if shares := [each for each in shares if each[0][0]]:
         right = axis.twinx()
-        for key, style, label in (
-            ("eval_exact_match", "o-", "exact match, greedy"),
-            ("eval_sampled_exact_match", "s--", "exact match, sampled"),
-            ("eval_gym_score", ":", "gym's own score, greedy"),
-            ("eval_rewards/accuracies", "-.", "pair accuracy"),
-            ("eval_pair_accuracy", "-.", "pair accuracy"),
-            ("eval_first_error", "-.", "first error found"),
-            ("eval_auc", "--", "AUC"),
-            ("eval_best_of_n", "o-", "best of n"),
-        ):
-            points = _points([{"step": n, **e["metrics"]} for n, e in evaluations.items()], key)
-            if points[0]:
-                right.plot(*points, style, color="tab:orange", label=label)
+        for points, style, label in shares:
+            right.plot(*points, style, color="tab:orange", label=label)
         right.set(ylabel="held out", ylim=(0, 1.02))
+    else:
+        for name, style in ((key, "o-"), (f"sampled_{key}", "s--")):
+            points = _points(measured, f"eval_{name}")
+            axis.plot(*points, style, color="tab:orange", label=f"held-out {name}")
     if pairs:
         for side, colour in (("chosen", "tab:green"), ("rejected", "tab:red")):
             points = _points(log, f"eval_logps/{side}") if evaluations else ((), ())
@@ -158,21 +171,34 @@ def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in found], [value for _, value in found]
 
 
+def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
+    """Return the first and the last log of training with a headline, in the form of evaluations.
+
+    The very last one has no loss, but what was measured since the one before, if anything was.
+    """
+    logged = [entry for entry in log if entry.keys() & {name for name, _ in HEADLINES}]
+    return {
+        entry["step"]: {
+            "metrics": {key: value for key, value in entry.items() if key.startswith(TRAINING)},
+            "answers": [],
+        }
+        for entry in (logged[:1] + logged[-1:])
+    }
+
+
 def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
-    """Return the last line of a run."""
+    """Return the last line of a run: of its evaluations, or of `training_metrics`."""
     if not evaluations:
-        return f"trained with seed {seed}; nothing is held out, so nothing was evaluated"
+        return f"trained with seed {seed}; nothing is held out or logged"
     before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
     measured = before.keys() & after.keys()
-    if "eval_exact_match" not in measured:
-        key, name = next(h for h in HEADLINES if f"eval_{h[0]}" in measured)
-        return f"{name} {before[f'eval_{key}']:.3f} -> {after[f'eval_{key}']:.3f} (seed {seed})"
+    prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
+    key, name = next((f"{prefix}{k}", name) for k, name in HEADLINES if f"{prefix}{k}" in measured)
     count = len(evaluations[min(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"
-    return (
-        f"exact match {before['eval_exact_match']:.3f} -> {after['eval_exact_match']:.3f} "
-        f"(greedy, {count} held-out {noun}, seed {seed})"
-    )
+    how = f"greedy, {count} held-out {noun}, " if count else "" if prefix else "of training; "
+    told = f"{name} {before[key]:.3f} -> {after[key]:.3f} ({how}seed {seed})"
+    return told if prefix else f"{told}; nothing is held out, so nothing was evaluated"
 
 
 def versions() -> dict[str, str]:

@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 from rlhf_trl.data.files import Samples, read_prompts
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import write_json
+from rlhf_trl.rollouts.generate import Sampling
 
 
 def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> None:
@@ -23,6 +24,12 @@ def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> Non
     """
     if config.every < 0 or config.count < 1:
         raise InputError("samples: write every: 0 (never) or more, and count: 1 or more.")
+    limit = 1 if config.max_tokens is None else config.max_tokens
+    if config.temperature < 0 or not 0 < config.top_p <= 1 or limit < 1:
+        raise InputError(
+            "samples: write temperature: 0 (the likeliest) or more, top_p: above 0 and at most 1, "
+            "and max_tokens: 1 or more."
+        )
     if config.every:
         if config.file is not None:
             chat = bool(rows) and isinstance(rows[0]["prompt"], list)
@@ -37,6 +44,11 @@ class _Panels(TrainerCallback):
     def __init__(self, trainer: Any, config: Samples, rows: list[dict[str, Any]]):
         self._trainer, self._config, self._rows = trainer, config, rows
 
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Answer before the first update, unless the run goes on from a checkpoint."""
+        if self._config.start and state.global_step == 0:
+            self.on_step_end(args, state, control)
+
     def on_step_end(self, args, state, control, **kwargs):
         """Answer where it is time to; all processes take part."""
         step, config = state.global_step, self._config
@@ -44,12 +56,14 @@ class _Panels(TrainerCallback):
             return
         first = 0
         if config.choice == "round_robin":  # by the step, so that a resumed run goes on alike
-            first = (step // config.every - 1) * config.count
+            first = max(step // config.every - 1, 0) * config.count
         chosen = [self._rows[(first + n) % len(self._rows)] for n in range(config.count)]
         trainer = self._trainer
+        was_training = trainer.model.training
         trainer.model.eval()
-        answers = trainer.answer(chosen)
-        trainer.model.train()
+        sampling = Sampling(config.temperature, config.top_p)
+        answers = trainer.answer(chosen, sampling, config.max_tokens)
+        trainer.model.train(was_training)
         if not state.is_world_process_zero:
             return
         panel = [

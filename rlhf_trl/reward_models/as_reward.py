@@ -1,6 +1,7 @@
 """A trained reward model as a reward function."""
 
 import json
+import re
 import string
 import unicodedata
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from rlhf_trl.models import whole_weights
 from rlhf_trl.reward_models.reader import Reader
 
 BATCH = 64  # texts scored at once
+# The second: a chat template may have opened the block at the end of the prompt.
+THOUGHTS = (r"(?s)<think>.*?(</think>\s*|\Z)", r"(?s)\A.*?</think>\s*")
 
 
 def load_reward_model(
-    path: str, tokenizer: Any, args: Any, aggregate: str | None = None
+    path: str, tokenizer: Any, args: Any, aggregate: str | None = None, strip_think: bool = False
 ) -> Callable[..., list[float]]:
     """Return a reward function that scores prompt and completion with a trained reward model.
 
@@ -29,7 +32,9 @@ def load_reward_model(
         tokenizer: the policy's, whose end-of-sequence token ends a completion.
         args (`TrainingArguments`): where the model goes.
         aggregate: which of the scores of a token or step model is the reward: "mean" (default)
-            or "last" of an outcome model; "min" (default), "last" or "product" of a process model.
+            or "last" (default with formulation: code) of an outcome model; "min" (default), "last"
+            or "product" of a process model.
+        strip_think: whether completions are read `without_thoughts`.
 
     Raises:
         InputError: no such model; several labels; no trained score; a tokenizer that is not the
@@ -55,6 +60,8 @@ def load_reward_model(
         **_: Any,
     ) -> list[float]:
         nonlocal checked_texts
+        if strip_think:
+            completions = [without_thoughts(completion) for completion in completions]
         if not checked_texts:
             _check_fit(path, own, prompts, completions)
             checked_texts = True
@@ -66,6 +73,19 @@ def load_reward_model(
         return [reader.scores(each)[name] for each in logits]
 
     return checked(reward_model, "reward_model")
+
+
+def without_thoughts(completion: Any) -> Any:
+    """Return a completion, plain or one message, without its `<think>...</think>` blocks.
+
+    A block that was never closed reaches to the end, so that thoughts are never read as an answer.
+    """
+    if not isinstance(completion, str):
+        *before, last = completion
+        return [*before, {**last, "content": without_thoughts(last["content"])}]
+    for pattern in THOUGHTS:
+        completion = re.sub(pattern, "", completion)
+    return completion
 
 
 def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from datasets.utils import tqdm
 from transformers import AutoConfig, GenerationConfig
 from trl.data_utils import is_conversational
 
@@ -26,10 +27,14 @@ GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
 
 
 class Completion(NamedTuple):
-    """A generated completion: its text without special tokens, and whether the model ended it."""
+    """A generated completion: its text without special tokens, and whether the model ended it.
+
+    `ids` are its tokens, up to the one that ended it.
+    """
 
     text: str
     finished: bool
+    ids: Sequence[int] = ()
 
 
 def prompt_texts(
@@ -66,7 +71,7 @@ def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
     return is_conversational({"prompt": rows[0]["prompt"]})
 
 
-def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
+def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
 
     Raises:
@@ -76,17 +81,33 @@ def check_prompts(rows: list[dict[str, Any]], tokenizer: Any, model: Any, args: 
         return
     config = from_pretrained(AutoConfig, model, args)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    texts = prompt_texts(tokenizer, rows, getattr(args, "chat_template_kwargs", None))
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    longest = max(range(len(rows)), key=lambda i: len(encoded[i]))
-    needed = len(encoded[longest]) + args.max_completion_length
-    if limit is not None and needed > limit:
+    if limit is None:
+        return
+    template, longest = getattr(args, "chat_template_kwargs", None), (0, "")
+    few = len(rows) < 50_000
+    for batch in tqdm(_batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=few):
+        texts = prompt_texts(tokenizer, batch, template)
+        # a token has at least one byte, so most texts need no look
+        if texts := [t for t in texts if len(t.encode()) + args.max_completion_length > limit]:
+            encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            longest = max(longest, *zip(map(len, encoded), texts, strict=True))
+    needed = longest[0] + args.max_completion_length
+    if needed > limit:
         raise InputError(
-            f"the longest prompt has {len(encoded[longest])} tokens and with max_completion_length "
+            f"the longest prompt has {longest[0]} tokens and with max_completion_length "
             f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
-            f"context of {limit}: {rows[longest]['question'][:80]!r}; shorten the task's config or "
+            f"context of {limit}: it ends in {longest[1][-80:]!r}; leave it out, or shorten it or "
             "max_completion_length."
         )
+
+
+def _batches(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
+    """Return rows by the thousand; those of a data set are not read one by one."""
+    if isinstance(rows, list):
+        yield from (rows[first : first + 1000] for first in range(0, len(rows), 1000))
+        return
+    for batch in rows.iter(1000):
+        yield [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -172,6 +193,9 @@ def generate(
         )
     ids = output[:, inputs["input_ids"].shape[1] :]
     # behind an end there is only padding, which may be the same token
-    ended = torch.isin(ids, torch.tensor(ends, device=ids.device)).any(dim=1).tolist()
+    ending = torch.isin(ids, torch.tensor(ends, device=ids.device))
+    lengths = (ending.cumsum(dim=1) - ending.long() == 0).sum(dim=1).tolist()
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return [Completion(*each) for each in zip(texts, ended, strict=True)]
+    tokens = [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
+    ended = ending.any(dim=1).tolist()
+    return [Completion(*each) for each in zip(texts, ended, tokens, strict=True)]

@@ -5,5 +5,6 @@ import warnings
 
 # Read when huggingface_hub is imported: TRL's telemetry stays off unless the user turns it on.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-# TRL 1.16 itself uses the old name of this field; a user cannot act on it.
-warnings.filterwarnings("ignore", message=".*gradient_checkpointing` is deprecated")
+# TRL 1.16 itself uses the old names of these methods; a user cannot act on it.
+OLD_NAMES = "is_gradient_checkpointing|gradient_checkpointing_(en|dis)able"
+warnings.filterwarnings("ignore", message=f"`({OLD_NAMES})` is deprecated")

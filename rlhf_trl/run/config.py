@@ -22,6 +22,7 @@ from typing import get_origin as type_origin
 
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.output import write_whole
+from rlhf_trl.run.launch import cpu_settings
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
 
 COMMAND_LINE = "command line"
@@ -32,6 +33,11 @@ LEAST = {
     **dict.fromkeys(("max_completion_length", "max_length", "lora_r"), 1),
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "seed"), 0),
     **dict.fromkeys(("temperature", "eval_steps", "logging_steps", "save_steps"), ">0"),
+}
+# Fields that transformers has given another name; TRL's own defaults still use the old one.
+RENAMED = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 # What TRL's own parser takes for a boolean on the command line.
 BOOLEAN_WORDS = {
@@ -83,6 +89,8 @@ def load_config(
     config = _read(path)
     for option, values in overrides:
         config.override(option, values)
+    for old, new in RENAMED.items():
+        config.rename(old, new)
     if "env" in config.values:
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
@@ -115,7 +123,11 @@ def load_config(
     _check_generation_batch(config, {**settings, **trl_given}, trl_fields)
 
     checked = {**own_given, **trl_given, **model_given}
-    args, row = config.build({**settings, **trl_given}, trl_class, ()), None
+    settings |= trl_given | cpu_settings(trl_given, world_size())
+    for old, new in RENAMED.items():
+        if settings.get(new) is None and {old, new} <= trl_fields.keys():
+            settings[new] = trl_fields[old][1].default
+    args, row = config.build(settings, trl_class, ()), None
     if hasattr(trl_class, "resolve"):
         row = trl_class.resolve(args, own_run.algorithm, own_run.formulation)
         args = row.args
@@ -327,6 +339,22 @@ class _Config:
             node = child
         self._note(path, COMMAND_LINE)
         self._history.setdefault(path, []).append((COMMAND_LINE, _plain(new)))
+
+    def rename(self, old: str, new: str) -> None:
+        """Take the old name of a key for the new one; what was written later wins.
+
+        Raises:
+            InputError: both were written in one place, with different values.
+        """
+        if old not in self.values:
+            return
+        value, layers = self.values.pop(old), [self._layer((name,)) for name in (old, new)]
+        if new in self.values and layers[0] <= layers[1]:
+            if layers[0] == layers[1] and _plain(value) != _plain(self.values[new]):
+                self.fail((old,), f"is the old name of {new}, which has another value; remove it")
+            return
+        self.values[new] = value
+        self._note((new,), self.source((old,)))
 
     def kind_of(self, value: dict[str, Any], kinds: list[Any], path: tuple[str, ...]) -> Any:
         """Return which of several dataclasses a block is: the first whose tags all hold.

@@ -4,14 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_trl.algorithms import of_recipe
-from rlhf_trl.data.files import Samples
-from rlhf_trl.data.gym import GymData
 
 # the blocks of single recipes, which read them here
+from rlhf_trl.data.demonstrations import DemonstrationData as DemonstrationData
+from rlhf_trl.data.files import Samples as Samples
 from rlhf_trl.data.judgments import OutcomeData as OutcomeData
 from rlhf_trl.data.judgments import ProcessData as ProcessData
 from rlhf_trl.data.judgments import RewardData as RewardData
 from rlhf_trl.data.pairs import PreferenceData
+from rlhf_trl.data.prompts import PromptData
 from rlhf_trl.run.launch import Expect
 
 
@@ -33,10 +34,12 @@ class Run:
 class PolicyGradientRun(Run):
     """The fields of recipes that answer prompts and learn from rewards."""
 
-    dataset: GymData
+    dataset: PromptData
     reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     reward_model: str | None = None
     reward_aggregate: str | None = None
+    reward_model_strips_think: bool = False  # it reads completions without <think>...</think>
+    samples: Samples = field(default_factory=Samples)
 
 
 @dataclass(kw_only=True)

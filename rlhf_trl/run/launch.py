@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,49 @@ def check_process_count_asked() -> None:
             "--cpu; launch with --config_file configs/accelerate/cpu_2proc.yaml (for a CPU), or "
             "unset MASTER_ADDR if one process is what you want."
         )
+
+
+def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
+    """Return the TRL fields that a run takes on a CPU: float32, unless its config names bf16.
+
+    Without them TRL would take bf16, and stop where there is no GPU.
+
+    Args:
+        given: TRL's fields that the config sets.
+        processes: how many were launched.
+
+    Returns:
+        `use_cpu` and `bf16`; nothing where the run is on a GPU.
+
+    Raises:
+        InputError: a precision that is for GPUs, or several processes that would all look for one.
+    """
+    import torch
+    from accelerate.utils import parse_flag_from_env
+
+    asked = given.get("use_cpu") or parse_flag_from_env("ACCELERATE_USE_CPU")
+    if not asked and torch.accelerator.is_available():
+        return {}
+    if not asked and processes > 1:
+        raise InputError(
+            f"{processes} processes were launched on a machine without a GPU, and each would train "
+            "on its own into the same output_dir; write use_cpu: true in the config (or set "
+            "ACCELERATE_USE_CPU=true) and launch with configs/accelerate/cpu_2proc.yaml."
+        )
+    if given.get("fp16"):
+        raise InputError(
+            "fp16 is true and this run is on the CPU, which would train in float32 all the same; "
+            "remove it, or write bf16: true."
+        )
+    bf16 = bool(given.get("bf16"))
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if launched != "no" and (launched, bf16) != ("bf16", True):
+        raise InputError(
+            f"accelerate was launched with mixed_precision {launched}, which is for GPUs, and this "
+            "run is on the CPU; launch with --config_file configs/accelerate/cpu.yaml"
+            + (", or write bf16: true in the config." if launched == "bf16" else ".")
+        )
+    return {"use_cpu": True, "bf16": bf16}
 
 
 def check_processes(args: Any, expect: Expect | None = None) -> None:

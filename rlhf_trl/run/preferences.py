@@ -56,9 +56,7 @@ def prepare_preferences(
     sample = sampler(model, args, own.dataset)
     with train.reading(args, own.dataset):
         data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
-    for reason, count in data.dropped.items():
-        if count and args.process_index == 0:
-            print(f"left out {count} rows: {reason}", flush=True)
+    train.report_dropped(data, args)
     tokenizer = load_tokenizer(model, args, data.conversational)
     if data.tasks is not None:
         check_prompts(data.tasks.held_out, tokenizer, model, args)

@@ -89,10 +89,9 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
         elif isinstance(config, OutcomeData):
             data = load_outcomes(config, own.max_samples, sample)
         else:
-            data = load_pairs_or_ranked(config, own.max_samples, sample)
-    for reason, count in data.dropped.items():
-        if count and args.process_index == 0:
-            print(f"left out {count}: {reason}", flush=True)
+            margin = own.formulation != "code"  # the code has none
+            data = load_pairs_or_ranked(config, own.max_samples, sample, margin)
+    train.report_dropped(data, args)
     return data, load_tokenizer(model, args, data.conversational)
 
 

@@ -15,11 +15,12 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
-from rlhf_trl.data.files import FileData
-from rlhf_trl.data.gym import GymTasks
+from rlhf_trl.data.files import Examples, FileData
+from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import report
+from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import check_prompts
@@ -77,6 +78,8 @@ def begin(loaded: Any, name: str) -> None:
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
     if "eval_on_start" not in loaded.given:
         args.eval_on_start = not evaluated
+    if "logging_first_step" not in loaded.given:
+        args.logging_first_step = True
     if main_process:
         print(first_line, flush=True)
     else:
@@ -153,7 +156,7 @@ def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
+def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
     """Check and load what every policy-gradient recipe hands to its trainer.
 
     Args:
@@ -165,29 +168,37 @@ def prepare(loaded: Any) -> tuple[GymTasks, dict[str, Any]]:
     Raises:
         InputError: data, rewards, tokenizer or model that are missing or do not fit.
     """
-    from datasets import Dataset
-
     own, args, model = loaded.own, loaded.trl, loaded.model
     if own.reward_aggregate and not own.reward_model:
         raise InputError(
             f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
             "scores it could choose from; name one, or remove it."
         )
-    tasks = GymTasks(own.dataset)
+    if own.reward_model_strips_think and not own.reward_model:
+        raise InputError(
+            "reward_model_strips_think is true, but there is no reward_model that would read the "
+            "completions; name one, or remove it."
+        )
+    with reading(args, own.dataset):
+        data = load_prompts(own.dataset)
+    report_dropped(data, args)
     rewards = []
     if own.reward_funcs or not own.reward_model:
-        rewards += load_rewards(own.reward_funcs, tasks)
-    check_generation_batch(args, tasks.train)
-    tokenizer = load_tokenizer(model, args)
+        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+    check_generation_batch(args, data.train)
+    check_held_out(args, data.held_out)
+    tokenizer = load_tokenizer(model, args, data.conversational)
     if own.reward_model:
-        rewards.append(load_reward_model(own.reward_model, tokenizer, args, own.reward_aggregate))
+        how = (own.reward_aggregate, own.reward_model_strips_think)
+        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
     check_reward_weights(args, rewards)
-    check_prompts(tasks.train + tasks.held_out, tokenizer, model, args)
-    return tasks, {
+    for rows in (data.train, data.held_out or []):
+        check_prompts(rows, tokenizer, model, args)
+    return data, {
         **trainer_arguments(loaded, tokenizer),
         "reward_funcs": rewards,
-        "train_dataset": Dataset.from_list(tasks.train),
-        "eval_dataset": Dataset.from_list(tasks.held_out),
+        "train_dataset": data.train,
+        "eval_dataset": data.held_out,
     }
 
 
@@ -202,55 +213,39 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
         InputError: see `begin`, `prepare` and `run`.
     """
     begin(loaded, loaded.row.label)
-    tasks, arguments = prepare(loaded)
-    run(trainer_class(**arguments), loaded, tasks, loaded.row.label)
+    data, arguments = prepare(loaded)
+    trainer = trainer_class(**arguments)
+    if data.tasks is None and data.held_out is not None:
+        trainer.held_out, trainer.scores = data.held_out.to_list(), {}
+    add_panels(trainer, loaded.own.samples, data.held_out or data.train)
+    run(trainer, loaded, data.tasks, loaded.row.label)
 
 
-def train_supervised(loaded: Any, trainer_class: Any) -> None:
-    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-
-    Raises:
-        InputError: see `begin`, `GymTasks`, `load_tokenizer` and `run`.
-    """
-    from datasets import Dataset
-
-    from rlhf_trl.data.made import demonstrations
-
-    own = loaded.own
-    begin(loaded, "sft")
-    tasks = GymTasks(own.dataset)
-    train = demonstrations(tasks.train, own.demonstrator, own.dataset.seed)
-    trainer = trainer_class(
-        **trainer_arguments(loaded, load_tokenizer(loaded.model, loaded.trl)),
-        train_dataset=Dataset.from_list(train),
-        eval_dataset=Dataset.from_list(demonstrations(tasks.held_out, "right")),
-    )
-    trainer.max_completion_length = own.max_completion_length
-    run(trainer, loaded, tasks, "sft")
+def report_dropped(data: Examples, args: Any) -> None:
+    """Print how many examples were left out, and why."""
+    for reason, count in data.dropped.items():
+        if count and args.process_index == 0:
+            print(f"left out {count} rows: {reason}", flush=True)
 
 
 def check_held_out(args: Any, rows: Any) -> None:
     """Stop if evaluation was asked for and there are no rows to evaluate on."""
     if not rows and args.eval_strategy != "no":
         raise InputError(
-            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; name some with "
-            "dataset.eval_path or dataset.eval_split (such as split: train[:90%] and eval_split: "
-            "train[90%:]), or write eval_strategy: no."
+            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write "
+            "dataset.eval_size: 100 for that many prompts, or name some with dataset.eval_path or "
+            "dataset.eval_split, or write eval_strategy: no."
         )
 
 
-def check_generation_batch(args: Any, rows: list[Any]) -> None:
+def check_generation_batch(args: Any, rows: Any) -> None:
     """Stop unless the data set fills at least one generation batch; TRL would train 0 steps."""
     prompts = args.generation_batch_size // args.num_generations
     if len(rows) < prompts:
         raise InputError(
-            f"dataset.size: {len(rows)} rows are fewer than the {prompts} prompts of a generation "
+            f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation "
             f"batch ({args.generation_batch_size} completions / {args.num_generations} each); "
-            f"write a size of at least {prompts} or make the batch smaller."
+            f"give it at least {prompts} (dataset.size) or make the batch smaller."
         )
 
 
@@ -281,14 +276,15 @@ def run(
     Args:
         trainer: a TRL trainer with `AnswersHeldOut`.
         loaded: what `load_config` returned.
-        tasks (`GymTasks`): the questions to answer in evaluation; None: none.
+        tasks (`GymTasks`): the questions to answer in evaluation, if they are the gym's.
         name: the algorithm, for people.
         extra: writes what else the main process knows; takes trainer, folder and title.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     if tasks is not None:
         trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
-    can_evaluate = tasks is not None or trainer.eval_dataset is not None
+    held_out = getattr(trainer, "held_out", ())
+    can_evaluate = bool(held_out) or trainer.eval_dataset is not None
     args.eval_on_start &= can_evaluate
     launch.check_strategy(trainer, loaded.own.expect)
     trainer.on_answers = partial(report.save_answers, folder / "evaluations")
@@ -350,7 +346,7 @@ def run(
             "steps": result.global_step,
             "model_step": kept,
             "processes": args.world_size,
-            "held_out": len(tasks.held_out) if tasks is not None else 0,
+            "held_out": len(held_out),
             "passed_over": tasks.passed_over if tasks is not None else 0,
             "before": until[min(until)]["metrics"] if until else {},
             "after": until[max(until)]["metrics"] if until else {},
@@ -364,9 +360,9 @@ def run(
     if extra is not None:
         extra(trainer, folder, title)
     report.learning_curve(folder / "learning_curve.png", log, evaluations, title)
-    if until:
-        print(f"\n{report.table(until)}")
+    if told := until or report.training_metrics(log):
+        print(f"\n{report.table(told)}")
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
     print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")
-    print(report.headline(until, names, args.seed), flush=True)
+    print(report.headline(told, names, args.seed), flush=True)

@@ -20,7 +20,7 @@ OVERRIDDEN = {
     "KTOTrainer": "_compute_loss _prepare_dataset evaluate",
     "ORPOTrainer": "concatenated_forward evaluation_loop get_batch_loss_metrics",
     "RewardTrainer": "_prepare_dataset _set_signature_columns_if_needed compute_loss evaluate",
-    "SFTTrainer": "evaluate",
+    "SFTTrainer": "_prepare_dataset evaluate",
 }
 """What our trainers override, by the class that has it: renamed there, ours would never be called.
 

@@ -3,20 +3,22 @@
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, isnan
 from typing import Any, ClassVar
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
+from trl.data_utils import is_conversational
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
-from rlhf_trl.rollouts.generate import neutral
+from rlhf_trl.rollouts.generate import Completion, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import OnTRL
 
@@ -40,6 +42,8 @@ class PolicyGradientConfig(RowConfig, GRPOConfig):
             answer and 0 for a wrong one (DAPO, MaxRL).
         format_reward (`str`, *optional*): name of the reward function that must be 1 as well for
             a success (MaxRL).
+        missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
+            cut off (all but MaxRL, which reads successes).
         soft_punish_cache (`int`, *optional*): tokens before max_completion_length over which the
             penalty of long completions grows (DAPO).
         dynamic_sampling_rounds (`int`, *optional*): how often groups without contrast are sampled
@@ -66,6 +70,7 @@ class PolicyGradientConfig(RowConfig, GRPOConfig):
     importance_cap: float | None = of_the_row("Largest importance weight.")
     correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer.")
     format_reward: str | None = of_the_row("Reward that must be 1 as well for a success.")
+    missing_eos_penalty: float | None = of_the_row("Taken from a cut-off completion's reward.")
     soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
     dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
 
@@ -182,7 +187,32 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
                 "let at least one of them return a number for every sample."
             )
         self._rewards_per_func, self._completion_ids = rewards, completion_ids_list
+        self._ended = ended
         return rewards
+
+    def judge(
+        self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]
+    ) -> dict[str, list[float | None]]:
+        """Return the scores, those of all reward functions, and the reward they come to."""
+        mine = self.share(rows)
+        chat = is_conversational({"prompt": rows[0]["prompt"]})
+        texts = [said[i].text for i in mine]
+        pending = self._pending_extra_logs, self._pending_metrics  # of the next generation
+        self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
+        rewards = super()._calculate_rewards(
+            [{**rows[i], "finished": said[i].finished} for i in mine],
+            [rows[i]["prompt"] for i in mine],
+            [[{"role": "assistant", "content": t}] for t in texts] if chat else texts,
+            [said[i].ids for i in mine],
+        )
+        self._pending_extra_logs, self._pending_metrics = pending
+        rewards = rewards[: len(rows)]
+        weights = self.reward_weights.to(rewards.device)
+        columns = [[None if isnan(v) else v for v in each] for each in rewards.T.tolist()]
+        scores = super().judge(rows, said)
+        named = zip(self.reward_func_names, columns, strict=True)
+        scores |= {name: values for name, values in named if name not in scores}
+        return scores | {"reward": (rewards * weights).nansum(dim=1).tolist()}
 
     # Extends GRPOTrainer._generate_and_score_completions: the row's advantages replace TRL's.
     def _generate_and_score_completions(self, inputs):
@@ -213,6 +243,9 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
                 self.max_completion_length,
                 self.args.soft_punish_cache,
             )
+        if penalty := self.args.missing_eos_penalty:
+            ended = torch.tensor(self._ended, device=rewards.device)
+            rewards = rewards - penalty * ~self.accelerator.gather(ended)
         advantages = self._advantages(output, rewards, training)
         output["advantages"] = advantages
         if advantages.dim() == 2:  # shown as their mean over the completion
@@ -466,6 +499,8 @@ def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:
                 f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
                 f"({limit})."
             )
+    if (penalty := args.missing_eos_penalty) is not None and not penalty >= 0:
+        raise InputError(f"missing_eos_penalty is {penalty}; write 0 or more.")
     if (decay := args.baseline_decay) is not None and not 0 <= decay <= 1:
         raise InputError(f"baseline_decay is {decay}; write a number between 0 and 1.")
     if (rounds := args.dynamic_sampling_rounds) is not None and rounds < 0:

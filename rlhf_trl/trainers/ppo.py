@@ -43,8 +43,6 @@ class PPOConfig(PolicyGradientConfig):
             None: learning_rate.
         value_warmup_steps (`int`, *optional*, defaults to `0`): optimizer steps at the start in
             which only the value model learns.
-        missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
-            cut off.
     """
 
     critic: ClassVar[bool] = True
@@ -70,9 +68,6 @@ class PPOConfig(PolicyGradientConfig):
     )
     value_warmup_steps: int = field(
         default=0, metadata={"help": "Steps at the start in which only the value model learns."}
-    )
-    missing_eos_penalty: float | None = field(
-        default=None, metadata={"help": "Taken from the reward of a cut-off completion."}
     )
 
     def __post_init__(self) -> None:
@@ -259,10 +254,6 @@ class PPOTrainer(PolicyGradientTrainer):
     ) -> torch.Tensor:
         """Return (B, T) advantages of this process; add old values and returns to the output."""
         rewards, mask = rewards[self._mine(output)], loss_mask(output)
-        if self.args.missing_eos_penalty:
-            cut_off = [not i or i[-1] not in self.eos_token_ids for i in self._completion_ids]
-            cut_off = torch.tensor(cut_off, device=rewards.device)
-            rewards = rewards - self.args.missing_eos_penalty * cut_off
         if self.beta:
             rewards = self._shaped(output, rewards)
         # As TRL leaves out the old log-probabilities where a single update follows: until then the

@@ -1,0 +1,95 @@
+"""Demonstrations for supervised fine-tuning: those of the gym's tasks, and answers of files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlhf_trl.data import made
+from rlhf_trl.data.files import (
+    Examples,
+    FileData,
+    check_cells,
+    code,
+    read_sides,
+    renamed,
+)
+from rlhf_trl.data.gym import GymData, GymTasks
+from rlhf_trl.data.readers import UNANSWERED, check_reader
+from rlhf_trl.errors import InputError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ANSWERED = ("prompt", "completion")
+UNASKED = "nothing comes before the answer"
+
+
+@dataclass
+class AnswersToLearn(FileData):
+    """A file or hub data set of `prompt` and `completion`, or of conversations in `messages`.
+
+    Trained are the `last` turn, which is the assistant's, or `all` turns of the assistant.
+    """
+
+    turns: str = field(default="last", metadata={"choices": ("last", "all")})
+
+
+DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervised fine-tuning
+
+
+def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Examples:
+    """Make or read the demonstrations that a `dataset:` block describes.
+
+    Args:
+        config: the block.
+        demonstrator: of gym tasks, `imperfect` or `right`; evaluation is on right answers.
+
+    Raises:
+        InputError: nothing to train on, or data that cannot be: see `checked_demonstrations`.
+    """
+    if isinstance(config, FileData):
+        check_reader(config.reader, "prompt/completion", "messages")
+        data = read_sides(config, None, checked_demonstrations)
+        if config.turns == "all" and not data.conversational:
+            raise InputError(
+                f"dataset.turns: all needs conversations, but prompts of {config.path} are texts; "
+                "write turns: last, or give messages."
+            )
+        return data
+    tasks = GymTasks(config)
+    train = made.demonstrations(tasks.train, demonstrator, config.seed)
+    return made.examples(train, made.demonstrations(tasks.held_out, "right"), tasks)
+
+
+def checked_demonstrations(
+    dataset: "Dataset", where: str, columns: Mapping[str, str]
+) -> tuple["Dataset", dict[str, int]]:
+    """Return prompts with their completions, and how many were left out.
+
+    The last of the `messages` is the completion, and those before it the prompt.
+
+    Raises:
+        InputError: see `renamed`; texts alone; an empty prompt or completion; nothing but answers.
+    """
+    there, columns = dataset.column_names, dict(columns)
+    messages = columns.pop("messages", None)
+    if messages is None and "messages" in there and "completion" not in {*there, *columns}:
+        messages = "messages"
+    if messages is not None:
+        columns["completion"] = messages
+    elif "text" in there and "completion" not in {*there, *columns}:
+        raise InputError(
+            f"dataset: {where} has texts alone, which do not tell the prompt from the answer to "
+            "learn; give prompt and completion, or messages."
+        )
+    split = renamed(dataset, where, columns, (ANSWERED,))
+    given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
+    found = split.filter(_asked, batched=True, **given)
+    if not len(found):
+        raise InputError(f"dataset: in all {len(dataset)} rows of {where} {UNASKED}.")
+    check_cells(found, ANSWERED, where)
+    return found, {UNANSWERED: len(dataset) - len(split), UNASKED: len(split) - len(found)}
+
+
+def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
+    return [p is not None or isinstance(c, str) for p, c in zip(prompts, completions, strict=True)]

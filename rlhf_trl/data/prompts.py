@@ -1,0 +1,70 @@
+"""Prompts of one's own to learn from by rewards: a file or hub set whose columns rewards read."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rlhf_trl.data.files import Examples, FileData, check_cells, read_sides, without_none
+from rlhf_trl.data.gym import GymData, GymTasks
+from rlhf_trl.data.made import examples
+from rlhf_trl.data.readers import check_reader
+from rlhf_trl.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+PromptData = GymData | FileData  # the `dataset:` block of recipes that learn from rewards
+# What TRL and the trainers here hand to reward functions beside the columns.
+TAKEN = (
+    *("prompts", "completions", "completion_ids", "finished"),
+    *("trainer_state", "log_extra", "log_metric", "environments"),
+)
+
+
+def load_prompts(config: PromptData) -> Examples:
+    """Make or read prompts, with all columns beside them.
+
+    Raises:
+        InputError: see `GymTasks`, `read_sides` and `checked_prompts`.
+    """
+    if isinstance(config, FileData):
+        check_reader(config.reader, "prompts")
+        return read_sides(config, None, checked_prompts)
+    tasks = GymTasks(config)
+    return examples(tasks.train, tasks.held_out, tasks)
+
+
+def checked_prompts(
+    dataset: "Dataset", where: str, columns: Mapping[str, str]
+) -> tuple["Dataset", dict[str, int]]:
+    """Return prompts, texts or messages, and all other columns under the names that are asked.
+
+    Raises:
+        InputError: no `prompt`, an empty one, a column to map that is not there, or one whose name
+            means something else to reward functions.
+    """
+    there = dataset.column_names
+    for theirs in columns.values():
+        if theirs not in there:
+            raise InputError(
+                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
+                f"has {', '.join(there)}."
+            )
+    if len(set(columns.values())) < len(columns):
+        raise InputError("dataset.columns maps two names to one column; read it under one name.")
+    replaced = [ours for ours in columns if ours in there and ours not in columns.values()]
+    dataset = dataset.remove_columns(replaced)
+    dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})
+    if "prompt" not in dataset.column_names:
+        raise InputError(
+            f"dataset: {where} has no column prompt, but {', '.join(there)}; map one with "
+            "dataset.columns, as in {prompt: question}."
+        )
+    if taken := [name for name in dataset.column_names if name in TAKEN]:
+        raise InputError(
+            f"dataset: {where} has a column {taken[0]}, which means something else to reward "
+            f"functions; read it under another name with dataset.columns, as in "
+            f"{{my_{taken[0]}: {taken[0]}}}."
+        )
+    dataset = without_none(dataset, ["prompt"], where)
+    check_cells(dataset, ["prompt"], where)
+    return dataset, {}

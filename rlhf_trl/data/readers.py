@@ -1,0 +1,344 @@
+"""Readers of published data sets: pure functions that make examples of one of their rows."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_trl.data.gym import Row
+from rlhf_trl.errors import InputError, nearest
+
+SIDES = ("chosen", "rejected", "completion")
+PARTED = "the sides part before the last message"
+UNANSWERED = "the last message is not the assistant's"
+BLANK = "an empty prompt or answer"
+UNRATED = "no rated step"
+
+PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
+# the one under which the answers were sampled, as in the book's code (train_orm.py)
+ROLLOUT_SYSTEM = (
+    "Solve the math problem step by step. End with exactly one line in the form "
+    "#### <number>. Do not write anything after that line."
+)
+MESSAGES = [{"role": "string", "content": "string"}]
+SCORED = [{"response": "string", "overall_score": "float64"}]
+PAIR = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES}
+
+
+class Misfit(ValueError):
+    """What a row of another kind has where a reader looks."""
+
+    def __init__(self, column: str, value: Any, wanted: str):
+        super().__init__(f"{column} is {value!r:.80}, which is no {wanted}")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the rows of a data set of one form become examples.
+
+    Attributes:
+        read: takes a row; returns the examples it makes, or why it makes none.
+        needs: the columns that it reads.
+        makes: the columns of the examples, and their types as `datasets` names them.
+        shapes: what the examples are, in the words of `check_reader`.
+        lines: files of the data set on the hub, by split, that hold one JSON object per line and
+            that `datasets` cannot read as one table.
+    """
+
+    read: Callable[[Row], list[Row] | str]
+    needs: tuple[str, ...]
+    makes: dict[str, Any]
+    shapes: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+
+
+def check_reader(name: str | None, *shapes: str) -> None:
+    """Refuse a `dataset.reader` that makes none of these shapes.
+
+    They are "prompts", "prompt/completion", "messages", "pairs", "unpaired", "ranked lists",
+    "outcomes" and "traces".
+
+    Raises:
+        InputError: such a reader, or no such reader.
+    """
+    if name is None:
+        return
+    made = [shape for form in forms(name) for shape in form.shapes]
+    if not set(made) & set(shapes):
+        fit = [n for n in READERS if any(set(form.shapes) & set(shapes) for form in READERS[n])]
+        raise InputError(
+            f"dataset.reader: {name} makes {' or '.join(dict.fromkeys(made))}, and this recipe "
+            f"trains on {' or '.join(shapes)}; write {' or '.join(fit)}, or use another recipe."
+        )
+
+
+def forms(name: str) -> tuple[Reader, ...]:
+    """Return the readers of that name, one for each form in which its data set is published."""
+    if name not in READERS:
+        raise InputError(
+            f"dataset.reader: there is no reader {name!r}{nearest(name, READERS)}; write one of "
+            f"{', '.join(READERS)}."
+        )
+    return READERS[name]
+
+
+def examples_of(row: Row, reader: Reader) -> list[Row | str]:
+    """Return the examples that a reader makes of a row, or for each why it is left out.
+
+    Raises:
+        Misfit: a row that is none of its data set.
+    """
+    if reader.lines and row.keys() == {"text"}:
+        try:
+            row = json.loads(row["text"])
+        except json.JSONDecodeError:
+            raise Misfit("the line", row["text"], "JSON") from None
+        for column in reader.needs:
+            _of(dict, row, "the line", "object of columns").setdefault(column, None)
+    made = reader.read(row)
+    return [made] if isinstance(made, str) else [BLANK if _blank(one) else one for one in made]
+
+
+def _blank(row: Row) -> bool:
+    cells = [row.get(name, "") for name in ("prompt", *(s for s in SIDES if s in row))]
+    texts = (cell[-1]["content"] if isinstance(cell, list) and cell else cell for cell in cells)
+    return not all(text and text.strip() for text in texts)
+
+
+def split_prompt(row: Row) -> Row | str:
+    """Take the prompt out of conversations, or say why they cannot be learned from.
+
+    The prompt is all but the last message, which is the answer of the assistant; two sides have the
+    same prompt. A text beside messages becomes one.
+    """
+    sides, prompt = [name for name in SIDES if name in row], row.get("prompt")
+    given = prompt if isinstance(prompt, list) else []
+    if given:
+        texts = {side: row[side] for side in sides if isinstance(row[side], str)}
+        row = row | {side: [_said("assistant", text)] for side, text in texts.items()}
+    if not sides or not all(isinstance(row[side], list) and row[side] for side in sides):
+        return row
+    if not all(isinstance(m, dict) and "role" in m for side in sides for m in row[side]):
+        return row
+    # the prompt may be repeated in each of them
+    each = [row[s] if row[s][: len(given)] == given else given + row[s] for s in sides]
+    before = each[0][:-1]
+    if any(messages[:-1] != before for messages in each):
+        return PARTED
+    if any(messages[-1]["role"] != "assistant" for messages in each):
+        return UNANSWERED
+    if isinstance(prompt, str) and prompt and all(m["role"] == "system" for m in before):
+        before = [*before, _said("user", prompt)]
+    row = row | {side: messages[-1:] for side, messages in zip(sides, each, strict=True)}
+    return row | {"prompt": before} if before else row
+
+
+def _said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def _of(kind: Any, value: Any, column: str, wanted: str) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise Misfit(column, value, wanted)
+    return value
+
+
+def _text(value: Any, column: str) -> str:
+    return _of(str, value, column, "text")
+
+
+def _list(value: Any, column: str) -> list[Any]:
+    return _of(list, value, column, "list")
+
+
+def _conversation(value: Any, column: str) -> list[dict[str, str]]:
+    try:
+        return [
+            _said(_text(m["role"], "role"), _text(m["content"], "content"))
+            for m in _list(value, column)
+        ]
+    except (KeyError, TypeError, Misfit):
+        raise Misfit(column, value, "list of messages with role and content") from None
+
+
+def _one(row: Row | str) -> list[Row] | str:
+    return row if isinstance(row, str) else [row]
+
+
+# --- data sets -----------------------------------------------------------------------------------
+
+
+def hh(row: Row) -> list[Row] | str:
+    """Anthropic/hh-rlhf: two transcripts; a turn starts only behind a blank line."""
+    return _one(split_prompt({side: _turns(row[side], side) for side in ("chosen", "rejected")}))
+
+
+def _turns(transcript: Any, column: str) -> list[dict[str, str]]:
+    before, *turns = re.split(r"\n\n(Human|Assistant):(?=\s|\Z)", _text(transcript, column))
+    if before.strip() or not turns:
+        raise Misfit(column, transcript, "transcript that begins with a blank line and 'Human: '")
+    roles = ("user" if name == "Human" else "assistant" for name in turns[::2])
+    return [_said(role, text.strip()) for role, text in zip(roles, turns[1::2], strict=True)]
+
+
+def gsm8k(row: Row) -> list[Row] | str:
+    """openai/gsm8k: `answer` is the number without commas, `solution` the text without <<...>>."""
+    question = _text(row["question"], "question").strip()
+    solution = re.sub("<<.*?>>", "", _text(row["answer"], "answer")).strip()
+    number = solution.rpartition("####")[2].strip().replace(",", "")
+    if "####" not in solution or not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", number):
+        raise Misfit("answer", row["answer"], "text that ends with '#### ' and a number")
+    prompt = [_said("user", question)]
+    return [{"prompt": prompt, "answer": number, "solution": solution, "task": "gsm8k"}]
+
+
+def gsm8k_rollouts(row: Row) -> list[Row] | str:
+    """RLHF-Book/gsm8k-qwen3-0.6B-rollouts: each completion, right or wrong, of a question."""
+    question = _text(row["prompt"], "prompt").strip()
+    prompt = [_said("system", ROLLOUT_SYSTEM), _said("user", question)]
+    completions, rewards = (_list(row[name], name) for name in ("completions", "rewards"))
+    if len(completions) != len(rewards):
+        raise Misfit("rewards", rewards, f"list of {len(completions)} numbers")
+    if any(reward not in (0, 1) for reward in rewards):
+        raise Misfit("rewards", rewards, "list of 0 and 1")
+    texts = [_text(text, f"completions[{n}]") for n, text in enumerate(completions)]
+    return [
+        {"prompt": prompt, "completion": [_said("assistant", text)], "label": bool(reward)}
+        for text, reward in zip(texts, rewards, strict=True)
+    ]
+
+
+def prm800k(row: Row) -> list[Row] | str:
+    """tasksource/PRM800K: the steps that were chosen, up to a bad one behind which none was.
+
+    The other completions of a step are alternatives to it, not further steps. A completion of the
+    labeler's own (phase 1) has no rating and is good; a chosen one without a rating is the end.
+    """
+    question = _of(dict, row["question"], "question", "mapping with problem")
+    problem = _text(question.get("problem"), "question.problem").strip()
+    label = _of(dict, row["label"], "label", "mapping with steps")
+    found: list[tuple[str, int]] = []
+    for n, step in enumerate(_list(label.get("steps"), "label.steps")):
+        where = f"label.steps[{n}]"
+        one, on = _chosen(_of(dict, step, where, "mapping with completions"), where)
+        rating = one.get("rating")
+        if rating is None:
+            break
+        if isinstance(rating, bool) or rating not in (-1, 0, 1):
+            raise Misfit(f"a rating of {where}", rating, "-1, 0 or 1")
+        if text := _text(one.get("text"), f"a text of {where}").strip():
+            found.append((text, int(rating)))
+        if not on:
+            break
+    texts, ratings = [text for text, _ in found], [rating for _, rating in found]
+    prompt = PROBLEM.format(problem)
+    return [{"prompt": prompt, "completions": texts, "labels": ratings}] if found else UNRATED
+
+
+def _chosen(step: Row, where: str) -> tuple[Row, bool]:
+    """Return the completion of a step that counts, and whether the solution went on from it."""
+    completions, chosen = step.get("completions") or [], step.get("chosen_completion")
+    if chosen is not None:
+        if not isinstance(chosen, int) or not 0 <= chosen < len(completions):
+            raise Misfit(f"{where}.chosen_completion", chosen, "place of one of its completions")
+        return completions[chosen], True
+    if human := step.get("human_completion"):
+        return {**human, "rating": 1}, True
+    return next((one for one in completions if one.get("rating") == -1), {}), False
+
+
+def ultrafeedback_argilla(row: Row) -> list[Row] | str:
+    """argilla/ultrafeedback-binarized-preferences-cleaned."""
+    return _rated_pair(row, "chosen-rating", "rejected-rating")
+
+
+def ultrafeedback_h4(row: Row) -> list[Row] | str:
+    """HuggingFaceH4/ultrafeedback_binarized."""
+    return _rated_pair(row, "score_chosen", "score_rejected")
+
+
+def _rated_pair(row: Row, *columns: str) -> list[Row] | str:
+    better, worse = (_of(int | float, row[column], column, "number") for column in columns)
+    sides = {side: _conversation(row[side], side) for side in ("chosen", "rejected")}
+    return _one(split_prompt({**sides, "margin": float(better - worse)}))
+
+
+def ultrafeedback_openbmb(row: Row) -> list[Row] | str:
+    """openbmb/UltraFeedback: completions with a score, of which lists are ranked."""
+    prompt = [_said("user", _text(row["instruction"], "instruction"))]
+    scored = []
+    for n, one in enumerate(_list(row["completions"], "completions")):
+        where = f"completions[{n}]"
+        one = _of(dict, one, where, "mapping with response and overall_score")
+        response = _text(one.get("response"), f"{where}.response")
+        score = _of(int | float, one.get("overall_score"), f"{where}.overall_score", "number")
+        scored.append({"response": response, "overall_score": float(score)})
+    return [{"prompt": prompt, "completions": scored}]
+
+
+def messages(row: Row) -> list[Row] | str:
+    """HuggingFaceH4/no_robots, allenai/tulu-3-sft-mixture: the last message answers the others."""
+    whole = _conversation(row["messages"], "messages")
+    return _one(split_prompt({"completion": whole, "messages": whole}))
+
+
+READERS: dict[str, tuple[Reader, ...]] = {
+    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, ("pairs", "prompts")),),
+    "gsm8k": (
+        Reader(
+            gsm8k,
+            ("question", "answer"),
+            {"prompt": MESSAGES, **dict.fromkeys(("answer", "solution", "task"), "string")},
+            ("prompts", "prompt/completion"),  # with columns: {completion: solution}
+        ),
+    ),
+    "gsm8k_rollouts": (
+        Reader(
+            gsm8k_rollouts,
+            ("prompt", "completions", "rewards"),
+            {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"},
+            ("outcomes", "unpaired"),
+        ),
+    ),
+    "prm800k": (
+        Reader(
+            prm800k,
+            ("question", "label"),
+            {"prompt": "string", "completions": ["string"], "labels": ["int64"]},
+            ("traces",),
+            lines=("phase1_{}.jsonl", "phase2_{}.jsonl"),
+        ),
+    ),
+    "ultrafeedback": (
+        Reader(
+            ultrafeedback_argilla,
+            ("chosen", "rejected", "chosen-rating", "rejected-rating"),
+            {**PAIR, "margin": "float64"},
+            ("pairs", "prompts"),
+        ),
+        Reader(
+            ultrafeedback_h4,
+            ("chosen", "rejected", "score_chosen", "score_rejected"),
+            {**PAIR, "margin": "float64"},
+            ("pairs", "prompts"),
+        ),
+        Reader(
+            ultrafeedback_openbmb,
+            ("instruction", "completions"),
+            {
+                "prompt": MESSAGES,
+                "completions": [{"response": "string", "overall_score": "float64"}],
+            },
+            ("ranked lists", "prompts"),
+        ),
+    ),
+    "messages": (
+        Reader(
+            messages,
+            ("messages",),
+            {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES},
+            ("prompt/completion", "messages", "prompts"),
+        ),
+    ),
+}

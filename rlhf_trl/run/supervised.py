@@ -1,0 +1,126 @@
+"""A run of supervised fine-tuning: which turns are trained, and with which chat template."""
+
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.data.demonstrations import load_demonstrations
+from rlhf_trl.data.files import FileData
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.samples import add_panels
+from rlhf_trl.models import load_tokenizer
+from rlhf_trl.run import train
+
+LOSSES = {
+    "last": {"completion_only_loss": True, "assistant_only_loss": False},
+    "all": {"completion_only_loss": False, "assistant_only_loss": True},
+}
+"""By `dataset.turns`, what TRL is told, whose default trains on all tokens of conversations."""
+
+
+def train_supervised(loaded: Any, trainer_class: Any) -> None:
+    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
+
+    Args:
+        loaded: what `load_config` returned.
+        trainer_class: the trainer.
+
+    Raises:
+        InputError: a field, data, tokenizer or model that is missing or does not fit.
+    """
+    own, args = loaded.own, loaded.trl
+    _check(loaded)
+    train.begin(loaded, "sft")
+    with train.reading(args, own.dataset):
+        data = load_demonstrations(own.dataset, own.demonstrator)
+    main_process = args.process_index == 0
+    train.report_dropped(data, args)
+    lifted = args.chat_template_path is not None
+    tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
+    if data.conversational:
+        _check_template(_with_template(tokenizer, args.chat_template_path), args)
+    train.check_held_out(args, data.held_out)
+    trainer = trainer_class(
+        **train.trainer_arguments(loaded, tokenizer),
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+    )
+    trainer.max_completion_length = own.max_completion_length
+    for side, count in trainer.left_out.items():
+        if count and main_process:
+            print(
+                f"left out {count} {side} rows: nothing to train on within max_length "
+                f"{args.max_length}",
+                flush=True,
+            )
+    add_panels(trainer, own.samples, data.held_out or data.train)
+    train.run(trainer, loaded, data.tasks, "sft")
+
+
+def _check(loaded: Any) -> None:
+    """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
+    own, args, given = loaded.own, loaded.trl, loaded.given
+    if args.packing and args.packing_strategy != "bfd":
+        raise InputError(
+            f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "
+            "without their prompt (and wrapped ones see each other); write bfd."
+        )
+    if not isinstance(own.dataset, FileData):
+        return
+    if "demonstrator" in given:
+        raise InputError(
+            "demonstrator is not read with dataset.source: path; remove it, or write "
+            "dataset.source: reasoning_gym."
+        )
+    turns = own.dataset.turns
+    for key, value in LOSSES[turns].items():
+        if given.get(key) not in (None, value):
+            raise InputError(
+                f"{key}: {str(given[key]).lower()} contradicts dataset.turns: {turns}, which "
+                "decides what is trained (last: the final turn of the assistant, all: each of its "
+                f"turns); remove {key}."
+            )
+        setattr(args, key, value)
+
+
+def _with_template(tokenizer: Any, path: str | None) -> Any:
+    """Return a tokenizer with the chat template that TRL is going to take."""
+    from transformers import AutoTokenizer
+
+    if path is None:
+        return tokenizer
+    if path.endswith((".jinja", ".j2")):
+        if not Path(path).is_file():
+            raise InputError(f"chat_template_path: there is no file {path!r}; write that of one.")
+        found = copy(tokenizer)
+        found.chat_template = Path(path).read_text(encoding="utf-8")
+        return found
+    try:
+        found = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"chat_template_path: {path!r} is neither a .jinja file nor a folder or hub model with "
+            f"a tokenizer that can be reached ({str(error).splitlines()[0]})."
+        ) from error
+    if found.chat_template is None:
+        raise InputError(
+            f"chat_template_path: the tokenizer of {path!r} has no chat template to take over; "
+            "name an instruction-tuned model, or a .jinja file."
+        )
+    return found
+
+
+def _check_template(tokenizer: Any, args: Any) -> None:
+    """Stop where the assistant's turns are to be told apart and the chat template does not."""
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+    if not args.assistant_only_loss or has_generation_markers(tokenizer.chat_template):
+        return
+    try:
+        get_training_chat_template(tokenizer)  # TRL has its own for the usual models
+    except ValueError as error:
+        raise InputError(
+            "dataset.turns: all needs a chat template that puts {% generation %} and "
+            "{% endgeneration %} around the assistant's turns, and TRL has none in place of this "
+            "model's; name one with chat_template_path, or write turns: last."
+        ) from error

@@ -1,0 +1,113 @@
+"""Every recipe on files, a model, a tokenizer and a chat template of one's own: configs/own."""
+
+import json
+
+import pytest
+from conftest import ROOT, cause
+from own_model import TEMPLATE, conversations, judged, preferences, prompts, said, write_lines
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+DATA = {
+    "sft": conversations,
+    "dpo": preferences,
+    "kto": judged,
+    "orpo": preferences,
+    "reward": preferences,
+    "grpo": prompts,
+    "ppo": prompts,
+}
+REWARD_METRICS = {
+    f"eval_{kind}{name}"
+    for kind in ("", "sampled_")
+    for name in ("contains", "own_reward", "reward", "length", "cut_off")
+}
+# what a recipe says of held-out data
+METRICS = {
+    "sft": {"eval_loss", "eval_mean_token_accuracy"},
+    "dpo": {"eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"},
+    "kto": {"eval_loss", "eval_rewards/margins"},
+    "orpo": {"eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"},
+    "reward": {"eval_loss", "eval_pair_accuracy"},
+    "grpo": REWARD_METRICS,
+    "ppo": REWARD_METRICS,
+}
+REWARDS = ["contains", "tests.own_model.own_reward"]
+SMALL = (
+    *("--use_cpu", "--bf16", "false", "--max_steps", 4, "--learning_rate", "3e-3"),
+    *("--save_strategy", "steps", "--save_steps", 2),
+)
+
+
+def words(recipe, own_model, folder, rows=None):
+    path = write_lines(folder / "train.jsonl", rows or DATA[recipe]())
+    given = ["--model_name_or_path", own_model, "--dataset.path", path, *SMALL]
+    if recipe in ("grpo", "ppo"):
+        given += ["--reward_funcs", *REWARDS, "--max_completion_length", 8]
+    return given
+
+
+@pytest.mark.parametrize("recipe", DATA)
+def test_a_recipe_runs_on_ones_own_files_and_model(recipe, run, own_model, tmp_path):
+    given = [*words(recipe, own_model, tmp_path), "--dataset.eval_size", 8]
+    config = ROOT / "configs" / "own" / recipe
+    folder, out = run(recipe, config, *given)
+    summary = json.loads((folder / "summary.json").read_text())
+    for when in ("before", "after"):
+        assert METRICS[recipe] <= summary[when].keys()
+    if recipe not in ("grpo", "ppo"):
+        assert summary["after"]["eval_loss"] < summary["before"]["eval_loss"]
+    evaluated = [path.stem for path in sorted((folder / "evaluations").iterdir())]
+    assert evaluated == ["step-000000", "step-000004"]
+    lines = out.splitlines()
+    assert {line.split("  ")[0] for line in lines} >= {
+        name.removeprefix("eval_").replace("_", " ") for name in METRICS[recipe]
+    }
+    assert " -> " in lines[-1] and "seed 42" in lines[-1]
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert tokenizer.chat_template == TEMPLATE
+    if recipe == "reward":
+        model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+        assert model.config.num_labels == 1
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder / "model")
+        answer = pipeline("text-generation", model, tokenizer=tokenizer, max_new_tokens=4)
+        assert answer([said("user", "Which?")])[0]["generated_text"][-1]["role"] == "assistant"
+
+    _, out = run(recipe, config, *given, "--max_steps", 6, "--resume_from_checkpoint", "auto")
+    assert f"resuming from {folder}/checkpoint-4" in out
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 6
+
+
+def test_prompts_may_be_texts_and_nothing_held_out(run, own_model, tmp_path):
+    rows = [{**row, "prompt": row["prompt"][0]["content"]} for row in prompts()]
+    config = tmp_path / "mine"
+    text = (ROOT / "configs" / "own" / "grpo.yaml").read_text().replace("  eval_size: 100\n", "")
+    config.with_suffix(".yaml").write_text(text)
+    folder, out = run("grpo", config, *words("grpo", own_model, tmp_path, rows))
+    assert json.loads((folder / "summary.json").read_text())["before"] == {}
+    last = out.splitlines()[-1]
+    assert last.startswith("reward ") and "(of training; seed 42); nothing is held out" in last
+
+
+@pytest.mark.multiprocess
+def test_two_processes_run_on_ones_own_files_and_model(launch, own_model, tmp_path):
+    folder = tmp_path / "out"
+    done = launch(
+        ["--config_file", "configs/accelerate/cpu_2proc.yaml"],
+        *["sft", "--config", "configs/own/sft.yaml", "--output_dir", str(folder)],
+        *map(str, words("sft", own_model, tmp_path)),
+        *["--dataset.eval_size", "8", "--samples.every", "2"],
+        *["--packing", "true", "--max_length", "128"],
+    )
+    assert done.returncode == 0, cause(done.stdout)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["processes"] == 2
+    assert summary["after"]["eval_loss"] < summary["before"]["eval_loss"]
+    panels = sorted(path.stem for path in (folder / "samples").iterdir())
+    assert panels == ["step-000000", "step-000002", "step-000004"]
