@@ -30,6 +30,7 @@ from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
+from rlhf_trl.run.fields import AlignmentRun, PolicyGradientRun
 
 TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
 """Stock trainers whose configs can be told apart."""
@@ -171,6 +172,8 @@ def _our_trainer(path: str, name: str) -> tuple[type, type]:
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
     """Return a config of our own recipes as a subject."""
+    from trl import ModelConfig
+
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
     own_class, config = _our_trainer(path, name)
@@ -180,9 +183,8 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
             f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
             "out, or give a config of that trainer"
         )
-    recipe = ("algorithm", "formulation", "dataset", "reward_funcs", "reward_model", "expect")
-    others = ("reward_aggregate", "reward_model_strips_think", "max_samples", "samples")
-    values = read_fields(path, [config, _import("ModelConfig")], [*recipe, *others])
+    own = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
+    values = read_fields(path, [config, ModelConfig], own)
     fields = _deciding(values)
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
     # no completion of the batches comes near the penalty, and no group is sampled again
@@ -194,10 +196,6 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
         fields = dict(row.settings) | fields
     also = {"algorithm": name, "formulation": which}
     return Subject(label, pairs.base_name(cls), (cls, config), values, fields, also)
-
-
-def _import(name: str) -> Any:
-    return getattr(import_module("trl"), name)
 
 
 def _class(dotted: str) -> type:
@@ -228,8 +226,9 @@ def _config_class(trainer: type, stock: type) -> type:
 
 
 def _checked(path: str | Path, config: type) -> dict[str, Any]:
-    others = ("ModelConfig", "ScriptArguments", "DatasetMixtureConfig")
-    classes = [config, *map(_import, others)]
+    import trl
+
+    classes = [config, trl.ModelConfig, trl.ScriptArguments, trl.DatasetMixtureConfig]
     scripts = ("reward_funcs", "reward_model_name_or_path", "env")
     unknown = [name for name in scripts if not any(f.name == name for f in fields_of(config))]
     # TRL's own parser takes booleans for scale_rewards

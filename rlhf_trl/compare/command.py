@@ -2,13 +2,15 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rlhf_trl.algorithms import FORMULATIONS, formulation
+from rlhf_trl.compare import report
+from rlhf_trl.compare.closest import Distance, distances, read_subject
+from rlhf_trl.compare.matrix import Matrix
+from rlhf_trl.compare.page import write_page
+from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.rows import ROWS
 from rlhf_trl.errors import InputError, nearest
-
-if TYPE_CHECKING:
-    from rlhf_trl.compare.closest import Distance
 
 
 def run(args: Namespace) -> None:
@@ -24,11 +26,6 @@ def run(args: Namespace) -> None:
 
 
 def _matrix(args: Namespace) -> None:
-    from rlhf_trl.compare import report
-    from rlhf_trl.compare.matrix import Matrix
-    from rlhf_trl.compare.policy import BATCHES
-    from rlhf_trl.compare.rows import ROWS
-
     names = list(dict.fromkeys(row.algorithm for row in ROWS))
     wanted = _chosen("--algorithms", args.algorithms, names)
     batches = _chosen("--batches", args.batches, [batch.name for batch in BATCHES])
@@ -36,8 +33,6 @@ def _matrix(args: Namespace) -> None:
     if args.page:
         if args.algorithms or args.batches or args.verbose or args.format != "table":
             raise InputError("--page writes everything; leave the other options out")
-        from rlhf_trl.compare.page import write_page
-
         write_page(args.page)
         return
     results = Matrix().run(rows, [batch for batch in BATCHES if batch.name in batches])
@@ -71,9 +66,6 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 
 
 def _subject(args: Namespace) -> None:
-    from rlhf_trl.compare import report
-    from rlhf_trl.compare.closest import distances, read_subject
-
     wanted = [_pair("--algorithms", n) for n in (args.algorithms or "").split(",") if n.strip()]
     required = _pair("--require", args.require) if args.require else None
     if required and wanted and required not in wanted:
@@ -89,9 +81,7 @@ def _subject(args: Namespace) -> None:
             raise InputError(_refusal(subject.label, "/".join(required), each))
 
 
-def _refusal(label: str, required: str, each: "Distance") -> str:
-    from rlhf_trl.compare.report import changes_text
-
+def _refusal(label: str, required: str, each: Distance) -> str:
     says = f"{label} is not {required}: relative gradient error {each.worst.grad_rel_error:.1e} "
     says += f"on {each.worst.batch}"
     if each.untested:
@@ -100,4 +90,5 @@ def _refusal(label: str, required: str, each: "Distance") -> str:
     if not each.changes:
         return f"{says}; {each.why}" if each.why else says
     there = each.then is None or each.then.agrees
-    return f"{says}; {'to get there' if there else 'closer, but not there'}: {changes_text(each)}"
+    how = "to get there" if there else "closer, but not there"
+    return f"{says}; {how}: {report.changes_text(each)}"

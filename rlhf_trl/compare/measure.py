@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from rlhf_trl.algorithms import Formulation, formulation
+from rlhf_trl.errors import InputError
 
 Batch = dict[str, Any]
 Completion = Callable[[tuple[int, ...], int, int], list[int]]
@@ -122,11 +123,16 @@ def accumulate(trainer: Any, source: Iterator[Any]) -> tuple[Measured, list[Batc
     return measured, prepared
 
 
-def same(found: Sequence[Batch], fixed: Sequence[Batch], key: str) -> bool:
-    """Return whether a window's micro-batches still hold the tensors of the fixed one."""
-    return len(found) == len(fixed) and all(
-        key in a and torch.equal(a[key], b[key]) for a, b in zip(found, fixed, strict=True)
-    )
+def check_same(trainer: Any, found: Sequence[Batch], fixed: Sequence[Batch], key: str) -> None:
+    """Refuse a trainer whose window no longer holds the tensors of the fixed one."""
+    pairs = zip(found, fixed, strict=False)
+    same = all(key in a and torch.equal(a[key], b[key]) for a, b in pairs)
+    if not same or len(found) != len(fixed):
+        what = "completions" if key == "completion_ids" else "token ids"
+        raise InputError(
+            f"{type(trainer).__name__} changed the {what} of the fixed batch; compare needs a "
+            "trainer whose loss sees the texts that it was given, or that were generated, whole"
+        )
 
 
 def flat_gradient(model: Module) -> Tensor:

@@ -54,14 +54,12 @@ def untrained_token_scorer() -> Module:
     """Return the model with a scalar head on every token, without bias and dropout."""
     from transformers import AutoModelForTokenClassification
 
-    model = _with_head(AutoModelForTokenClassification)
-    model.dropout.p = 0.0
-    return model
+    return _with_head(AutoModelForTokenClassification)
 
 
 def _with_head(auto: Any) -> Module:
     body = untrained()
-    body.config.num_labels = 1
+    body.config.num_labels, body.config.classifier_dropout = 1, 0.0
     with torch.random.fork_rng(devices=[]):
         model = auto.from_config(body.config)
     model.load_state_dict(body.state_dict(), strict=False)
@@ -100,6 +98,13 @@ def quiet() -> Iterator[None]:
 def drawn(*key: Any) -> random.Random:
     """Return a generator for this key, the same in every process."""
     return random.Random(hashlib.sha256(repr(key).encode()).hexdigest())
+
+
+def token_logps(model: Module, ids: Tensor, attention: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return (R, S - 1) log-probabilities of all tokens but the first, 0 on padding."""
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
+    logps = torch.log_softmax(logits / temperature, -1)
+    return logps.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) * attention[:, 1:]
 
 
 def parameter_gradient(model: Module, outputs: Tensor, weights: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation
 from rlhf_trl.compare import explain, kl_page, report
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
-from rlhf_trl.compare.rows import ROWS, pair_stock, stock_fields
+from rlhf_trl.compare.rows import ROWS, stock
 from rlhf_trl.output import write_whole
 
 FAMILIES = {
@@ -157,8 +157,7 @@ def _equations(form: Formulation) -> list[str]:
 def _stock(name: str, form: Formulation) -> str:
     if form.trl is not True:
         return f"{form.trl}."
-    on_policy = form.trainer == "GRPOTrainer"
-    fields = stock_fields(name, "chapter") if on_policy else pair_stock(name, "chapter").config
+    fields = stock(name, "chapter").config
     settings = "`" + ", ".join(f"{k}={v}" for k, v in fields.items()) + "`" if fields else ""
     places = ", ".join(f"`{place}`" for place in explain.losses_in_trl(form))
     where = f" ({places})" if places else ""

@@ -25,6 +25,7 @@ from rlhf_trl.compare.models import (
     make_trainer,
     parameter_gradient,
     rows_for,
+    token_logps,
     untrained,
     untrained_scorer,
     untrained_token_scorer,
@@ -222,11 +223,7 @@ class PairWindow:
             trainer.model.double()
         measured, prepared = measure.accumulate(trainer, measure.batches(trainer))
         key = "chosen_input_ids" if "chosen_input_ids" in self.prepared[0] else "input_ids"
-        if not measure.same(prepared, self.prepared, key):
-            raise InputError(
-                f"{type(trainer).__name__} changed the token ids of the fixed batch; compare needs "
-                "a trainer whose loss sees the texts that it was given, whole"
-            )
+        measure.check_same(trainer, prepared, self.prepared, key)
         return measured
 
     def _view(self) -> PairView:
@@ -236,7 +233,7 @@ class PairWindow:
         for inputs in self.prepared:
             ids, attention, mask, chosen = _sequences(inputs)
             if self.make is untrained:
-                graph, ref = (_logps(model, ids, attention) for model in (policy, reference))
+                graph, ref = (token_logps(model, ids, attention) for model in (policy, reference))
             else:
                 graph = policy(input_ids=ids, attention_mask=attention).logits
                 graph = graph[:, 1:, 0] if self.make is untrained_token_scorer else graph
@@ -245,7 +242,7 @@ class PairWindow:
             if "KL_input_ids" in inputs:
                 rest = inputs["KL_input_ids"], inputs["KL_attention_mask"]
                 covered = inputs["KL_completion_mask"][:, 1:]
-                now, before = (_logps(model, *rest) for model in (policy, reference))
+                now, before = (token_logps(model, *rest) for model in (policy, reference))
                 kl = ((now * covered).sum(1).detach(), (before * covered).sum(1).detach())
             parts.append(
                 Micro(
@@ -315,13 +312,6 @@ def _check_collation(
                 wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
                 right = kl.tolist() == [*wanted, tokenizer.eos_token_id]
                 check(right, "the mismatched pairs of the KL")
-
-
-def _logps(model: Module, ids: Tensor, attention: Tensor) -> Tensor:
-    """Return (R, S - 1) log-probabilities of all tokens but the first, 0 on padding."""
-    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
-    logps = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
-    return logps * attention[:, 1:]
 
 
 def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

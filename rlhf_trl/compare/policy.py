@@ -19,7 +19,14 @@ from torch.nn import Module
 
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
-from rlhf_trl.compare.models import drawn, drifted, make_trainer, parameter_gradient, untrained
+from rlhf_trl.compare.models import (
+    drawn,
+    drifted,
+    make_trainer,
+    parameter_gradient,
+    token_logps,
+    untrained,
+)
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
 
@@ -174,11 +181,7 @@ class PolicyWindow:
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
         measured, micro = self._run(trainer)
-        if not measure.same(micro, self.micro, "completion_ids"):
-            raise InputError(
-                f"{type(trainer).__name__} changed the completions of the fixed batch; compare "
-                "needs a trainer whose loss sees the completions that were generated"
-            )
+        measure.check_same(trainer, micro, self.micro, "completion_ids")
         return measured
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
@@ -264,9 +267,7 @@ def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -
     tokens = torch.cat([ids["prompt_ids"], ids["completion_ids"]], 1)
     attention = torch.cat([ids["prompt_mask"], ids["completion_mask"]], 1)
     length = ids["completion_ids"].shape[1]
-    logits = model(input_ids=tokens, attention_mask=attention).logits[:, -length - 1 : -1]
-    logps = torch.log_softmax(logits / temperature, -1)
-    return logps.gather(-1, ids["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    return token_logps(model, tokens, attention, temperature)[:, -length:]
 
 
 @dataclass

@@ -36,22 +36,22 @@ class Row:
         return self.subject or self.left.algorithm
 
 
-def stock_fields(algorithm: str, which: str = "trl", **changes: Any) -> dict[str, Any]:
-    """Return the GRPOConfig fields that the table gives for a formulation, with `changes`."""
-    row = formulation(algorithm, which)
-    given = {
-        name: value + row.trl_offset.get(name, 0)
-        for name, value in row.reads.items()
-        if name in ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
-        and value is not None
-    }
-    return {"beta": 0.0} | dict(row.settings) | given | changes
+_ONLINE = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
 
 
 def stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
-    """Return the GRPOTrainer side with the table's settings; `changes` name the variant."""
-    fields = stock_fields(algorithm, which, **changes)
-    return Stock(fields, f"TRL {fields['loss_type']}")
+    """Return the stock side with the settings that the table gives for a formulation."""
+    row = formulation(algorithm, which)
+    online = row.trainer == "GRPOTrainer"
+    given = {
+        name: value + row.trl_offset.get(name, 0)
+        for name, value in row.reads.items()
+        if value is not None and (name in _ONLINE if online else name != "gamma_beta_ratio")
+    }
+    fields = ({"beta": 0.0} if online else {}) | given | row.fixed({}) | changes
+    loss = fields.get("loss_type", row.trainer)
+    label = " + ".join(loss) if isinstance(loss, list) else loss
+    return Stock(fields, f"TRL {label}", row.trainer)
 
 
 _EPS = to.std_epsilon(1e-4, 1e-8)
@@ -128,7 +128,7 @@ POLICY_ROWS = (
     ),
     Row(
         Book("rloo", "code"),
-        Stock(stock_fields("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS), "TRL grpo"),
+        stock("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS),
         (to.CLIPPED_TOKEN_RATIO,),
         "Centred rewards times K/(K-1) are the leave-one-out advantages; off-policy GRPO has a "
         "clipped ratio, the code none.",
@@ -224,7 +224,7 @@ POLICY_ROWS = (
     ),
     Row(
         Book("cispo"),
-        Stock({k: v for k, v in stock_fields("cispo").items() if k != "epsilon_high"}, "TRL cispo"),
+        stock("cispo", epsilon_high=None),
         (to.weight_bound(0.8, 1.4, 0.2), _TRL_MEAN),
         "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2.",
         "epsilon_high: 1.4, up to the lower bound",
@@ -270,7 +270,7 @@ def _kl_row(
     settings: str = "",
 ) -> Row:
     left = Book("grpo", which, {"beta": 0.1, "kl_estimator": estimator})
-    right = Stock(stock_fields("grpo", beta=0.1, use_bias_correction_kl=corrected), "TRL grpo")
+    right = stock("grpo", beta=0.1, use_bias_correction_kl=corrected)
     return Row(left, right, steps, why, settings, _DRIFTS, variant=variant, subject="kl")
 
 
@@ -315,27 +315,16 @@ KL_ROWS = (
 )
 
 
-def pair_stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
-    """Return the stock side of a pair loss with the table's settings, and `changes`."""
-    row = formulation(algorithm, which)
-    ours = ("gamma_beta_ratio", "center_rewards_coefficient")
-    given = {name: value for name, value in row.reads.items() if name not in ours}
-    fields = given | row.fixed({}) | changes
-    loss = fields.get("loss_type", row.trainer)
-    label = " + ".join(loss) if isinstance(loss, list) else loss
-    return Stock(fields, f"TRL {label}", row.trainer)
-
-
 _CDPO = "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"
 _SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
 _KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
 
 PAIR_ROWS = (
-    Row(Book("dpo"), pair_stock("dpo"), settings="loss_type: sigmoid"),
-    Row(Book("cdpo"), pair_stock("cdpo"), settings=_CDPO),
+    Row(Book("dpo"), stock("dpo"), settings="loss_type: sigmoid"),
+    Row(Book("cdpo"), stock("cdpo"), settings=_CDPO),
     Row(
         Book("cdpo"),
-        pair_stock("cdpo", **_SMOOTHED),
+        stock("cdpo", **_SMOOTHED),
         (to.without_smoothing(0.1, 0.1),),
         "TRL's sigmoid does not read label_smoothing: this is DPO.",
         _CDPO,
@@ -343,7 +332,7 @@ PAIR_ROWS = (
     ),
     Row(
         Book("cdpo"),
-        pair_stock("cdpo", **_SMOOTHED | {"loss_type": ["robust"]}),
+        stock("cdpo", **_SMOOTHED | {"loss_type": ["robust"]}),
         (to.robust(0.1, 0.1),),
         "robust subtracts the loss of the flipped label and rescales; cDPO adds it.",
         _CDPO,
@@ -351,20 +340,20 @@ PAIR_ROWS = (
     ),
     Row(
         Book("ipo"),
-        pair_stock("ipo"),
+        stock("ipo"),
         (to.averaged_ipo(0.1),),
         "TRL averages log-probabilities over the tokens of a completion, paper and code sum them.",
         _NO_SETTING,
     ),
-    Row(Book("ipo", "trl"), pair_stock("ipo"), settings="loss_type: ipo", variant="on averages"),
+    Row(Book("ipo", "trl"), stock("ipo"), settings="loss_type: ipo", variant="on averages"),
     Row(
         Book("simpo"),
-        pair_stock("simpo", "chapter"),
+        stock("simpo", "chapter"),
         settings="loss_type: simpo, cpo_alpha: 0, simpo_gamma: beta * gamma_beta_ratio",
     ),
     Row(
         Book("simpo"),
-        pair_stock("simpo", "chapter", cpo_alpha=1.0),
+        stock("simpo", "chapter", cpo_alpha=1.0),
         (to.plus_chosen_nll(1.0),),
         "CPOConfig's cpo_alpha is 1 unless told otherwise and adds the chosen's likelihood.",
         "cpo_alpha: 0",
@@ -372,7 +361,7 @@ PAIR_ROWS = (
     ),
     Row(
         Book("simpo"),
-        pair_stock("simpo", "chapter", simpo_gamma=0.5),
+        stock("simpo", "chapter", simpo_gamma=0.5),
         (to.simpo_margin(2.0, 0.5, 0.25),),
         "The code's gamma is the margin over beta, TRL's simpo_gamma the margin itself.",
         "simpo_gamma: beta * gamma_beta_ratio",
@@ -381,7 +370,7 @@ PAIR_ROWS = (
     _code("orpo"),
     Row(
         Book("orpo"),
-        pair_stock("orpo"),
+        stock("orpo"),
         (to.ORPO_NLL_OF_EVERYTHING,),
         "TRL's likelihood term covers the prompts too and is one mean over all tokens.",
         _NO_SETTING,
@@ -392,42 +381,42 @@ PAIR_ROWS = (
         why="The paper takes one mean over all examples, the code adds the means of the two "
         "classes.",
     ),
-    Row(Book("kto"), pair_stock("kto"), settings="loss_type: kto"),
+    Row(Book("kto"), stock("kto"), settings="loss_type: kto"),
     Row(
         Book("kto", "code"),
-        pair_stock("kto"),
+        stock("kto"),
         (to.kto_one_mean(),),
         _KTO_SAYS,
         "desirable_weight: 2, undesirable_weight: 2, on balanced batches",
     ),
     Row(
         Book("kto", "code"),
-        pair_stock("kto", desirable_weight=2.0, undesirable_weight=2.0),
+        stock("kto", desirable_weight=2.0, undesirable_weight=2.0),
         (to.kto_one_mean(2.0),),
         _KTO_SAYS,
         "balanced batches",
         variant="weights doubled",
     ),
-    Row(Book("dpo_norm"), pair_stock("dpo_norm"), settings="loss_type: sigmoid_norm"),
-    Row(Book("apo_zero"), pair_stock("apo_zero"), settings="loss_type: apo_zero"),
-    Row(Book("apo_down"), pair_stock("apo_down"), settings="loss_type: apo_down"),
+    Row(Book("dpo_norm"), stock("dpo_norm"), settings="loss_type: sigmoid_norm"),
+    Row(Book("apo_zero"), stock("apo_zero"), settings="loss_type: apo_zero"),
+    Row(Book("apo_down"), stock("apo_down"), settings="loss_type: apo_down"),
     _code("reward"),
-    Row(Book("reward"), pair_stock("reward"), settings="the default"),
+    Row(Book("reward"), stock("reward"), settings="the default"),
     Row(
         Book("reward"),
-        replace(pair_stock("reward"), columns=("margin",)),
+        replace(stock("reward"), columns=("margin",)),
         settings="a column margin",
         variant="margin",
     ),
     Row(
         Book("reward", params={"center_rewards_coefficient": 0.01}),
-        pair_stock("reward", center_rewards_coefficient=0.01),
+        stock("reward", center_rewards_coefficient=0.01),
         settings="center_rewards_coefficient",
         variant="centring",
     ),
     Row(
         Book("kwise"),
-        pair_stock("reward"),
+        stock("reward"),
         settings="a pair is a list of two",
         variant="two completions",
     ),
