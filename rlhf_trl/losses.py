@@ -24,15 +24,10 @@ from rlhf_trl.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class PolicyGradientLoss:
-    """What `policy_gradient_loss` returns.
+    """What `policy_gradient_loss` returns."""
 
-    Attributes:
-        loss: the scalar to minimise; differentiable in `logps` (and `values`).
-        advantages: (B,), or (B, T) where each token has its own; constants.
-    """
-
-    loss: Tensor
-    advantages: Tensor
+    loss: Tensor  # the scalar to minimise; differentiable in `logps` (and `values`)
+    advantages: Tensor  # (B,), or (B, T) where each token has its own; constants
 
 
 def policy_gradient_loss(
@@ -86,13 +81,8 @@ def policy_gradient_loss(
     row = algorithms.formulation(algorithm, formulation, "policy_gradient")
     numbers = row.parameters(params)
     row = row.chosen(numbers)
-    tensors = {
-        "old_logps": old_logps,
-        "ref_logps": ref_logps,
-        "values": values,
-        "old_values": old_values,
-        "binary_rewards": binary_rewards,
-    }
+    tensors = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
+    tensors |= {"old_values": old_values, "binary_rewards": binary_rewards}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     _check_reads(row, numbers, set(tensors), beta_given="beta" in params)
     _check_window(row, normalizer)
@@ -135,14 +125,8 @@ def shaped_rewards(
 ) -> Tensor:
     """Step 1: take beta * KL from the rewards, where the row has its KL there.
 
-    Args:
-        row: the formulation, as `PolicyGradient.chosen` returned it.
-        params: its parameters, as `PolicyGradient.parameters` returned them.
-        rewards: (B,) rewards of the completions.
-        mask: (B, T) 1 on tokens that count.
-        logps: (B, T) log-probabilities under the policy, in nats.
-        old_logps: (B, T) log-probabilities at rollout time, whose KL it is; None: `logps`.
-        ref_logps: (B, T) log-probabilities under the reference policy.
+    Row and parameters are what `PolicyGradient.chosen` and `parameters` returned, the tensors those
+    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`.
 
     Returns:
         (B,) rewards, or (B, T) if the row penalises each token.
@@ -150,7 +134,7 @@ def shaped_rewards(
     if row.kl != "reward" or not params["beta"]:
         return rewards
     rollout_logps = (logps if old_logps is None else old_logps).detach()
-    per_token = _kl(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
+    per_token = kl_estimate(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
     penalise = _function(book.rewards, row.kl_penalty)
     return _call(penalise, params, {"rewards": rewards, "kl": per_token, "mask": mask})
 
@@ -165,19 +149,10 @@ def estimate_advantages(
     binary_rewards: Tensor | None = None,
     num_generations: int | None = None,
 ) -> Tensor:
-    """Step 2: turn rewards into advantages.
+    """Step 2: turn rewards into advantages, (B,) or (B, T), detached.
 
-    Args:
-        row: the formulation, as `PolicyGradient.chosen` returned it.
-        params: its parameters, as `PolicyGradient.parameters` returned them.
-        rewards: what step 1 returned, gathered over all processes if it is (B,).
-        mask: (B, T) 1 on tokens that count, for advantages per token.
-        old_values: (B, T) values at rollout time, for advantages per token.
-        binary_rewards: (B,) successes, if the row reads them instead of the rewards.
-        num_generations: completions per prompt; None: the batch is one group.
-
-    Returns:
-        (B,) or (B, T) advantages, detached.
+    The rewards are what step 1 returned, gathered over all processes if they are (B,). `mask` and
+    `old_values`, (B, T), are for advantages per token.
     """
     estimate = _function(book.advantages, row.advantage)
     tensors = {"rewards": rewards, "num_generations": num_generations, "mask": mask}
@@ -203,26 +178,17 @@ def surrogate_loss(
     token_weights: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Step 3: the loss of a micro-batch, given its advantages.
+    """Step 3: the scalar loss of a micro-batch, given its advantages, (B,) or (B, T).
 
     Args:
         row: the formulation, as `PolicyGradient.chosen` returned it.
         params: its parameters, as `PolicyGradient.parameters` returned them.
-        logps: (B, T) log-probabilities under the policy, in nats.
-        mask: (B, T) 1 on tokens that count.
-        advantages: (B,) or (B, T).
-        old_logps: (B, T) log-probabilities at rollout time; None: on-policy.
-        ref_logps: (B, T) log-probabilities under the reference policy, if the row's loss has a KL.
-        values: (B, T) values of the critic, if the row has one.
-        old_values: (B, T) values at rollout time, if the row has a critic.
+        logps: this and the other tensors: those of `policy_gradient_loss`.
         returns: (B, T) targets of the critic; None: advantages + old_values, which holds for
             advantages that are not whitened.
         token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as
             the learner-to-sampler weights of chapter 6, eq:ppo_tis.
         normalizer: what the aggregation divides by; None: counted from `mask`.
-
-    Returns:
-        The scalar loss.
     """
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else masked(advantages, mask)
     logps = masked(logps, mask)
@@ -234,7 +200,7 @@ def surrogate_loss(
     if token_weights is not None:
         losses = losses * masked(token_weights, mask)
     if row.kl == "loss" and params["beta"]:
-        losses = losses + params["beta"] * _kl(row, params, logps, masked(ref_logps, mask))
+        losses = losses + params["beta"] * kl_estimate(row, params, logps, masked(ref_logps, mask))
     if row.value_loss != "none":
         old_values = masked(old_values, mask)
         if returns is None:
@@ -249,16 +215,11 @@ def surrogate_loss(
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """What `preference_loss` returns.
+    """What `preference_loss` returns."""
 
-    Attributes:
-        loss: the scalar to minimise; differentiable in the policy's log-probabilities.
-        chosen_rewards: (B,) implicit rewards of the chosen, beta * (log pi - log pi_ref), or
-            beta * log pi where no reference is read; constants.
-        rejected_rewards: (B,) those of the rejected.
-    """
-
-    loss: Tensor
+    loss: Tensor  # the scalar to minimise; differentiable in the policy's log-probabilities
+    # (B,) implicit rewards, beta * (log pi - log pi_ref), or beta * log pi where no reference is
+    # read; constants
     chosen_rewards: Tensor
     rejected_rewards: Tensor
 
@@ -329,10 +290,8 @@ def completions_loss(
 ) -> PreferenceLoss:
     """Compute a direct-alignment loss without any check: what `preference_loss` does after them.
 
-    Args:
-        row: the formulation.
-        params: its parameters, as `Preference.parameters` returned them.
-        **tensors: those of `preference_loss` that the row's function reads.
+    `params` is what `Preference.parameters` returned, the tensors those that the row's function
+    reads.
     """
     learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
     tensors = _promoted(tensors, "policy_chosen_logps")
@@ -414,10 +373,8 @@ def reward_loss(
 def scores_loss(row: RewardModel, params: Mapping[str, Any], **tensors: Tensor) -> Tensor:
     """Compute a reward model's loss without any check: what `reward_loss` does after them.
 
-    Args:
-        row: the formulation.
-        params: its parameters, as `RewardModel.parameters` returned them.
-        **tensors: those of `reward_loss` that the row's function reads; rewards or logits first.
+    `params` is what `RewardModel.parameters` returned, the tensors those that the row's function
+    reads; rewards or logits first.
     """
     function = _function(book.reward_models, row.loss)
     tensors = _promoted(tensors, next(iter(tensors)))
@@ -456,13 +413,8 @@ def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
         labels = labels.unsqueeze(1).expand(shape)
     mask = tensors.get("mask", torch.ones_like(labels))
     for name, tensor in (("labels", labels), ("mask", mask)):
-        if tensor.shape != shape:
-            raise InputError(
-                f"{label}: {name} must have shape {tuple(shape)} to go with logits of shape "
-                f"{tuple(logits.shape)}, not {tuple(tensor.shape)}"
-            )
-    if not ((mask == 0) | (mask == 1)).all():
-        raise InputError(f"{label}: mask must hold only 0 and 1")
+        _check_shape(label, name, tensor, shape, f"logits of shape {tuple(logits.shape)}")
+    _check_mask(label, mask)
     counted = (mask * (labels != -100)).bool()
     known = range(classes or 2)
     strange = sorted(set(labels[counted].unique().tolist()) - set(known))
@@ -493,10 +445,27 @@ def _named(
         if tensor is None and needed:
             raise InputError(f"{label} needs {name}")
     tensors = {name: given[name] for name in known if given[name] is not None}
+    _check_types(label, tensors)
+    return tensors
+
+
+def _check_types(label: str, tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"{label}: {name} must be a torch tensor, not {type(tensor).__name__}")
-    return tensors
+
+
+def _check_shape(label: str, name: str, tensor: Tensor, shape: torch.Size, first: str) -> None:
+    if tensor.shape != shape:
+        raise InputError(
+            f"{label}: {name} must have shape {tuple(shape)} to go with {first}, "
+            f"not {tuple(tensor.shape)}"
+        )
+
+
+def _check_mask(label: str, mask: Tensor) -> None:
+    if not ((mask == 0) | (mask == 1)).all():
+        raise InputError(f"{label}: mask must hold only 0 and 1")
 
 
 def _check_floating(label: str, tensors: Mapping[str, Tensor], first: str) -> None:
@@ -585,7 +554,9 @@ def _call(
     return function(**{name: known[name] for name in names if name in known})
 
 
-def _kl(row: PolicyGradient, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor) -> Tensor:
+def kl_estimate(
+    row: PolicyGradient, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor
+) -> Tensor:
     """Return the KL estimate per token, (B, T), in the row's sign."""
     prefix = "code_" if row.kl_sign == "code" else ""
     return getattr(book.kl, prefix + params["kl_estimator"])(logps, ref_logps)
@@ -648,9 +619,7 @@ def _check_groups(label: str, num_generations: int | None, batch: int) -> None:
 
 def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Check types, shapes and the mask; bring all to one precision; cut old tensors' gradients."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"{label}: {name} must be a torch tensor, not {type(tensor).__name__}")
+    _check_types(label, tensors)
     logps, mask = tensors["logps"], tensors["mask"]
     if logps.dim() != 2 or not logps.is_floating_point() or 0 in logps.shape:
         raise InputError(
@@ -659,13 +628,8 @@ def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         )
     for name, tensor in tensors.items():
         shape = logps.shape[:1] if name in ("rewards", "binary_rewards") else logps.shape
-        if tensor.shape != shape:
-            raise InputError(
-                f"{label}: {name} must have shape {tuple(shape)} to go with logps of shape "
-                f"{tuple(logps.shape)}, not {tuple(tensor.shape)}"
-            )
-    if not ((mask == 0) | (mask == 1)).all():
-        raise InputError(f"{label}: mask must hold only 0 and 1")
+        _check_shape(label, name, tensor, shape, f"logps of shape {tuple(logps.shape)}")
+    _check_mask(label, mask)
     for name, tensor in tensors.items():
         if tensor.shape == mask.shape and not tensor[mask.bool()].isfinite().all():
             raise InputError(f"{label}: {name} must be finite on the tokens that count")

@@ -8,12 +8,13 @@ collators or pooling.
 from copy import deepcopy
 
 import torch
+from comparison import Comparison
 from datasets import Dataset
 from direct_alignment_cases import message, pairs, text
 from policy_gradient_cases import checkpoint, drawn, drift
 
 from rlhf_trl import reward_loss
-from rlhf_trl.compare.measure import Comparison, Measured, accumulate, batches, flat_gradient
+from rlhf_trl.compare.measure import Measured, accumulate, batches, flat_gradient
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.reward_models import (
     ComparisonConfig,

@@ -96,13 +96,33 @@ def test_the_books_reward_models_train_float32_weights_under_autocast(monkeypatc
     loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[algorithm])
     assert (loaded.model.dtype, loaded.trl.bf16) == ("float32", True)
     data = loaded.own.dataset
+    readers = {"reward": "ultrafeedback", "orm": "gsm8k_rollouts", "prm": "prm800k"}
+    assert data.reader == readers[algorithm]
     if algorithm == "orm":
         assert data.path == "RLHF-Book/gsm8k-qwen3-0.6B-rollouts"
         assert (data.split, data.eval_split, data.eval_size) == (
             *("train[:1800]", "train[1800:2000]"),
             200,
         )
-        assert data.columns == {"labels": "rewards"}
+
+
+def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling(monkeypatch):
+    own = runpy.run_path(str(ROOT / "recipes" / "sft.py"))["Run"]
+    path = ROOT / "configs" / "book" / "sft.yaml"
+    loaded = load_for_its_machine(monkeypatch, path, own, "SFTConfig")
+    args, data, panels = loaded.trl, loaded.own.dataset, loaded.own.samples
+    assert args.chat_template_path == f"{loaded.model.model_name_or_path}-SFT"
+    assert (data.path, data.reader, data.turns) == ("HuggingFaceH4/no_robots", "messages", "last")
+    batch = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+    assert (*batch, args.num_train_epochs, args.learning_rate) == (4, 8, 3, 5e-6)
+    assert (args.warmup_steps, args.lr_scheduler_type, args.max_length) == (0.1, "linear", 2048)
+    assert (panels.every, panels.temperature, panels.top_p, panels.max_tokens) == (
+        50,
+        0.7,
+        0.9,
+        128,
+    )
+    assert len((ROOT / panels.file).read_text().splitlines()) == panels.count == 4
 
 
 DAPO = """

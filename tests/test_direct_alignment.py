@@ -3,6 +3,7 @@
 import inspect
 import math
 
+import comparison
 import pytest
 import torch
 from datasets import Dataset
@@ -24,7 +25,7 @@ TOLERANCE = 1e-5
 
 def measured(trainer, reference, scale=0.05):
     drift(trainer.model, scale, 99)
-    return measure.measure(trainer, measure.batches(trainer), reference)
+    return comparison.measure(trainer, measure.batches(trainer), reference)
 
 
 def agrees(found):
@@ -162,9 +163,9 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_is_kept(name, tmp_path):
         trainer = build(name, formulation, model=str(tmp_path), **config)
         found[which], _ = measure.accumulate(trainer, measure.batches(trainer))
     ours, theirs = found["chapter"], found["trl"]
-    assert measure.Comparison(ours, theirs).relative_error <= 1e-6
+    assert comparison.Comparison(ours, theirs).relative_error <= 1e-6
     assert math.isclose(ours.loss, theirs.loss, rel_tol=1e-6)
-    assert measure.Comparison(ours, found["without"]).relative_error > 1e-3
+    assert comparison.Comparison(ours, found["without"]).relative_error > 1e-3
 
 
 def test_the_summed_ipo_is_not_stock_trls():
@@ -186,8 +187,8 @@ def test_logged_rewards_are_beta_times_what_the_row_reads(name):
     _, window = measure.accumulate(trainer, measure.batches(trainer))
     reference = Reference(name, "chapter")
     with torch.no_grad():
-        given = reference.given(measure.plain_copy(trainer), window[0])
-        sums = Reference("dpo", "chapter").given(measure.plain_copy(trainer), window[0])
+        given = reference.given(comparison.plain_copy(trainer), window[0])
+        sums = Reference("dpo", "chapter").given(comparison.plain_copy(trainer), window[0])
     beta = formulation(name, "chapter").reads["beta"]
     rewards = [
         beta * (given[f"policy_{side}_logps"] - given.get(f"ref_{side}_logps", 0))

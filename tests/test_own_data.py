@@ -102,16 +102,8 @@ def test_two_processes_run_on_ones_own_files_and_model(launch, own_model, tmp_pa
         ["--config_file", "configs/accelerate/cpu_2proc.yaml"],
         *["sft", "--config", "configs/own/sft.yaml", "--output_dir", str(folder)],
         *map(str, words("sft", own_model, tmp_path)),
-        *[
-            "--dataset.eval_size",
-            "8",
-            "--samples.every",
-            "2",
-            "--packing",
-            "true",
-            "--max_length",
-            "128",
-        ],
+        *["--dataset.eval_size", "8", "--samples.every", "2"],
+        *["--packing", "true", "--max_length", "128"],
     )
     assert done.returncode == 0, cause(done.stdout)
     summary = json.loads((folder / "summary.json").read_text())

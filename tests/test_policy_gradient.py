@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from comparison import Comparison, measure, plain_copy
 from policy_gradient_cases import (
     ROWS,
     Reference,
@@ -15,7 +16,7 @@ from policy_gradient_cases import (
 from trl import GRPOConfig, GRPOTrainer
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare.measure import Comparison, accumulate, batches, measure, plain_copy
+from rlhf_trl.compare.measure import accumulate, batches
 
 
 @pytest.fixture

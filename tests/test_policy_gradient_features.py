@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from comparison import Comparison, measure
 from datasets import Dataset
 from policy_gradient_cases import (
     END,
@@ -28,7 +29,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from rlhf_trl.algorithms import LOSS_FIELDS, formulation
-from rlhf_trl.compare.measure import Comparison, accumulate, batches, measure
+from rlhf_trl.compare.measure import accumulate, batches
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from comparison import Comparison
 from policy_gradient_cases import END, LIMIT, checkpoint, drift, plain_logps, rewards_of
 from ppo_cases import build, score, unsettle
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
@@ -14,7 +15,6 @@ from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.book import advantages as book_advantages
 from rlhf_trl.compare.measure import (
-    Comparison,
     Measured,
     accumulate,
     batches,

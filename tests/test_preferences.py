@@ -154,7 +154,7 @@ def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
     config = Path(__file__).parent.parent / "configs" / "book" / "reward.yaml"
     block = yaml.safe_load(config.read_text())["dataset"]
     rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r"} for n in range(4600)]
-    block["path"] = written(tmp_path / "my.jsonl", rows)
+    block |= {"path": written(tmp_path / "my.jsonl", rows), "reader": None}
     found = load_preferences(FileData(**block))
     assert (list(found.train), list(found.held_out)) == (rows[:4500], rows[4500:])
     written(tmp_path / "my.jsonl", rows[:400])
@@ -232,6 +232,32 @@ def test_a_data_set_of_the_hub_is_read_from_a_local_copy(tmp_path):
         read(str(tmp_path), "train")
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "csv", "JSONL", "Parquet"])
+def test_shards_of_a_folder_and_suffixes_in_capitals(tmp_path, kind):
+    for n, rows in enumerate((TEN[:3], TEN[3:])):
+        plain = Path(written(tmp_path / f"part-{n}.{kind.lower()}", rows))
+        plain.rename(tmp_path / f"shard-{n}.{kind}")
+    (tmp_path / "README.md").write_text("Ten rows.")
+    for split, rows in {"train": TEN, "train[2:4]": TEN[2:4]}.items():
+        assert list(read(str(tmp_path), split)[0]) == rows
+    assert list(read(str(tmp_path / f"shard-1.{kind}"))[0]) == TEN[3:]
+
+
+def test_folders_and_files_that_are_not_read(tmp_path):
+    (tmp_path / "rows.tsv").write_text("prompt\tchosen\n")
+    with pytest.raises(InputError, match=r"rows.tsv is a file of a kind that is not read; save it"):
+        read(str(tmp_path / "rows.tsv"))
+    written(tmp_path / "a.jsonl", TEN)
+    written(tmp_path / "b.csv", TEN)
+    with pytest.raises(InputError, match=r"has files of several kinds \(json and csv\)"):
+        read(str(tmp_path))
+    (tmp_path / "b.csv").unlink()
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    with pytest.raises(InputError, match=r"b.jsonl, line 2 is not JSON") as found:
+        read(str(tmp_path))
+    assert "\n" not in str(found.value)
+
+
 def test_messages_have_no_key_that_only_others_have_whatever_the_file(tmp_path):
     rows = [{"prompt": chat(f"p{n}"), "chosen": chat("", "c")[1:], "rejected": "r"} for n in (0, 1)]
     rows[1]["prompt"][0]["name"] = "Ann"
@@ -272,6 +298,59 @@ def test_conversations_that_repeat_the_prompt_lose_it():
     assert rows_of([found]) == [found]
     answers = {"prompt": "hi", "chosen": found["chosen"], "rejected": found["rejected"]}
     assert rows_of([answers]) == [found]
+
+
+ASKED = chat("a", "b", "c")  # a context of three turns
+
+
+@pytest.mark.parametrize("prompt", ["none", "repeated", "given", "part"])
+def test_the_prompt_is_all_but_the_last_message_wherever_it_stands(prompt):
+    sides = [chat("a", "b", "c", end) for end in "xy"]
+    row = {"chosen": sides[0], "rejected": sides[1]}
+    if prompt == "repeated":
+        row["prompt"] = ASKED
+    elif prompt == "given":
+        row = {"prompt": ASKED, "chosen": sides[0][3:], "rejected": sides[1][3:]}
+    elif prompt == "part":  # the turns that follow are the same on both sides
+        row = {"prompt": ASKED[:1], "chosen": sides[0][1:], "rejected": sides[1][1:]}
+    (found,) = rows_of([row])
+    assert found == {"prompt": ASKED, "chosen": sides[0][3:], "rejected": sides[1][3:]}
+
+
+def test_a_system_message_stays_before_a_prompt_that_is_a_text():
+    before = [{"role": "system", "content": "s"}]
+    row = {"prompt": "hi", "chosen": before + chat("", "x")[1:]}
+    row["rejected"] = before + chat("", "y")[1:]
+    (found,) = rows_of([row])
+    assert found["prompt"] == before + chat("hi")
+
+
+UNSPLIT = "the sides part before the last message, or the last message is not the assistant's"
+UNFIT = {
+    "they part earlier": {"chosen": chat("a", "b", "c", "x"), "rejected": chat("a", "B", "c", "y")},
+    "one is longer": {"chosen": chat("a", "b", "c", "x"), "rejected": chat("a", "y")},
+    "the user is last": {"chosen": chat("a", "b", "c"), "rejected": chat("a", "b", "C")},
+    "one ends with the user": {"prompt": ASKED, "chosen": chat("x"), "rejected": chat("", "y")[1:]},
+    "they part after the prompt": {
+        "prompt": chat("a"),
+        "chosen": chat("", "b", "c", "x")[1:],
+        "rejected": chat("", "B", "c", "y")[1:],
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_conversations_without_one_answer_to_one_prompt_are_left_out_and_counted(name):
+    bad = UNFIT[name]
+    good = {"chosen": chat("a", "x"), "rejected": chat("a", "y")}
+    if "prompt" in bad:
+        good = {"prompt": chat("a"), **{side: messages[1:] for side, messages in good.items()}}
+    found, dropped = checked_pairs(Dataset.from_list([good, bad, good]), "f", {})
+    expected = {"prompt": chat("a"), "chosen": chat("a", "x")[1:], "rejected": chat("a", "y")[1:]}
+    assert list(found) == [expected] * 2
+    assert dropped[UNSPLIT] == 1
+    with pytest.raises(InputError, match=r"in all 2 rows of f the sides part .* nothing to train"):
+        checked_pairs(Dataset.from_list([bad, bad]), "f", {})
 
 
 def test_columns_are_mapped_and_others_left_out():

@@ -6,8 +6,19 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from rlhf_trl.data.files import read
-from rlhf_trl.data.readers import BLANK, READERS, UNANSWERED
+from rlhf_trl.data.files import FileData, read
+from rlhf_trl.data.judgments import (
+    AnswersFile,
+    RankedFile,
+    RewardPairsFile,
+    TracesFile,
+    load_outcomes,
+    load_pairs_or_ranked,
+    load_traces,
+)
+from rlhf_trl.data.pairs import load_preferences
+from rlhf_trl.data.readers import BLANK, PARTED, READERS, UNANSWERED, UNRATED, check_reader
+from rlhf_trl.errors import InputError
 
 HUB = Path(__file__).parent / "fixtures" / "hub-rows"  # two rows in the form of each, own words
 COOK = "\n\nHuman: How do I boil an egg?\n\nAssistant: Put it in boiling water."
@@ -190,3 +201,315 @@ def test_published_rows_become_the_examples_written_by_hand(name, reader):
 def test_the_readers_are_those_that_the_fixtures_are_for():
     assert {reader for _, reader in BY_HAND} == set(READERS)
     assert {f"{name}.jsonl" for name, _ in BY_HAND} == {path.name for path in HUB.iterdir()}
+
+
+# --- quirks that the fixtures do not have
+
+
+def transcripts(chosen, rejected):
+    return {"chosen": COOK + chosen, "rejected": COOK + rejected}
+
+
+def test_a_name_starts_a_turn_only_behind_a_blank_line(tmp_path):
+    text = "\nHuman: and\nAssistant: are no turns, nor is Human: here, or\n\nHumans: or\n\nHuman:x"
+    rows = [transcripts(*(f"\n\nHuman: How?\n\nAssistant: {end}{text}" for end in "ab"))]
+    (found,), dropped = made(tmp_path, rows, "hh")
+    assert found["chosen"] == [bot("a" + text)] and found["rejected"] == [bot("b" + text)]
+    assert found["prompt"][2:] == [user("How?")] and dropped == {}
+
+
+def test_transcripts_that_cannot_be_pairs_are_counted(tmp_path):
+    good = transcripts("\n\nHuman: How?\n\nAssistant: a", "\n\nHuman: How?\n\nAssistant: b")
+    rows = [
+        transcripts("\n\nHuman: How?\n\nAssistant: a", "\n\nHuman: Why?\n\nAssistant: a"),
+        transcripts("\n\nHuman: How?\n\nAssistant: a", ""),  # one goes on for longer
+        good,
+        transcripts("\n\nHuman: How?", "\n\nHuman: Why?"),
+        transcripts("\n\nHuman: How?\n\nAssistant: a", "\n\nHuman: How?\n\nAssistant:"),
+        transcripts("\n\nHuman:\n\nAssistant: a", "\n\nHuman:\n\nAssistant: b"),
+        good,
+    ]
+    found, dropped = made(tmp_path, rows, "hh")
+    assert [row["rejected"] for row in found] == [[bot("b")]] * 2
+    assert dropped == {PARTED: 2, UNANSWERED: 1, BLANK: 2}
+
+
+@pytest.mark.parametrize(
+    ("end", "number"),
+    [("1,234,567", "1234567"), ("-3", "-3"), ("0.5", "0.5"), (" 7 \n", "7"), (".25", ".25")],
+)
+def test_numbers_of_gsm8k(tmp_path, end, number):
+    rows = [{"question": " q ", "answer": f"a <<1+1=2>>2 and <<2>>2\n#### {end}"}]
+    (found,), _ = made(tmp_path, rows, "gsm8k")
+    assert (found["answer"], found["prompt"]) == (number, [user("q")])
+    assert found["solution"] == f"a 2 and 2\n#### {end}".strip()
+
+
+def test_blank_rollouts_are_counted_one_by_one(tmp_path):
+    rows = [{"prompt": "q", "completions": ["a", " ", "c"], "rewards": [True, 0, 0.0]}]
+    found, dropped = made(tmp_path, rows, "gsm8k_rollouts")
+    assert [(row["completion"][0]["content"], row["label"]) for row in found] == [
+        ("a", True),
+        ("c", False),
+    ]
+    assert dropped == {BLANK: 1}
+
+
+def step(*rated, human=None, chosen=None):
+    each = [{"text": text, "rating": rating, "flagged": None} for text, rating in rated]
+    human = human and {"text": human, "rating": None}
+    return {"completions": each or None, "human_completion": human, "chosen_completion": chosen}
+
+
+def solved(*steps, problem=" 1 + 1? "):
+    return {"question": {"problem": problem}, "label": {"steps": list(steps)}}
+
+
+TRAJECTORIES = {
+    "the chosen one, not the first": ([step(("a", -1), ("b ", 1), chosen=1)], [("b", 1)]),
+    "a neutral step": ([step(("a", 0), chosen=0), step(("b", 1), chosen=0)], [("a", 0), ("b", 1)]),
+    "an error is the end": (
+        [step(("a", 1), chosen=0), step(("x", 1), ("b", -1), ("c", -1)), step(("d", 1), chosen=0)],
+        [("a", 1), ("b", -1)],
+    ),
+    "nothing is chosen, nothing is wrong": (
+        [step(("a", 1), chosen=0), step(("b", 1), ("c", None))],
+        [("a", 1)],
+    ),
+    "a chosen step without a rating is the end": (
+        [step(("a", 1), chosen=0), step(("b", None), chosen=0), step(("c", 1), chosen=0)],
+        [("a", 1)],
+    ),
+    "no completions": ([step(("a", 1), chosen=0), step()], [("a", 1)]),
+    "the labeler's own first": ([step(human="h "), step(("b", -1))], [("h", 1), ("b", -1)]),
+    "an empty step": ([step((" ", 1), chosen=0), step(("b", 1), chosen=0)], [("b", 1)]),
+}
+
+
+@pytest.mark.parametrize("name", TRAJECTORIES)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_trajectories(tmp_path, name, suffix):
+    steps, expected = TRAJECTORIES[name]
+    rows = [solved(*steps), solved(step(("a", None))), solved(step(("z", 1), chosen=0))]
+    found, dropped = made(tmp_path, rows, "prm800k", suffix)
+    texts, labels = ([pair[n] for pair in expected] for n in (0, 1))
+    prompt = "Problem: 1 + 1?\nReasoning trace:\n"
+    assert found[0] == {"prompt": prompt, "completions": texts, "labels": labels}
+    assert (len(found), dropped) == (2, {UNRATED: 1})
+
+
+def test_scores_of_openbmb_become_ranked_lists(tmp_path):
+    scores = {"a": 1, "b": 9, "c": 5.5}
+    answers = [{"response": t, "overall_score": s, "model": "m"} for t, s in scores.items()]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"instruction": "q", "completions": answers, "source": "x"}))
+    config = RankedFile(path=str(path), reader="ultrafeedback", list_length=3)
+    (found,) = load_pairs_or_ranked(config, None, None).train
+    ranked = [[bot(text)] for text in "bca"]
+    assert found == {"prompt": [user("q")], "ranked": ranked}
+
+
+def test_ties_are_dropped_where_the_margin_is_read():
+    config = {"path": fixture("ultrafeedback_h4"), "reader": "ultrafeedback"}
+    read_it = load_pairs_or_ranked(RewardPairsFile(**config), None, None)
+    assert read_it.train["margin"][:] == [5.0] and read_it.dropped["a tie: margin is 0"] == 1
+    without = load_preferences(FileData(**config))
+    assert (len(without.train), "margin" in without.train.column_names) == (2, False)
+
+
+def test_system_messages_and_other_keys(tmp_path):
+    whole = [system("s"), user("a"), bot("b")]
+    rows = [{"messages": [{**message, "name": None} for message in whole]}]
+    (found,), _ = made(tmp_path, rows, "messages")
+    assert found == {"prompt": whole[:2], "completion": whole[2:], "messages": whole}
+    rows = [{"messages": [bot("alone")]}, {"messages": whole}, {"messages": []}]
+    found, dropped = made(tmp_path, rows, "messages")
+    assert len(found) == 1 and sum(dropped.values()) == 2
+
+
+# --- where they lie
+
+
+def test_both_phases_of_prm800k_load_together(tmp_path):
+    for phase in (1, 2):
+        text = (HUB / f"prm800k_phase{phase}.jsonl").read_text()
+        (tmp_path / f"phase{phase}.jsonl").write_text(text)
+    first, second = (BY_HAND[f"prm800k_phase{n}", "prm800k"][0] for n in (1, 2))
+    found, dropped = read(str(tmp_path), reader="prm800k")
+    assert (list(found), dropped) == ([*first, *second], {})
+    assert list(read(str(tmp_path), "train[1:]", reader="prm800k")[0]) == second
+    assert list(read(str(tmp_path), count=1, reader="prm800k")[0]) == first
+    with pytest.raises(InputError, match="Couldn't cast array"):  # why they are read as lines
+        read(str(tmp_path))
+
+
+def test_prm800k_of_the_hub_is_its_two_files(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    home = tmp_path / "datasets--tasksource--PRM800K"
+    (home / "snapshots" / "abc").mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("abc")
+    for phase, split in ((1, "train"), (2, "train"), (1, "test"), (2, "test")):
+        text = (HUB / f"prm800k_phase{phase if split == 'train' else 1}.jsonl").read_text()
+        (home / "snapshots" / "abc" / f"phase{phase}_{split}.jsonl").write_text(text)
+    first, second = (BY_HAND[f"prm800k_phase{n}", "prm800k"][0] for n in (1, 2))
+    name = "tasksource/PRM800K"
+    for split, rows in {
+        "train": [*first, *second],
+        "train[1:]": second,
+        "test": [*first, *first],
+        "train[1:]+test[:1]": [*second, *first],
+    }.items():
+        assert list(read(name, split, reader="prm800k")[0]) == rows
+    with pytest.raises(InputError, match="nobody/none cannot be read at split 'train'"):
+        read("nobody/none", reader="prm800k")
+
+
+def test_configs_of_a_data_set(tmp_path):
+    entries = ""
+    for name in ("main", "socratic"):
+        rows = [{"question": name, "answer": "#### 1"}]
+        (tmp_path / name).mkdir()
+        Dataset.from_list(rows).to_parquet(tmp_path / name / "train-0.parquet")
+        entries += f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/*\n"
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
+    for name in ("main", "socratic"):
+        (row,), _ = read(str(tmp_path), name=name, reader="gsm8k")
+        assert row["prompt"] == [user(name)]
+    with pytest.raises(InputError, match=r"'main', 'socratic'.* its config as dataset.name"):
+        read(str(tmp_path), reader="gsm8k")
+    with pytest.raises(InputError, match=r"gsm8k.jsonl is a file, which has no configs; remove it"):
+        read(fixture("gsm8k"), name="main")
+
+
+# --- rows of something else
+
+BROKEN = {
+    "hh": ({"chosen": COOK}, "rejected is None, which is no text"),
+    "hh, turns": ({"chosen": "Hi", "rejected": COOK}, "chosen is 'Hi', which is no transcript"),
+    "gsm8k": ({"question": "q", "answer": 3}, "answer is 3, which is no text"),
+    "gsm8k, words": (
+        {"question": "q", "answer": "#### two"},
+        "answer is '#### two', which is no text that ends with '#### ' and a number",
+    ),
+    "gsm8k_rollouts": (
+        {"prompt": "q", "completions": ["a", "b"], "rewards": [1]},
+        r"rewards is \[1.*\], which is no list of 2 numbers",
+    ),
+    "gsm8k_rollouts, shares": (
+        {"prompt": "q", "completions": ["a"], "rewards": [0.5]},
+        r"rewards is \[0.5\], which is no list of 0 and 1",
+    ),
+    "prm800k": ({"question": {"problem": "p"}}, "label is None, which is no mapping with steps"),
+    "prm800k, rating": (
+        solved(step(("a", 2), chosen=0)),
+        r"a rating of label.steps\[0\] is 2, which is no -1, 0 or 1",
+    ),
+    "prm800k, place": (
+        solved(step(("a", 1), chosen=1)),
+        r"label.steps\[0\].chosen_completion is 1, which is no place of",
+    ),
+    "ultrafeedback": (
+        {
+            "chosen": [user("q"), bot("a")],
+            "rejected": [user("q"), bot("b")],
+            "chosen-rating": None,
+            "rejected-rating": 1.0,
+        },
+        "chosen-rating is None, which is no number",
+    ),
+    "messages": (
+        {"messages": [{"role": "user", "content": None}]},
+        r"messages is \[.*\], which is no list of messages with role and content",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_row_of_something_else_is_named(tmp_path, name):
+    row, part = BROKEN[name]
+    reader = name.partition(",")[0]
+    sound = next(file for file, whose in BY_HAND if whose == reader)
+    rows = [json.loads(line) for line in Path(fixture(sound)).read_text().splitlines()]
+    if reader == "gsm8k" and not isinstance(row["answer"], str):
+        rows = [{**row, "answer": 3}]  # a column has one type
+    with pytest.raises(InputError, match=part) as found:
+        made(tmp_path, [*rows, row], reader)
+    number = 0 if reader == "gsm8k" and not isinstance(row["answer"], str) else len(rows)
+    assert f"row {number} of {tmp_path}/rows.jsonl: " in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_data_sets_and_readers_that_do_not_fit(tmp_path):
+    with pytest.raises(InputError, match=r"row 0 of .*hh.jsonl has no column question; .* gsm8k"):
+        read(fixture("hh"), reader="gsm8k")
+    with pytest.raises(InputError, match=r"no reader 'gsm8' \(did you mean 'gsm8k'\?\)"):
+        read(fixture("gsm8k"), reader="gsm8")
+    with pytest.raises(
+        InputError, match=r"makes no example of the 1 rows of .*not the assistant's"
+    ):
+        made(tmp_path, [{"messages": [user("Bye")]}], "messages")
+    (tmp_path / "rows.jsonl").write_text('{"question": \n')
+    with pytest.raises(InputError, match=r"row 0 of .*rows.jsonl: the line is .* which is no JSON"):
+        read(str(tmp_path / "rows.jsonl"), reader="prm800k")
+
+
+def test_a_recipe_refuses_a_reader_of_other_shapes():
+    loads = {
+        "hh": [(AnswersFile, lambda c: load_outcomes(c, None, None), "pairs or prompts")],
+        "gsm8k": [(FileData, load_preferences, "prompts or prompt/completion")],
+        "prm800k": [(AnswersFile, lambda c: load_outcomes(c, None, None), "traces")],
+        "gsm8k_rollouts": [
+            (TracesFile, lambda c: load_traces(c, None, None), "outcomes or unpaired"),
+            (RewardPairsFile, lambda c: load_pairs_or_ranked(c, None, None), "outcomes"),
+        ],
+    }
+    for reader, cases in loads.items():
+        for block, load, shapes in cases:
+            with pytest.raises(InputError, match=f"reader: {reader} makes {shapes}.* trains on"):
+                load(block(path="nowhere.jsonl", reader=reader))
+    check_reader("messages", "messages")
+    check_reader(None, "pairs")
+
+
+# --- runs
+
+SHORT = ("--max_steps", 5, "--save_steps", 5, "--logging_steps", 1, "--max_length", 256)
+RUNS = {  # recipe, reader, fixture, more; what was left out
+    "dpo": ("hh", "hh", (), f"left out 1 rows: {BLANK}"),
+    "reward": ("ultrafeedback", "ultrafeedback", (), "left out 1 rows: a tie: margin is 0"),
+    "orm": ("gsm8k_rollouts", "gsm8k_rollouts", (), None),
+    "prm": ("prm800k", "", ("--dataset.step_separator", "\n<step>\n"), None),
+    "kto": ("gsm8k_rollouts", "gsm8k_rollouts", (), None),
+}
+
+
+@pytest.mark.parametrize("recipe", RUNS)
+def test_a_recipe_trains_on_what_a_reader_makes(run, own_model, tmp_path, recipe):
+    reader, name, more, left_out = RUNS[recipe]
+    path = fixture(name) if name else tmp_path / "both"
+    if not name:
+        path.mkdir()
+        for file in HUB.glob("prm800k*"):
+            (path / file.name).write_text(file.read_text())
+    config = tmp_path / "mine.yaml"
+    config.write_text(
+        f"algorithm: {recipe}\nformulation: {'code' if recipe == 'prm' else 'chapter'}\n"
+        f"model_name_or_path: {own_model}\noutput_dir: unused\nuse_cpu: true\nbf16: false\n"
+        f"per_device_train_batch_size: 2\nlearning_rate: 1.0e-3\neval_strategy: 'no'\n"
+        f"dataset:\n  source: path\n  path: {path}\n  reader: {reader}\n"
+    )
+    folder, out = run(recipe, config.with_suffix(""), *SHORT, *more)
+    state = json.loads((folder / "checkpoint-5" / "trainer_state.json").read_text())
+    losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+    assert left_out is None or left_out in out
+    if recipe == "reward":  # -log sigmoid(0 - 3), as the head is near 0 at the start
+        assert losses[0] == pytest.approx(3.0486, abs=0.5)
+        code = ["--formulation", "code", "--output_dir", tmp_path / "code"]
+        _, out = run(recipe, config.with_suffix(""), *SHORT, *code)
+        state = json.loads((tmp_path / "code/checkpoint-5/trainer_state.json").read_text())
+        assert state["log_history"][0]["loss"] == pytest.approx(0.6931, abs=0.2)  # no margin
+        assert "a tie" not in out

@@ -481,6 +481,7 @@ def test_labels_of_files_may_be_boolean(tmp_path, labels):
 
 TRACE = {"prompt": "p", "completions": ["a", "b"], "labels": [1, 0]}
 RANKED = {"prompt": "p", "ranked": ["a", "b"]}
+ASK = [{"role": "user", "content": "a"}]
 BAD_ROWS = {
     "a label outside the set": (
         TracesFile,
@@ -526,6 +527,16 @@ BAD_ROWS = {
         RankedFile,
         [RANKED, {**RANKED, "ranked": ["a", "b", "c"]}],
         "row 1 of .* ranked has 3 completions and the rows before have 2",
+    ),
+    "a completion that the user ends": (
+        AnswersFile,
+        [{"prompt": "a", "completions": [said("x"), ASK], "labels": [1, 0]}],
+        "row 0 of .*: the last message is not the assistant's; end every completion",
+    ),
+    "answers to two prompts": (
+        RankedFile,
+        [{"prompt": ASK, "ranked": [said("x"), [*said("y"), *ASK, *said("z")]]}],
+        "row 0 of .*: the sides part before the last message in ranked",
     ),
     "an empty answer in a list": (
         RankedFile,

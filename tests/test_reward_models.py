@@ -1,6 +1,7 @@
 """Reward-model trainers against the public function, against stock TRL, and by hand."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -31,8 +32,8 @@ from trl import RewardConfig, RewardTrainer
 
 from rlhf_trl.compare.measure import accumulate, batches
 from rlhf_trl.errors import InputError
+from rlhf_trl.reward_models.reader import pad_texts
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.reward_models import TokenCollator
 
 TOLERANCE = 1e-5
 WEIGHTS = [2.0, 0.5, 1.0]
@@ -53,7 +54,9 @@ def test_gradient_is_that_of_the_public_function(name, which, side, accumulation
     if side == "left":
         tokens = (name, which) in TOKENS
         collate = trainer.data_collator
-        trainer.data_collator = TokenCollator(0, "left") if tokens else flipped(collate)
+        trainer.data_collator = (
+            partial(pad_texts, pad_token_id=0, side="left") if tokens else flipped(collate)
+        )
     batch = next(batches(trainer))
     first = batch["attention_mask"][:, 0]
     assert bool(first.all()) == (side == "right") and not batch["attention_mask"].all()

@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from rlhf_trl.errors import InputError
 from rlhf_trl.reward_models import as_reward as reward_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.reward_models.reader import Reader
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 ARGS = SimpleNamespace(device="cpu")
@@ -169,6 +170,11 @@ def test_a_cut_off_completion_does_not_look_finished(models, kind):
         expected = by_hand(kind, logits, "mean")
         assert score == pytest.approx(expected, abs=2e-6)
     assert abs(found[0] - found[1]) > 1e-3
+
+
+def test_the_books_code_scores_an_outcome_by_its_last_token():
+    assert Reader("orm", "code").names[0] == "last"
+    assert Reader("orm", "chapter").names[0] == "mean"
 
 
 def test_the_usual_aggregate(models):

@@ -18,20 +18,7 @@ Family = Literal["policy_gradient", "direct_alignment", "reward_model"]
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation:
-    """One way of computing an algorithm's loss: what every family has.
-
-    Attributes:
-        reads: the parameters a user may set, with their defaults.
-        constants: numbers that the formulation fixes, by the name its functions know them by.
-        trainer: the stock trainer whose config `settings` belong to.
-        settings: the TRL config fields that the formulation fixes; a value that depends on the
-            parameters is a function of them, whose docstring is its formula (see `fixed`).
-        trl: True: the stock trainer with `settings` computes this; a string: why it does not.
-        trl_offset: what to add to a parameter when it is handed to TRL, which means another thing.
-        trainer_reads: config fields that only the trainer reads, with their defaults.
-        differs: one sentence: what differs from the chapter (for the chapter: what to know).
-        label: filled in by `formulation`: "grpo (chapter)".
-    """
+    """One way of computing an algorithm's loss: what every family has."""
 
     family: ClassVar[Family]
     parts: ClassVar[Mapping[str, str]] = {}
@@ -39,27 +26,29 @@ class Formulation:
         {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
     )
 
+    # the parameters a user may set, with their defaults
     reads: Mapping[str, Any] = field(default_factory=dict)
+    # numbers that the formulation fixes, by the name its functions know them by
     constants: Mapping[str, Any] = field(default_factory=dict)
-    trainer: str = "GRPOTrainer"
+    trainer: str = "GRPOTrainer"  # the stock trainer whose config `settings` belong to
+    # the TRL config fields that the formulation fixes; a value that depends on the parameters is a
+    # function of them, whose docstring is its formula (see `fixed`)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    trl: bool | str = ""
+    trl: bool | str = (
+        ""  # True: the stock trainer with `settings` computes this; or why it does not
+    )
+    # what to add to a parameter when it is handed to TRL, which means another thing
     trl_offset: Mapping[str, float] = field(default_factory=dict)
+    # config fields that only the trainer reads, with their defaults
     trainer_reads: Mapping[str, Any] = field(default_factory=dict)
-    differs: str = ""
-    label: str = ""
+    differs: str = ""  # one sentence: what differs from the chapter (for the chapter: what to know)
+    label: str = ""  # filled in by `formulation`: "grpo (chapter)"
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Check the given parameters and add the defaults and constants of the row.
 
-        Args:
-            given: parameters by name.
-
-        Returns:
-            Every parameter of the row.
-
         Raises:
-            InputError: if a parameter is unknown to the row, missing, or out of range.
+            InputError: a parameter that is unknown to the row, missing, or out of range.
         """
         for name, value in given.items():
             if name not in self.reads:
@@ -74,13 +63,10 @@ class Formulation:
         return {**values, **self.constants}
 
     def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `settings` with those that depend on the parameters worked out.
-
-        Args:
-            given: parameters by name; what is missing has its default.
+        """Return `settings`, those that depend on the parameters worked out for the given ones.
 
         Raises:
-            InputError: if a parameter that a setting depends on is out of range.
+            InputError: a parameter that a setting depends on is out of range.
         """
         if not any(map(callable, self.settings.values())):
             return dict(self.settings)
@@ -90,21 +76,7 @@ class Formulation:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(Formulation):
-    """A policy-gradient loss.
-
-    Attributes:
-        advantage: the estimator.
-        ratio: the likelihood ratio, or "none".
-        surrogate: the per-token loss.
-        aggregation: from per-token losses to a number.
-        window: what the denominator of the aggregation spans: "micro_batch", or "window" for the
-            whole accumulation step (its token count is then passed as `normalizer`).
-        kl: where beta * KL goes: "none", "loss" (per token) or "reward".
-        kl_sign: whose estimators k1, k2, k3 are: "chapter" or "code".
-        kl_penalty: how the KL enters the reward, if that is where it goes.
-        value_loss: the critic's loss, or "none".
-        trl: True holds at the default kl_estimator.
-    """
+    """A policy-gradient loss; `trl` True holds at the default kl_estimator."""
 
     family = "policy_gradient"
     parts: ClassVar[Mapping[str, str]] = {
@@ -116,22 +88,20 @@ class PolicyGradient(Formulation):
         "value_loss": "value",
     }
 
-    advantage: Part
-    ratio: Part
-    surrogate: Part
-    aggregation: Part
+    advantage: Part  # the estimator
+    ratio: Part  # the likelihood ratio, or "none"
+    surrogate: Part  # the per-token loss
+    aggregation: Part  # from per-token losses to a number
+    # what the denominator of the aggregation spans; "window" is the whole accumulation step, whose
+    # token count is then passed as `normalizer`
     window: Literal["micro_batch", "window"] = "micro_batch"
-    kl: Literal["none", "loss", "reward"] = "none"
-    kl_sign: Literal["chapter", "code"] = "chapter"
-    kl_penalty: Part = "none"
-    value_loss: Part = "none"
+    kl: Literal["none", "loss", "reward"] = "none"  # where beta * KL goes; "loss": per token
+    kl_sign: Literal["chapter", "code"] = "chapter"  # whose estimators k1, k2, k3 are
+    kl_penalty: Part = "none"  # how the KL enters the reward, if that is where it goes
+    value_loss: Part = "none"  # the critic's loss, or "none"
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the given parameters and add defaults and constants; see `Formulation`.
-
-        Returns:
-            Every parameter of the row; `epsilon_high` follows `epsilon` if unset.
-        """
+        """Check and complete as `Formulation` does; `epsilon_high` follows `epsilon` if unset."""
         values = super().parameters(given)
         if values.get("epsilon_high", 0) is None:
             values["epsilon_high"] = values["epsilon"]
@@ -145,13 +115,9 @@ class PolicyGradient(Formulation):
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> "PolicyGradient":
-        """Return the row as these parameters make it.
+        """Return the row as what `parameters` returned makes it.
 
-        Args:
-            values: what `parameters` returned.
-
-        Returns:
-            The row; `baseline` replaces its advantage, `importance_cap` its ratio and surrogate.
+        `baseline` replaces its advantage, `importance_cap` its ratio and surrogate.
         """
         row = self
         if "baseline" in values:
@@ -163,62 +129,42 @@ class PolicyGradient(Formulation):
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Formulation):
-    """A direct-alignment loss; the mean of what its function returns is minimised.
-
-    Attributes:
-        loss: from log-probabilities of completions to losses.
-        logps: what those log-probabilities are over the tokens of a completion.
-        reference: whether the reference policy's are read, too.
-    """
+    """A direct-alignment loss; the mean of what its function returns is minimised."""
 
     family = "direct_alignment"
     parts: ClassVar[Mapping[str, str]] = {"loss": "preference"}
     positive: ClassVar[frozenset[str]] = frozenset({"beta"})
 
-    loss: Part
-    logps: Literal["sum", "mean"] = "sum"
-    reference: bool = True
+    loss: Part  # from log-probabilities of completions to losses
+    logps: Literal["sum", "mean"] = "sum"  # what those are over the tokens of a completion
+    reference: bool = True  # whether the reference policy's are read, too
     trainer: str = "DPOTrainer"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel(Formulation):
-    """A reward model's loss.
-
-    Attributes:
-        loss: of a comparison, or of a token where the model scores tokens.
-        aggregation: from per-token losses to a number; "none": the mean over the comparisons.
-    """
+    """A reward model's loss."""
 
     family = "reward_model"
     parts: ClassVar[Mapping[str, str]] = {"loss": "reward_models", "aggregation": "aggregation"}
 
-    loss: Part
+    loss: Part  # of a comparison, or of a token where the model scores tokens
+    # from per-token losses to a number; "none": the mean over the comparisons
     aggregation: Part = "none"
     trainer: str = "RewardTrainer"
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: what a config says.
-        title: what people say.
-        source: chapter and labels of the equations.
-        paper: where it was introduced.
-        chapter: the book's equation, or the paper's where `source` says that none is printed.
-        code: what the book's published code computes, or why there is nothing to compare.
-        trl: the stock trainer with the settings that come closest, or why it is not offered.
-    """
-
-    name: str
-    title: str
-    source: str
-    paper: str
-    chapter: Formulation
-    code: Formulation | str
-    trl: Formulation | str
+    name: str  # what a config says
+    title: str  # what people say
+    source: str  # chapter and labels of the equations
+    paper: str  # where it was introduced
+    chapter: Formulation  # the book's equation, or the paper's where `source` says none is printed
+    code: Formulation | str  # what the book's published code computes, or why it is not compared
+    trl: Formulation | str  # stock TRL with the closest settings, or why it is not offered
 
     @property
     def family(self) -> Family:

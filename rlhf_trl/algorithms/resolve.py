@@ -31,10 +31,7 @@ def resolve(
 ) -> dict[str, Any]:
     """Return the value of every config field that a row fixes or reads.
 
-    Args:
-        row: the formulation.
-        given: the fields that were set.
-        others: what might be chosen in its place, for the error message.
+    `others` might be chosen in its place, for the error message.
 
     Returns:
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
@@ -50,9 +47,8 @@ def resolve(
             continue
         if name in settings:
             fixed = settings[name]
-            if not any(
-                _same(*pair) for pair in ((value, fixed), ([value], fixed), (value, [fixed]))
-            ):
+            ways = ((value, fixed), ([value], fixed), (value, [fixed]))
+            if not any(_same(*pair) for pair in ways):
                 raise FieldError(
                     name,
                     f"is {value!r}, which contradicts {row.label}, which fixes {name}: {fixed!r}; "
@@ -75,21 +71,13 @@ def _same(value: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Resolved(Generic[Row]):
-    """A row for one config: what a trainer computes.
+    """A row for one config: what a trainer computes."""
 
-    Attributes:
-        algorithm: the row's name.
-        formulation: "chapter", "code" or "trl".
-        row: the formulation, as the config makes it.
-        parameters: all that its loss reads, and its constants.
-        args: a copy of the config with the row's values in every field that it fixes or reads.
-    """
-
-    algorithm: str
-    formulation: str
-    row: Row
-    parameters: dict[str, Any]
-    args: Any
+    algorithm: str  # the row's name
+    formulation: str  # "chapter", "code" or "trl"
+    row: Row  # the formulation, as the config makes it
+    parameters: dict[str, Any]  # all that its loss reads, and its constants
+    args: Any  # a copy of the config with the row's values in every field that it fixes or reads
 
     @property
     def label(self) -> str:
@@ -106,10 +94,7 @@ class RowConfig:
     def resolve(cls, args: Any, algorithm: str | Resolved, formulation: str) -> Resolved:
         """Read a row for a config of this class, before anything is loaded.
 
-        Args:
-            args: the config; it is not changed.
-            algorithm: the row's name; what was resolved before is returned as it is.
-            formulation: "chapter", "code" or "trl".
+        The config is not changed; an algorithm that was resolved before is returned as it is.
 
         Raises:
             InputError: another class of config, no such algorithm, a field that it does not read

@@ -150,6 +150,9 @@ _MAXRL = replace(
     differs="The chapter prints no equation; this is the paper's, with whole-sequence scores.",
 )
 
+_CRITIC = {"gamma": 1.0, "lam": 0.98, "cliprange_value": 0.4, "vf_coef": 0.5}  # the code's
+_CODE_KL = {"kl_sign": "code", "kl_penalty": "averaged_kl_penalty", "reads": _KL3}
+
 # What the code and stock TRL change in every row that standardises rewards in their group.
 _CODE = {
     "kl_sign": "code",
@@ -271,71 +274,51 @@ _PRM = RewardModel(
 
 _ROWS = (
     Algorithm(
-        name="reinforce",
-        title="REINFORCE",
-        source="chapter 6, eq:REINFORCE_with_baseline",
+        *("reinforce", "REINFORCE", "chapter 6, eq:REINFORCE_with_baseline"),
         paper="Williams 1992, doi:10.1007/BF00992696",
         chapter=_REINFORCE,
         code=replace(
             _REINFORCE,
             advantage="raw",
             aggregation="sequence_mean",
-            kl_sign="code",
-            kl_penalty="averaged_kl_penalty",
-            reads=_KL3,
+            **_CODE_KL,
             trainer_reads=_PENALTY,
             differs="No baseline, and a mean over the tokens of a sequence instead of a sum.",
         ),
         trl="TRL has no plain REINFORCE: it centres rewards in groups and refuses groups of one",
     ),
     Algorithm(
-        name="rloo",
-        title="RLOO",
-        source="chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt",
+        *("rloo", "RLOO", "chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt"),
         paper="arXiv:2402.14740",
         chapter=_RLOO,
         code=replace(
             _RLOO,
             aggregation="sequence_mean",
-            kl_sign="code",
-            kl_penalty="averaged_kl_penalty",
-            reads=_KL3,
+            **_CODE_KL,
             trl="GRPOTrainer's centred rewards lack the leave-one-out factor K/(K-1)",
             differs="A mean over the tokens of a sequence instead of a sum.",
         ),
         trl="RLOOTrainer is not the trainer that the recipe builds on; compare shows it",
     ),
     Algorithm(
-        name="ppo",
-        title="PPO",
-        source="chapter 6, eq:PPO_EQN_EXPANDED and eq:GAE_DFN",
-        paper="arXiv:1707.06347",
+        *("ppo", "PPO", "chapter 6, eq:PPO_EQN_EXPANDED and eq:GAE_DFN", "arXiv:1707.06347"),
         chapter=_PPO,
         code=replace(
             _PPO,
-            kl_sign="code",
-            kl_penalty="averaged_kl_penalty",
-            reads=_CLIP
-            | {"gamma": 1.0, "lam": 0.98, "cliprange_value": 0.4, "vf_coef": 0.5}
-            | _KL3,
+            **_CODE_KL | {"reads": _CLIP | _CRITIC | _KL3},
             trainer_reads=_PENALTY,
             differs="The KL is averaged over the completion and taken from the last reward.",
         ),
         trl="TRL removed PPO and its value heads in 1.13",
     ),
     Algorithm(
-        name="grpo",
-        title="GRPO",
-        source="chapter 6, eq:GRPO_token and eq:GRPO_ADV",
-        paper="arXiv:2402.03300",
+        *("grpo", "GRPO", "chapter 6, eq:GRPO_token and eq:GRPO_ADV", "arXiv:2402.03300"),
         chapter=_GRPO,
         code=replace(_GRPO, **_CODE),
         trl=replace(_GRPO, **_STOCK, reads=_CLIP | _BETA),
     ),
     Algorithm(
-        name="drgrpo",
-        title="Dr. GRPO",
-        source="chapter 6, eq:DrGRPO_ADV and eq:loss_fixed_length",
+        *("drgrpo", "Dr. GRPO", "chapter 6, eq:DrGRPO_ADV and eq:loss_fixed_length"),
         paper="arXiv:2503.20783",
         chapter=_DRGRPO,
         code=replace(
@@ -350,19 +333,13 @@ _ROWS = (
         trl=replace(_DRGRPO, **_STOCK, reads=_CLIP | _BETA | _LENGTH),
     ),
     Algorithm(
-        name="gspo",
-        title="GSPO",
-        source="chapter 6, eq:GSPO_ratio and eq:GSPO_objective",
-        paper="arXiv:2507.18071",
+        *("gspo", "GSPO", "chapter 6, eq:GSPO_ratio and eq:GSPO_objective", "arXiv:2507.18071"),
         chapter=_GSPO,
         code=replace(_GSPO, **_CODE),
         trl=replace(_GSPO, **_STOCK, reads=_CLIP | _BETA),
     ),
     Algorithm(
-        name="cispo",
-        title="CISPO",
-        source="chapter 6, eq:CISPO_objective and eq:CISPO_ratio",
-        paper="arXiv:2506.13585",
+        *("cispo", "CISPO", "chapter 6, eq:CISPO_objective and eq:CISPO_ratio", "arXiv:2506.13585"),
         chapter=_CISPO,
         code=replace(
             _CISPO,
@@ -387,18 +364,13 @@ _ROWS = (
         ),
     ),
     Algorithm(
-        name="sapo",
-        title="SAPO",
-        source="chapter 6, Further Reading (prose)",
-        paper="arXiv:2511.20347",
+        *("sapo", "SAPO", "chapter 6, Further Reading (prose)", "arXiv:2511.20347"),
         chapter=_SAPO,
         code=replace(_SAPO, **_CODE),
         trl=replace(_SAPO, **_STOCK, reads=_GATE | _BETA),
     ),
     Algorithm(
-        name="dapo",
-        title="DAPO",
-        source="chapter 6, eq:loss_per_token and Further Reading (prose)",
+        *("dapo", "DAPO", "chapter 6, eq:loss_per_token and Further Reading (prose)"),
         paper="arXiv:2503.14476",
         chapter=_DAPO,
         code=replace(
@@ -418,10 +390,7 @@ _ROWS = (
         ),
     ),
     Algorithm(
-        name="maxrl",
-        title="MaxRL",
-        source="not in the book; its published code has it",
-        paper="arXiv:2602.02710",
+        *("maxrl", "MaxRL", "not in the book; its published code has it", "arXiv:2602.02710"),
         chapter=_MAXRL,
         code=replace(
             _MAXRL,
@@ -432,18 +401,13 @@ _ROWS = (
         trl="TRL divides centred rewards by their standard deviation, never by their mean",
     ),
     Algorithm(
-        name="dpo",
-        title="DPO",
-        source="chapter 8, eq:dpo_core",
-        paper="arXiv:2305.18290",
+        *("dpo", "DPO", "chapter 8, eq:dpo_core", "arXiv:2305.18290"),
         chapter=_DPO,
         code=replace(_DPO, differs="Nothing."),
         trl=replace(_DPO, trainer_reads={}, differs="Nothing."),
     ),
     Algorithm(
-        name="cdpo",
-        title="cDPO",
-        source="chapter 8 prints no equation",
+        *("cdpo", "cDPO", "chapter 8 prints no equation"),
         paper="Mitchell 2023, ericmitchell.ai/cdpo.pdf",
         chapter=_CDPO,
         code=replace(_CDPO, differs="Nothing; its training script fixes label_smoothing at 0.1."),
@@ -452,10 +416,7 @@ _ROWS = (
         ),
     ),
     Algorithm(
-        name="ipo",
-        title="IPO",
-        source="chapter 8 prints no equation",
-        paper="arXiv:2310.12036",
+        *("ipo", "IPO", "chapter 8 prints no equation", "arXiv:2310.12036"),
         chapter=_IPO,
         code=replace(_IPO, differs="Nothing."),
         trl=replace(
@@ -467,19 +428,13 @@ _ROWS = (
         ),
     ),
     Algorithm(
-        name="simpo",
-        title="SimPO",
-        source="chapter 8 prints no equation",
-        paper="arXiv:2405.14734",
+        *("simpo", "SimPO", "chapter 8 prints no equation", "arXiv:2405.14734"),
         chapter=_SIMPO,
         code=replace(_SIMPO, differs="Nothing; its config calls the ratio gamma."),
         trl="CPOTrainer is not the trainer that the recipe builds on; compare shows it",
     ),
     Algorithm(
-        name="orpo",
-        title="ORPO",
-        source="chapter 8 prints no equation",
-        paper="arXiv:2403.07691",
+        *("orpo", "ORPO", "chapter 8 prints no equation", "arXiv:2403.07691"),
         chapter=_ORPO,
         code=replace(
             _ORPO,
@@ -493,10 +448,7 @@ _ROWS = (
         ),
     ),
     Algorithm(
-        name="kto",
-        title="KTO",
-        source="chapter 8 prints no equation",
-        paper="arXiv:2402.01306",
+        *("kto", "KTO", "chapter 8 prints no equation", "arXiv:2402.01306"),
         chapter=_KTO,
         code=replace(
             _KTO,
@@ -513,46 +465,36 @@ _ROWS = (
         ),
     ),
     Algorithm(
-        name="dpo_norm",
-        title="DPO-Norm",
-        source="chapter 8 prints no equation",
-        paper="arXiv:2411.15124",
+        *("dpo_norm", "DPO-Norm", "chapter 8 prints no equation", "arXiv:2411.15124"),
         chapter=_DPO_NORM,
         code=replace(_DPO_NORM, differs="Nothing."),
         trl=replace(_DPO_NORM, trainer_reads={}, differs="Nothing."),
     ),
     Algorithm(
-        name="apo_zero",
-        title="APO-zero",
-        source="chapter 8 prints no equation",
-        paper="arXiv:2408.06266",
+        *("apo_zero", "APO-zero", "chapter 8 prints no equation", "arXiv:2408.06266"),
         chapter=_APO_ZERO,
         code=replace(_APO_ZERO, differs="Nothing."),
         trl=replace(_APO_ZERO, **_ONE_MORE),
     ),
     Algorithm(
-        name="apo_down",
-        title="APO-down",
-        source="chapter 8 prints no equation",
-        paper="arXiv:2408.06266",
+        *("apo_down", "APO-down", "chapter 8 prints no equation", "arXiv:2408.06266"),
         chapter=_APO_DOWN,
         code=replace(_APO_DOWN, differs="Nothing."),
         trl=replace(_APO_DOWN, **_ONE_MORE),
     ),
     Algorithm(
-        name="reward",
-        title="Bradley-Terry reward model",
-        source="chapter 5, eq:rewardmodeling1 and eq:rewardmodelingmargin",
+        *(
+            "reward",
+            "Bradley-Terry reward model",
+            "chapter 5, eq:rewardmodeling1 and eq:rewardmodelingmargin",
+        ),
         paper="arXiv:2203.02155",
         chapter=_REWARD,
         code=replace(_REWARD, loss="bradley_terry", reads={}, differs="No margin and no centring."),
         trl=replace(_REWARD, differs="Nothing; the margin is a column of the data set."),
     ),
     Algorithm(
-        name="kwise",
-        title="K-wise reward model",
-        source="chapter 5, eq:kwise_rm",
-        paper="arXiv:2301.11270",
+        *("kwise", "K-wise reward model", "chapter 5, eq:kwise_rm", "arXiv:2301.11270"),
         chapter=RewardModel(
             loss="plackett_luce",
             trl="TRL compares pairs only",
@@ -562,21 +504,18 @@ _ROWS = (
         trl="TRL compares pairs only",
     ),
     Algorithm(
-        name="orm",
-        title="Outcome reward model",
-        source="chapter 5, eq:orm_token_loss",
-        paper="arXiv:2110.14168",
+        *("orm", "Outcome reward model", "chapter 5, eq:orm_token_loss", "arXiv:2110.14168"),
         chapter=_ORM,
         code=replace(
-            _ORM, aggregation="token_mean", differs="Each token of the batch counts the same."
+            _ORM,
+            aggregation="token_mean",
+            differs="Each token of the batch counts the same; the score of the last one is the "
+            "answer's.",
         ),
         trl="TRL has no outcome reward model",
     ),
     Algorithm(
-        name="prm",
-        title="Process reward model",
-        source="chapter 5, eq:prm_loss",
-        paper="arXiv:2305.20050",
+        *("prm", "Process reward model", "chapter 5, eq:prm_loss", "arXiv:2305.20050"),
         chapter=_PRM,
         code=replace(
             _PRM,
@@ -593,14 +532,7 @@ ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}
 
 
 def algorithm(name: str) -> Algorithm:
-    """Return the row of an algorithm.
-
-    Args:
-        name: its identifier, such as "grpo".
-
-    Raises:
-        InputError: if there is no such row.
-    """
+    """Return the row of an algorithm, such as "grpo"; an unknown one is an InputError."""
     if name not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         raise InputError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}; known: {known}")
@@ -623,14 +555,8 @@ def formulation(
 ) -> Formulation:
     """Return one formulation of an algorithm.
 
-    Args:
-        algorithm_name: the identifier of the algorithm, such as "grpo".
-        formulation_name: "chapter", "code" or "trl".
-        family: the family that it must be of; None: any.
-
     Raises:
-        InputError: if there is no such algorithm, it has no such formulation, or it is of another
-            family.
+        InputError: no such algorithm, or it has no such formulation, or it is not of the `family`.
     """
     row = algorithm(algorithm_name)
     if family and row.family != family:
@@ -638,12 +564,9 @@ def formulation(
         raise InputError(f"{algorithm_name} is not a {wanted} algorithm; those are {known}")
     if formulation_name not in row.formulations:
         known = ", ".join(row.formulations)
-        known_name = formulation_name in FORMULATIONS
-        why = (
-            f": {getattr(row, formulation_name)}"
-            if known_name
-            else nearest(formulation_name, FORMULATIONS)
-        )
+        why = nearest(formulation_name, FORMULATIONS)
+        if formulation_name in FORMULATIONS:
+            why = f": {getattr(row, formulation_name)}"
         raise InputError(
             f"{algorithm_name} has no formulation {formulation_name!r}{why}; it has {known}"
         )

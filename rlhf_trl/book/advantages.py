@@ -1,7 +1,8 @@
 """Advantage estimators: how much better was this completion (or token) than expected.
 
-Groups are consecutive runs of `num_generations` completions of one prompt; None means that the
-whole batch is one group.
+Rewards are (B,), and so are advantages unless they are of tokens, (B, T). Groups are consecutive
+runs of `num_generations` completions of one prompt; None means that the whole batch is one group.
+A B that is no multiple of it is an InputError.
 """
 
 import torch
@@ -16,12 +17,6 @@ def raw(rewards: Tensor) -> Tensor:
     A_i = R_i
 
     Source: chapter 6, eq:policy_gradient_returns; what the book's code trains REINFORCE with.
-
-    Args:
-        rewards: (B,) rewards of the completions.
-
-    Returns:
-        (B,) advantages.
     """
     return rewards
 
@@ -31,13 +26,8 @@ def batch_mean_baseline(rewards: Tensor) -> Tensor:
 
     A_i = R_i - b,  b = (1/B) sum_j R_j
 
-    Source: chapter 6, eq:REINFORCE_with_baseline, with the first of its two simplest baselines.
-
-    Args:
-        rewards: (B,) rewards of the whole batch, gathered over all processes.
-
-    Returns:
-        (B,) advantages.
+    Source: chapter 6, eq:REINFORCE_with_baseline, with the first of its two simplest baselines. The
+    rewards are those of the whole batch, gathered over all processes.
     """
     return rewards - rewards.mean()
 
@@ -50,11 +40,7 @@ def moving_average_baseline(rewards: Tensor, baseline_value: float) -> Tensor:
     Source: chapter 6, eq:REINFORCE_with_baseline, with the second of its two simplest baselines.
 
     Args:
-        rewards: (B,) rewards of the completions.
         baseline_value: b, the average before this batch (see `moving_average`).
-
-    Returns:
-        (B,) advantages.
     """
     return rewards - baseline_value
 
@@ -84,15 +70,7 @@ def leave_one_out(rewards: Tensor, num_generations: int | None = None) -> Tensor
 
     Source: chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt; RLOO (arXiv:2402.14740).
 
-    Args:
-        rewards: (B,) rewards, prompt after prompt.
-        num_generations: K, the completions per prompt, at least 2.
-
-    Returns:
-        (B,) advantages.
-
-    Raises:
-        InputError: if B is not a multiple of K, or K is 1.
+    K is `num_generations`, and an InputError below 2.
     """
     grouped = as_groups(rewards, num_generations, "leave_one_out", at_least=2)
     size = grouped.shape[1]
@@ -106,15 +84,7 @@ def group_centred(rewards: Tensor, num_generations: int | None = None) -> Tensor
 
     Source: chapter 6, eq:DrGRPO_ADV; Dr. GRPO (arXiv:2503.20783).
 
-    Args:
-        rewards: (B,) rewards, prompt after prompt.
-        num_generations: G, the completions per prompt.
-
-    Returns:
-        (B,) advantages.
-
-    Raises:
-        InputError: if B is not a multiple of G.
+    G is `num_generations`.
     """
     grouped = as_groups(rewards, num_generations, "group_centred")
     return (grouped - grouped.mean(1, keepdim=True)).flatten()
@@ -131,17 +101,13 @@ def group_standardised(
     listing and TRL have 1e-4, the book's code has 1e-8.
 
     Args:
-        rewards: (B,) rewards, prompt after prompt.
-        num_generations: G, the completions per prompt, at least 2.
+        num_generations: G, the completions per prompt; below 2 it is an InputError.
         std_epsilon: e, in units of the reward.
 
     Returns:
         (B,) advantages. In a group of equal rewards they are what rounding left of r_i - mean over
         std + e, and not always 0: in float32 six rewards of 0.3 get 0.0003 with e = 1e-4, and with
         e = 1e-8 0.7, or 3 beside a second such group.
-
-    Raises:
-        InputError: if B is not a multiple of G, or G is 1.
     """
     grouped = as_groups(rewards, num_generations, "group_standardised", at_least=2)
     centred = grouped - grouped.mean(1, keepdim=True)
@@ -155,15 +121,7 @@ def maxrl(binary_rewards: Tensor, num_generations: int | None = None) -> Tensor:
 
     Source: MaxRL (arXiv:2602.02710); the book prints no equation.
 
-    Args:
-        binary_rewards: (B,) 1 for a success and 0 for a failure, prompt after prompt.
-        num_generations: the completions per prompt.
-
-    Returns:
-        (B,) advantages.
-
-    Raises:
-        InputError: if B is not a multiple of the group size, or a reward is neither 0 nor 1.
+    `binary_rewards` are (B,), 1 for a success and 0 for a failure; others are an InputError.
     """
     if not ((binary_rewards == 0) | (binary_rewards == 1)).all():
         raise InputError("maxrl: binary_rewards must hold only 0 and 1 (a failure and a success)")
@@ -231,17 +189,11 @@ def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
 def as_groups(rewards: Tensor, size: int | None, function: str, at_least: int = 1) -> Tensor:
     """View the batch as one row per prompt.
 
-    Args:
-        rewards: (B,) any number per completion, prompt after prompt.
-        size: G, the completions per prompt; None: the batch is one group.
-        function: the caller, for the error message.
-        at_least: the smallest G the caller can work with.
-
     Returns:
-        (P, G).
+        (P, G), G being the `size` of a group, or B where it is None.
 
     Raises:
-        InputError: if B is not a multiple of G, or G is below `at_least`.
+        InputError: B is not a multiple of G, or G is below `at_least`, in the name of `function`.
     """
     if rewards.dim() != 1:
         raise InputError(f"{function}: rewards must have shape (B,), not {tuple(rewards.shape)}")

@@ -3,7 +3,8 @@
 Without a normalizer the denominator is counted from the mask that is given: a micro-batch. With
 the number of sequences or tokens of the whole window as normalizer, the results of its
 micro-batches add up to the value over the window. Masked positions are skipped, not multiplied by
-zero: a NaN there does not matter.
+zero: a NaN there does not matter. `losses` are (B, T), or (B, 1) to be spread over the tokens;
+`mask` is (B, T), 1 on tokens that count; the result is a scalar.
 """
 
 import torch
@@ -11,15 +12,7 @@ from torch import Tensor
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace what stands on masked positions by 0, in the values and in their gradient.
-
-    Args:
-        values: (B, T), or (B, 1) to be spread over the tokens.
-        mask: (B, T) 1 on tokens that count.
-
-    Returns:
-        (B, T).
-    """
+    """Replace what stands on masked positions by 0, in the values and in their gradient."""
     return torch.where(mask.bool(), values, 0)
 
 
@@ -30,13 +23,7 @@ def sequence_mean(losses: Tensor, mask: Tensor, normalizer: Tensor | float | Non
 
     Source: chapter 6, eq:loss_per_sequence; GRPO (arXiv:2402.03300).
 
-    Args:
-        losses: (B, T) or (B, 1).
-        mask: (B, T) 1 on tokens that count.
-        normalizer: sequences of the window; None: B.
-
-    Returns:
-        The scalar loss. A sequence without tokens adds 0 and counts in B.
+    A sequence without tokens adds 0 and counts in B. The normalizer counts sequences.
     """
     means = masked(losses, mask).sum(1) / mask.sum(1).clamp(min=1)
     return means.sum() / (len(mask) if normalizer is None else normalizer)
@@ -49,13 +36,7 @@ def sequence_sum(losses: Tensor, mask: Tensor, normalizer: Tensor | float | None
 
     Source: chapter 6, eq:REINFORCE_with_baseline, the listing after eq:trajectory_log_grad.
 
-    Args:
-        losses: (B, T) or (B, 1).
-        mask: (B, T) 1 on tokens that count.
-        normalizer: sequences of the window; None: B.
-
-    Returns:
-        The scalar loss.
+    The normalizer counts sequences.
     """
     return masked(losses, mask).sum() / (len(mask) if normalizer is None else normalizer)
 
@@ -67,13 +48,7 @@ def token_mean(losses: Tensor, mask: Tensor, normalizer: Tensor | float | None =
 
     Source: chapter 6, eq:loss_per_token; DAPO (arXiv:2503.14476).
 
-    Args:
-        losses: (B, T) or (B, 1).
-        mask: (B, T) 1 on tokens that count.
-        normalizer: tokens of the window; None: those of the mask.
-
-    Returns:
-        The scalar loss; 0 for a batch without tokens.
+    A batch without tokens gives 0. The normalizer counts tokens.
     """
     return masked(losses, mask).sum() / (
         mask.sum().clamp(min=1) if normalizer is None else normalizer
@@ -92,13 +67,7 @@ def fixed_length(
 
     Source: chapter 6, eq:loss_fixed_length; Dr. GRPO (arXiv:2503.20783).
 
-    Args:
-        losses: (B, T) or (B, 1).
-        mask: (B, T) 1 on tokens that count.
-        max_completion_length: L_max, the same for the whole training.
-        normalizer: sequences of the window; None: B.
-
-    Returns:
-        The scalar loss.
+    L_max, `max_completion_length`, is the same for the whole training. The normalizer counts
+    sequences.
     """
     return sequence_sum(losses, mask, normalizer) / max_completion_length

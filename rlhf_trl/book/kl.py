@@ -4,7 +4,8 @@ The chapter's sign is r = log pi_ref - log pi (chapter 15, eq:kl_expectation: KL
 log pi - log pi_ref over samples of pi). The book's published code uses the opposite sign of r in
 the same three formulas, which estimate something else; they stand here under their own names.
 Chapter 15 prints the expectation only; k1, k2 and k3 are Schulman's
-(joschu.net/blog/kl-approx.html).
+(joschu.net/blog/kl-approx.html). All take (B, T) log-probabilities of the sampled tokens in nats,
+`logps` under pi and `ref_logps` under pi_ref, and return (B, T) estimates in nats.
 """
 
 from torch import Tensor, expm1
@@ -16,13 +17,6 @@ def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
     k1 = -r,  r = log pi_ref - log pi
 
     Source: chapter 15, eq:kl_expectation.
-
-    Args:
-        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
-        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
-
-    Returns:
-        (B, T) estimates in nats.
     """
     return logps - ref_logps
 
@@ -36,13 +30,6 @@ def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
     token's KL, its prefix given; that of k1 has mean zero and that of k3 is biased.
 
     Source: chapter 15 (regularization), estimator by Schulman.
-
-    Args:
-        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
-        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
-
-    Returns:
-        (B, T) estimates in nats.
     """
     return (ref_logps - logps) ** 2 / 2
 
@@ -53,13 +40,6 @@ def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
     k3 = exp(r) - 1 - r,  r = log pi_ref - log pi
 
     Source: chapter 15 (regularization), estimator by Schulman; the KL of GRPO (arXiv:2402.03300).
-
-    Args:
-        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
-        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
-
-    Returns:
-        (B, T) estimates in nats.
     """
     log_ratio = ref_logps - logps
     return expm1(log_ratio) - log_ratio
@@ -70,14 +50,7 @@ def code_k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
 
     code_k1 = -r,  r = log pi - log pi_ref
 
-    Source: the book's code, policy_gradients/loss.py.
-
-    Args:
-        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
-        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
-
-    Returns:
-        (B, T) estimates in nats, with the sign turned: subtracted from a reward they reward drift.
+    Source: the book's code, policy_gradients/loss.py. Subtracted from a reward it rewards drift.
     """
     return ref_logps - logps
 
@@ -88,13 +61,6 @@ def code_k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
     code_k2 = r^2 / 2,  r = log pi - log pi_ref
 
     Source: the book's code, policy_gradients/loss.py.
-
-    Args:
-        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
-        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
-
-    Returns:
-        (B, T) estimates in nats.
     """
     return (logps - ref_logps) ** 2 / 2
 
@@ -104,14 +70,7 @@ def code_k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
 
     code_k3 = exp(r) - 1 - r,  r = log pi - log pi_ref
 
-    Source: the book's code, policy_gradients/loss.py.
-
-    Args:
-        logps: (B, T) log-probabilities of the sampled tokens under pi, in nats.
-        ref_logps: (B, T) log-probabilities of the same tokens under pi_ref, in nats.
-
-    Returns:
-        (B, T) estimates in nats, never negative.
+    Source: the book's code, policy_gradients/loss.py. It is never negative.
     """
     log_ratio = logps - ref_logps
     return expm1(log_ratio) - log_ratio

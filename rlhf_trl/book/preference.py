@@ -4,6 +4,13 @@ Log-probabilities are per completion, either summed over its tokens or averaged;
 says which. Unless it says otherwise, c is the chosen and r the rejected completion of one prompt,
 d_c = log pi(c) - log pi_ref(c), d_r likewise, and the loss to minimise is the mean of what is
 returned. Chapter 8 prints an equation for DPO only; the others are their papers'.
+
+What a function takes under these names, and returns, unless its docstring says otherwise:
+    policy_chosen_logps, policy_rejected_logps: (B,) log-probabilities of the chosen and of the
+        rejected under the policy, in nats; averaged ones in nats per token.
+    ref_chosen_logps, ref_rejected_logps: (B,) the same under the reference policy.
+    beta: strength of the pull towards the reference; above 0.
+    Returns: (B,) losses.
 """
 
 import math
@@ -24,18 +31,8 @@ def dpo(
 
     l = -log sigmoid(beta (d_c - d_r))
 
-    Source: chapter 8, eq:dpo_core; DPO (arXiv:2305.18290). On averages instead of sums it is the
-    length-normalised DPO of Tulu 3 (arXiv:2411.15124).
-
-    Args:
-        policy_chosen_logps: (B,) log-probabilities of the chosen under the policy, in nats.
-        policy_rejected_logps: (B,) of the rejected under the policy.
-        ref_chosen_logps: (B,) of the chosen under the reference policy.
-        ref_rejected_logps: (B,) of the rejected under the reference policy.
-        beta: strength of the pull towards the reference; above 0.
-
-    Returns:
-        (B,) losses; log 2 where the policy is the reference.
+    Source: chapter 8, eq:dpo_core; DPO (arXiv:2305.18290), on sums; log 2 where the policy is the
+    reference. On averages it is the length-normalised DPO of Tulu 3 (arXiv:2411.15124).
     """
     chosen = policy_chosen_logps - ref_chosen_logps
     rejected = policy_rejected_logps - ref_rejected_logps
@@ -54,18 +51,10 @@ def cdpo(
 
     l = -(1 - e) log sigmoid(beta (d_c - d_r)) - e log sigmoid(-beta (d_c - d_r))
 
-    Source: conservative DPO (Mitchell 2023, ericmitchell.ai/cdpo.pdf).
+    Source: conservative DPO (Mitchell 2023, ericmitchell.ai/cdpo.pdf), on sums.
 
     Args:
-        policy_chosen_logps: (B,) summed log-probabilities of the chosen under the policy, in nats.
-        policy_rejected_logps: (B,) of the rejected under the policy.
-        ref_chosen_logps: (B,) of the chosen under the reference policy.
-        ref_rejected_logps: (B,) of the rejected under the reference policy.
-        beta: strength of the pull towards the reference; above 0.
         label_smoothing: e, the share of flipped labels, from 0 (DPO) to 0.5 (no label counts).
-
-    Returns:
-        (B,) losses.
     """
     logps = (policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps)
     kept, flipped = dpo(*logps, beta=beta), dpo(*logps, beta=-beta)
@@ -83,19 +72,8 @@ def ipo(
 
     l = (d_c - d_r - 1 / (2 beta))^2
 
-    Source: IPO (arXiv:2310.12036), equation 17, where beta is tau. The chapter's Psi is DPO's;
-    IPO's is the identity.
-
-    Args:
-        policy_chosen_logps: (B,) log-probabilities of the chosen under the policy, in nats: summed
-            in the paper's equation, averaged in TRL.
-        policy_rejected_logps: (B,) of the rejected under the policy.
-        ref_chosen_logps: (B,) of the chosen under the reference policy.
-        ref_rejected_logps: (B,) of the rejected under the reference policy.
-        beta: half the inverse of the target; above 0.
-
-    Returns:
-        (B,) losses.
+    Source: IPO (arXiv:2310.12036), equation 17, where beta is tau, half the inverse of the target.
+    The chapter's Psi is DPO's; IPO's is the identity. On sums in the paper, on averages in TRL.
     """
     chosen = policy_chosen_logps - ref_chosen_logps
     rejected = policy_rejected_logps - ref_rejected_logps
@@ -112,16 +90,11 @@ def simpo(
 
     l = -log sigmoid(beta (log p(c)/|c| - log p(r)/|r| - g))
 
-    Source: SimPO (arXiv:2405.14734), whose margin gamma is beta * g.
+    Source: SimPO (arXiv:2405.14734), on averages, whose margin gamma is beta * g.
 
     Args:
-        policy_chosen_logps: (B,) averaged log-probabilities of the chosen, in nats per token.
-        policy_rejected_logps: (B,) of the rejected.
         beta: scale of the gap; above 0.
         gamma_beta_ratio: g, the margin in nats per token.
-
-    Returns:
-        (B,) losses.
     """
     return -F.logsigmoid(beta * (policy_chosen_logps - policy_rejected_logps - gamma_beta_ratio))
 
@@ -131,13 +104,8 @@ def log_odds(logps: Tensor) -> Tensor:
 
     log(p / (1 - p)) = log p - log(1 - p)
 
-    Source: ORPO (arXiv:2403.07691), equation 4.
-
-    Args:
-        logps: log-probabilities in nats, below 0; exact near 0 and far from it.
-
-    Returns:
-        Log-odds of the same shape.
+    Source: ORPO (arXiv:2403.07691), equation 4. Log-probabilities in nats, of any shape, are below
+    0; the result is exact near 0 and far from it.
     """
     half = -math.log(2)
     # each branch gets only numbers at which it is exact and has a finite gradient
@@ -157,11 +125,9 @@ def orpo(
 
     l = NLL(c) - beta log sigmoid(log-odds(c) - log-odds(r)), with p(y) = exp(log pi(y)/|y|)
 
-    Source: ORPO (arXiv:2403.07691), equations 6 and 7, where beta is lambda.
+    Source: ORPO (arXiv:2403.07691), equations 6 and 7, on averages, where beta is lambda.
 
     Args:
-        policy_chosen_logps: (B,) averaged log-probabilities of the chosen, in nats per token.
-        policy_rejected_logps: (B,) of the rejected.
         chosen_nll: (B,) or scalar negative log-likelihood of the chosen, in nats per token.
         beta: weight of the odds ratio.
         max_logp: log-probabilities above are held there, without a gradient of the odds ratio.
@@ -207,16 +173,12 @@ def kto(
 
     l_c = w_d (1 - sigmoid(beta (d_c - z))), l_r = w_u (1 - sigmoid(beta (z - d_r)))
 
-    Source: KTO (arXiv:2402.01306), with z of `kto_reference_point`.
+    Source: KTO (arXiv:2402.01306), on sums, with z of `kto_reference_point`. The C desirable stand
+    for the chosen and the R undesirable for the rejected; either may be 0.
 
     Args:
-        policy_chosen_logps: (C,) summed log-probabilities of the desirable, in nats; C may be 0.
-        policy_rejected_logps: (R,) of the undesirable; R may be 0.
-        ref_chosen_logps: (C,) of the desirable under the reference policy.
-        ref_rejected_logps: (R,) of the undesirable under the reference policy.
         policy_kl_logps: (M,) of mismatched pairs under the policy.
         ref_kl_logps: (M,) of mismatched pairs under the reference policy.
-        beta: strength of the pull towards the reference; above 0.
         desirable_weight: w_d.
         undesirable_weight: w_u.
 
@@ -244,18 +206,8 @@ def kto_class_means(
 
     L = (1/C) sum_c l_c + (1/R) sum_r l_r
 
-    Source: the book's code. On as many desirable as undesirable it is twice the mean of `kto`.
-
-    Args:
-        policy_chosen_logps: (C,) summed log-probabilities of the desirable, in nats; C may be 0.
-        policy_rejected_logps: (R,) of the undesirable; R may be 0.
-        ref_chosen_logps: (C,) of the desirable under the reference policy.
-        ref_rejected_logps: (R,) of the undesirable under the reference policy.
-        policy_kl_logps: (M,) of mismatched pairs under the policy.
-        ref_kl_logps: (M,) of mismatched pairs under the reference policy.
-        beta: strength of the pull towards the reference; above 0.
-        desirable_weight: w_d.
-        undesirable_weight: w_u.
+    Source: the book's code. On as many desirable as undesirable it is twice the mean of `kto`. The
+    arguments are those of `kto`.
 
     Returns:
         The scalar loss; a class without examples adds 0.
@@ -287,18 +239,10 @@ def apo_zero(
 
     l = -sigmoid(beta d_c) + sigmoid(beta d_r)
 
-    Source: APO (arXiv:2408.06266), equation 7.
+    Source: APO (arXiv:2408.06266), equation 7, on sums.
 
     Args:
-        policy_chosen_logps: (B,) summed log-probabilities of the chosen under the policy, in nats.
-        policy_rejected_logps: (B,) of the rejected under the policy.
-        ref_chosen_logps: (B,) of the chosen under the reference policy.
-        ref_rejected_logps: (B,) of the rejected under the reference policy.
-        beta: strength of the pull towards the reference; above 0.
-        offset: a constant to add, 1 in TRL.
-
-    Returns:
-        (B,) losses between -1 and 1, plus the offset.
+        offset: a constant to add, 1 in TRL, to losses between -1 and 1.
     """
     chosen = torch.sigmoid(beta * (policy_chosen_logps - ref_chosen_logps))
     rejected = torch.sigmoid(beta * (policy_rejected_logps - ref_rejected_logps))
@@ -317,18 +261,10 @@ def apo_down(
 
     l = sigmoid(beta d_c) - sigmoid(beta (d_c - d_r))
 
-    Source: APO (arXiv:2408.06266), equation 8.
+    Source: APO (arXiv:2408.06266), equation 8, on sums.
 
     Args:
-        policy_chosen_logps: (B,) summed log-probabilities of the chosen under the policy, in nats.
-        policy_rejected_logps: (B,) of the rejected under the policy.
-        ref_chosen_logps: (B,) of the chosen under the reference policy.
-        ref_rejected_logps: (B,) of the rejected under the reference policy.
-        beta: strength of the pull towards the reference; above 0.
-        offset: a constant to add, 1 in TRL.
-
-    Returns:
-        (B,) losses between -1 and 1, plus the offset.
+        offset: a constant to add, 1 in TRL, to losses between -1 and 1.
     """
     chosen = beta * (policy_chosen_logps - ref_chosen_logps)
     rejected = beta * (policy_rejected_logps - ref_rejected_logps)

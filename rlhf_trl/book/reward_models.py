@@ -1,4 +1,7 @@
-"""Reward models: losses of comparisons (B,), and of tokens (B, T) before any averaging."""
+"""Reward models: losses of comparisons (B,), and of tokens (B, T) before any averaging.
+
+`chosen` and `rejected` are the (B,) rewards of the preferred completions and of the others.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +14,6 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
     l = -log sigmoid(r_c - r_r)
 
     Source: chapter 5, eq:rewardmodeling1 (the same as eq:rewardmodeling2).
-
-    Args:
-        chosen: (B,) rewards of the preferred completions.
-        rejected: (B,) rewards of the others.
-
-    Returns:
-        (B,) losses.
     """
     return -F.logsigmoid(chosen - rejected)
 
@@ -30,8 +26,6 @@ def bradley_terry_margin(chosen: Tensor, rejected: Tensor, margin: Tensor | floa
     Source: chapter 5, eq:rewardmodelingmargin; Llama 2 (arXiv:2307.09288).
 
     Args:
-        chosen: (B,) rewards of the preferred completions.
-        rejected: (B,) rewards of the others.
         margin: (B,) how much better the preferred is, or one number; 0: eq:rewardmodeling1.
 
     Returns:
@@ -46,13 +40,6 @@ def centring(chosen: Tensor, rejected: Tensor) -> Tensor:
     l = (r_c + r_r)^2
 
     Source: arXiv:2312.09244; TRL adds center_rewards_coefficient times its mean.
-
-    Args:
-        chosen: (B,) rewards of the preferred completions.
-        rejected: (B,) rewards of the others.
-
-    Returns:
-        (B,) penalties.
     """
     return (chosen + rejected) ** 2
 

@@ -1,4 +1,8 @@
-"""What happens to rewards before they become advantages: KL penalties, and DAPO's two devices."""
+"""What happens to rewards before they become advantages: KL penalties, and DAPO's two devices.
+
+`rewards` are (B,), of completions; `kl` is (B, T), estimates per token in nats; `mask` is (B, T), 1
+on tokens that count; `beta` is a weight, in reward per nat.
+"""
 
 import torch
 from torch import Tensor
@@ -15,15 +19,6 @@ def summed_kl_penalty(rewards: Tensor, kl: Tensor, mask: Tensor, beta: float) ->
 
     Source: chapter 15, eq:kl_standard; chapter 6 on RLOO. The sum over the tokens estimates the KL
     between the distributions of completions.
-
-    Args:
-        rewards: (B,) rewards of the completions.
-        kl: (B, T) estimates per token, in nats.
-        mask: (B, T) 1 on tokens that count.
-        beta: weight, reward per nat.
-
-    Returns:
-        (B,) rewards.
     """
     return rewards - beta * masked(kl, mask).sum(1)
 
@@ -34,15 +29,6 @@ def averaged_kl_penalty(rewards: Tensor, kl: Tensor, mask: Tensor, beta: float) 
     R_i <- R_i - beta (1/|a_i|) sum_t kl_{i,t}
 
     Source: the book's code, policy_gradients/utils.py.
-
-    Args:
-        rewards: (B,) rewards of the completions.
-        kl: (B, T) estimates per token, in nats.
-        mask: (B, T) 1 on tokens that count.
-        beta: weight, reward per nat.
-
-    Returns:
-        (B,) rewards.
     """
     return rewards - beta * masked(kl, mask).sum(1) / mask.sum(1).clamp(min=1)
 
@@ -54,14 +40,7 @@ def per_token_kl_penalty(rewards: Tensor, kl: Tensor, mask: Tensor, beta: float)
 
     Source: chapter 6, listing of PPO, and chapter 15, eq:kl_standard.
 
-    Args:
-        rewards: (B,) rewards of the completions.
-        kl: (B, T) estimates per token, in nats.
-        mask: (B, T) 1 on tokens that count.
-        beta: weight, reward per nat.
-
-    Returns:
-        (B, T) rewards, 0 on masked positions.
+    The result is (B, T), 0 on masked positions.
     """
     return at_last_token(rewards, mask) - beta * masked(kl, mask)
 
@@ -73,12 +52,7 @@ def at_last_token(rewards: Tensor, mask: Tensor) -> Tensor:
 
     Source: chapter 6, on PPO: the reward is reached at the EOS token.
 
-    Args:
-        rewards: (B,) rewards of the completions.
-        mask: (B, T) 1 on tokens that count.
-
-    Returns:
-        (B, T) rewards; all 0 for a sequence without tokens.
+    The result is (B, T), all 0 for a sequence without tokens.
     """
     counts = mask.bool()
     tokens_from_here = counts.long().flip(1).cumsum(1).flip(1)

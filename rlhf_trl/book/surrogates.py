@@ -1,7 +1,10 @@
 """Likelihood ratios and per-token losses: what is differentiated, before any averaging.
 
-Every function is elementwise and returns a loss (to be minimised). Advantages are (B, 1) when a
-sequence has one and (B, T) when each token has its own; they broadcast against (B, T).
+Every loss (to be minimised) is elementwise, (B, T). `logps` and `old_logps` are (B, T)
+log-probabilities in nats, under the policy that is trained and the one that generated; `ratio` is
+(B, T) of tokens, or (B, 1) of sequences where it says so; `mask` is (B, T), 1 on tokens that count.
+Advantages are (B, 1) when a sequence has one and (B, T) when each token has its own; they broadcast
+against (B, T).
 """
 
 import torch
@@ -14,10 +17,6 @@ def token_ratio(logps: Tensor, old_logps: Tensor) -> Tensor:
     rho_t = pi(a_t | s_t) / pi_old(a_t | s_t)
 
     Source: chapter 6, eq:PPO_POL_RATIO and eq:PPO_EQN_EXPANDED; PPO (arXiv:1707.06347).
-
-    Args:
-        logps: (B, T) log-probabilities under the policy that is trained, in nats.
-        old_logps: (B, T) log-probabilities under the policy that generated, in nats.
 
     Returns:
         (B, T) ratios; 1 on-policy.
@@ -32,11 +31,6 @@ def sequence_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
 
     Source: chapter 6, eq:GSPO_ratio; GSPO (arXiv:2507.18071).
 
-    Args:
-        logps: (B, T) log-probabilities under the policy that is trained, in nats.
-        old_logps: (B, T) log-probabilities under the policy that generated, in nats.
-        mask: (B, T) 1 on tokens that count.
-
     Returns:
         (B, 1) ratios; 1 on-policy and for a sequence without tokens.
     """
@@ -50,13 +44,6 @@ def log_prob_weighting(logps: Tensor, advantages: Tensor) -> Tensor:
     l_t = -A_t log pi(a_t | s_t)
 
     Source: chapter 6, eq:REINFORCE_with_advantage.
-
-    Args:
-        logps: (B, T) log-probabilities under the policy that is trained, in nats.
-        advantages: (B, 1) or (B, T).
-
-    Returns:
-        (B, T) losses.
     """
     return -advantages * logps
 
@@ -69,15 +56,10 @@ def truncated_importance_weight(
     l_t = -sg(min(rho_t, C)) A_t log pi(a_t | s_t)
 
     Source: chapter 6, eq:reinforce_tis, here against the drift between updates of one batch.
+    On-policy it is `log_prob_weighting`.
 
     Args:
-        logps: (B, T) log-probabilities under the policy that is trained, in nats.
-        ratio: (B, T) token ratios.
-        advantages: (B, 1) or (B, T).
         importance_cap: C, at least 1 to leave on-policy tokens alone.
-
-    Returns:
-        (B, T) losses; on-policy those of `log_prob_weighting`.
     """
     return -ratio.clamp(max=importance_cap).detach() * advantages * logps
 
@@ -92,7 +74,6 @@ def clipped_ratio(ratio: Tensor, advantages: Tensor, epsilon: float, epsilon_hig
 
     Args:
         ratio: (B, T) token ratios or (B, 1) sequence ratios.
-        advantages: (B, 1) or (B, T).
         epsilon: distance of the lower bound from 1.
         epsilon_high: distance of the upper bound from 1.
 
@@ -113,14 +94,8 @@ def clipped_importance_weight(
     Source: chapter 6, eq:CISPO_objective and eq:CISPO_ratio; CISPO (arXiv:2506.13585).
 
     Args:
-        logps: (B, T) log-probabilities under the policy that is trained, in nats.
-        ratio: (B, T) token ratios.
-        advantages: (B, 1) or (B, T).
         epsilon: distance of the lower bound from 1; 1 means no lower bound.
         epsilon_high: distance of the upper bound from 1.
-
-    Returns:
-        (B, T) losses.
     """
     return -ratio.clamp(1 - epsilon, 1 + epsilon_high).detach() * advantages * logps
 
@@ -132,16 +107,12 @@ def soft_gate(
 
     l_t = -(4 / tau) sigmoid(tau (rho_t - 1)) A_t,  tau = tau_pos if A_t > 0 else tau_neg
 
-    Source: SAPO (arXiv:2511.20347); chapter 6 describes it in words.
+    Source: SAPO (arXiv:2511.20347); chapter 6 describes it in words. On-policy the gradient is that
+    of the unclipped ratio.
 
     Args:
-        ratio: (B, T) token ratios.
-        advantages: (B, 1) or (B, T).
         sapo_temperature_pos: tau_pos, above 0.
         sapo_temperature_neg: tau_neg, above 0.
-
-    Returns:
-        (B, T) losses; on-policy their gradient is that of the unclipped ratio.
     """
     # new_tensor: a bare float would become float32 and cost seven digits in float64
     positive = advantages.new_tensor(sapo_temperature_pos)

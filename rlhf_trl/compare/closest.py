@@ -14,108 +14,112 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation, formulation
+from rlhf_trl.algorithms import (
+    ALGORITHMS,
+    LOSS_FIELDS,
+    SHARED_FIELDS,
+    Formulation,
+    algorithm,
+    formulation,
+)
 from rlhf_trl.compare import pairs, policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, Result
+from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.models import quiet, trainer_fields
 from rlhf_trl.compare.policy import PolicyBatch
-from rlhf_trl.compare.rows import Book, Row, Stock
+from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
 
 TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
 """Stock trainers whose configs can be told apart."""
 
-_VLLM = ("correction", "mode", "cap", "clip_min", "clip_max")
-GEOMETRY = frozenset(
-    (
-        *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
-        *("num_generations", "num_generations_eval", "num_iterations", "reward_weights"),
-        *("max_length", "max_completion_length", "mask_truncated_completions"),
-        "missing_eos_penalty",
-        *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "neftune_noise_alpha"),
-        *(f"vllm_importance_sampling_{name}" for name in _VLLM),
-    )
-)
+GEOMETRY = {name for name in SHARED_FIELDS if name.startswith("vllm_")} | {
+    *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
+    *("num_generations", "num_generations_eval", "num_iterations", "reward_weights"),
+    *("max_length", "max_completion_length", "mask_truncated_completions"),
+    "missing_eos_penalty",
+    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "neftune_noise_alpha"),
+}
 """Fields for which the batches have values of their own, or that say which tokens count."""
 
-GATED = frozenset(
-    (
-        *("delta", "entropy_coef", "top_entropy_quantile", "use_adaptive_entropy"),
-        *("off_policy_mask_threshold", "reward_clip_range"),
-    )
-)
+GATED = {
+    *("delta", "entropy_coef", "top_entropy_quantile", "use_adaptive_entropy"),
+    *("off_policy_mask_threshold", "reward_clip_range"),
+}
 """Fields whose term acts on some batches only; no verdict of `equal` where one of them is set."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a user wants to know about.
+    """What a user wants to know about."""
 
-    Attributes:
-        label: its file, its class, or both.
-        base: the stock trainer it is or derives from.
-        classes: trainer and config class.
-        fields: the user's fields that decide the loss.
-        schedule: the user's accumulation and steps per generation.
-        also: further arguments of the trainer: the algorithm of a config of this project.
-        left_out: fields of the user's that the batches replace or that nothing here exercises.
-    """
-
-    label: str
-    base: str
-    classes: tuple[type, type]
-    fields: Mapping[str, Any]
-    schedule: Mapping[str, int] = field(default_factory=dict)
+    label: str  # its file, its class, or both
+    base: str  # the stock trainer it is or derives from
+    classes: tuple[type, type]  # trainer and config
+    values: Mapping[str, Any]  # all fields that the user gives
+    fields: Mapping[str, Any]  # those that decide the loss
+    # further arguments of the trainer: the algorithm of a config of this project
     also: Mapping[str, Any] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+
+    @property
+    def accumulation(self) -> int:
+        """The user's micro-batches of a window."""
+        return self.values.get("gradient_accumulation_steps") or 1
+
+    @property
+    def generation(self) -> int:
+        """The user's micro-batches that one generation feeds."""
+        if size := self.values.get("generation_batch_size"):
+            return size // self.values.get("per_device_train_batch_size", 8)
+        return self.values.get("steps_per_generation") or self.accumulation
 
     @property
     def batches(self) -> list[PolicyBatch]:
         """The windows on which it is measured."""
-        names = ["heavy", "ragged", "accumulation"]
+        names = {"heavy", "ragged", "accumulation"}
         if self.base in POLICY:
-            names.insert(0, "on_policy")
-            if self.schedule.get("steps_per_generation", 0) > self.schedule.get(
-                "gradient_accumulation_steps", 1
-            ):
-                names.append("steps_per_generation")
+            names |= {"on_policy"}
+            names |= {"steps_per_generation"} if self.generation > self.accumulation else set()
         return [batch for batch in policy.BATCHES if batch.name in names]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The user's fields that the batches replace or that nothing here exercises."""
+        schedule = {"gradient_accumulation_steps", "steps_per_generation", "num_iterations"}
+        measured = schedule | {"max_length", "generation_batch_size"}
+        unmeasured = (GEOMETRY | {"use_vllm"}) - measured
+        return sorted(name for name, value in self.values.items() if name in unmeasured and value)
+
+    def could_be(self, name: str, row: Formulation) -> bool:
+        """Whether its trainer might compute a formulation of an algorithm."""
+        if self.base in POLICY:
+            return row.trainer == "GRPOTrainer" and name != "ppo"
+        # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
+        homes = {"DPOTrainer": ("DPOTrainer", "CPOTrainer")} if self.also else {}
+        homes = homes.get(self.base, (self.base,))
+        return row.trainer in homes and name not in ("orm", "prm", "kwise")
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a subject is from a formulation of an algorithm.
-
-    Attributes:
-        algorithm: its name.
-        formulation: "chapter" or "code"; "trl" where stock TRL has a loss of its own.
-        equal: whether the gradients agree on every batch.
-        worst: the batch on which they differ most.
-        on_policy: whether they agree on the on-policy batch; None where there is none.
-        changes: fields to change, with the values to give them.
-        then: the worst batch after these changes, measured; None if there is nothing to change.
-        why: why no settings give equality, where the table says so.
-        untested: fields that are set and act only where no batch of these may come.
-    """
+    """How far a subject is from a formulation of an algorithm."""
 
     algorithm: str
-    formulation: str
-    equal: bool
-    worst: Result
-    on_policy: bool | None
-    changes: Mapping[str, Any]
-    then: Result | None
-    why: str
-    untested: tuple[str, ...] = ()
+    formulation: str  # "chapter" or "code"; "trl" where stock TRL has a loss of its own
+    equal: bool  # whether the gradients agree on every batch
+    worst: Result  # on the batch on which they differ most
+    on_policy: bool | None  # whether they agree on the on-policy batch; None where there is none
+    changes: Mapping[str, Any]  # fields to change, with the values to give them
+    then: Result | None  # the worst after these changes, measured; None with nothing to change
+    why: str  # why no settings give equality, where the table says so
+    untested: tuple[str, ...] = ()  # fields that act only where no batch of these may come
 
 
 def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
-    """Read a config, a trainer's dotted name, or both.
+    """Read a config, of ours or as `trl grpo --config` takes it, a trainer's dotted name, or both.
 
-    Args:
-        path: YAML of one of our recipes, or as `trl grpo --config` takes it.
-        trainer: such as "mypackage.MyTrainer" or "GRPOTrainer"; None: told from the config's keys.
+    A trainer that is not named, such as "mypackage.MyTrainer", is told from the config's keys.
     """
     given = read_config(path) if path else {}
     label = ", ".join(str(part) for part in (path, trainer) if part)
@@ -135,14 +139,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     config = stock_config if cls is stock else _config_class(cls, stock_config)
     values = _checked(path, config) if path else {}
     own = {f.name for f in fields_of(config)} - {f.name for f in fields_of(stock_config)}
-    return Subject(
-        label=label,
-        base=base,
-        classes=(cls, config),
-        fields=_deciding(values, own),
-        schedule=_schedule(values),
-        left_out=_left_out(values),
-    )
+    return Subject(label, base, (cls, config), values, _deciding(values, own))
 
 
 def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
@@ -150,49 +147,33 @@ def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str,
     return {name: value for name, value in values.items() if name in wanted}
 
 
-def _left_out(values: Mapping[str, Any]) -> tuple[str, ...]:
-    unmeasured = (GEOMETRY | {"use_vllm"}) - {"max_length", "generation_batch_size"}
-    schedule = {"gradient_accumulation_steps", "steps_per_generation", "num_iterations"}
-    return tuple(sorted(n for n in values if n in unmeasured - schedule and values[n]))
+_OURS = {
+    "grpo": "policy_gradient.PolicyGradient",
+    "dpo": "direct_alignment.Preference",
+    "orpo": "orpo.OddsRatio",
+}
+"""Our trainers and configs by recipe."""
 
 
-def _schedule(values: Mapping[str, Any]) -> dict[str, int]:
-    accumulation = values.get("gradient_accumulation_steps") or 1
-    steps = values.get("steps_per_generation")
-    if values.get("generation_batch_size"):
-        steps = values["generation_batch_size"] // values.get("per_device_train_batch_size", 8)
-    return {
-        "gradient_accumulation_steps": accumulation,
-        "steps_per_generation": steps or accumulation,
-    }
-
-
-def _our_trainer(path: str, name: str, row: Formulation) -> tuple[type, type]:
+def _our_trainer(path: str, name: str) -> tuple[type, type]:
     """Return trainer and config class of the recipe that trains an algorithm."""
-    if name == "ppo" or row.trainer in ("KTOTrainer", "RewardTrainer"):
+    recipe = algorithm(name).recipe
+    if recipe not in _OURS:
         raise InputError(
             f"{path}: a config for {name} is not compared: PPO needs its value model, KTO an order "
             "of its own, and stock TRL trains reward models; give the stock trainer's config, if "
             "there is one"
         )
-    if row.trainer == "GRPOTrainer":
-        from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
-
-        return PolicyGradientTrainer, PolicyGradientConfig
-    if row.trainer == "ORPOTrainer":
-        from rlhf_trl.trainers.orpo import OddsRatioConfig, OddsRatioTrainer
-
-        return OddsRatioTrainer, OddsRatioConfig
-    from rlhf_trl.trainers.direct_alignment import PreferenceConfig, PreferenceTrainer
-
-    return PreferenceTrainer, PreferenceConfig
+    home, _, stem = _OURS[recipe].partition(".")
+    module = import_module(f"rlhf_trl.trainers.{home}")
+    return getattr(module, f"{stem}Trainer"), getattr(module, f"{stem}Config")
 
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
     """Return a config of our own recipes as a subject."""
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
-    own_class, config = _our_trainer(path, name, row)
+    own_class, config = _our_trainer(path, name)
     cls = _class(trainer) if trainer else own_class
     if not issubclass(cls, own_class):
         raise InputError(
@@ -211,15 +192,8 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
         fields["max_completion_length"] = 2 * policy.LIMIT
     if row.trainer == "GRPOTrainer":
         fields = dict(row.settings) | fields
-    return Subject(
-        label=label,
-        base=pairs.base_name(cls),
-        classes=(cls, config),
-        fields=fields,
-        schedule=_schedule(values),
-        also={"algorithm": name, "formulation": which},
-        left_out=_left_out(values),
-    )
+    also = {"algorithm": name, "formulation": which}
+    return Subject(label, pairs.base_name(cls), (cls, config), values, fields, also)
 
 
 def _import(name: str) -> Any:
@@ -302,16 +276,14 @@ _LOSSES = {
 def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[Distance]:
     """Measure how far a subject is from formulations of algorithms, equal and close ones first.
 
-    Args:
-        subject: the config or trainer.
-        wanted: (algorithm, formulation) pairs; none: all that the trainer could compute.
+    `wanted` has (algorithm, formulation) pairs; none: all that the trainer could compute.
     """
     matrix = Matrix()
     names = wanted or [
         (name, which)
         for name, row in ALGORITHMS.items()
         for which, form in row.formulations.items()
-        if _could(subject.base, form, name, bool(subject.also))
+        if subject.could_be(name, form)
         and (which != "trl" or row.chapter.trl is not True)  # else it is the chapter's
     ]
     with quiet():
@@ -328,17 +300,9 @@ def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[
     return sorted(found, key=lambda d: (not d.equal, d.worst.grad_rel_error))
 
 
-def _could(base: str, row: Formulation, name: str, ours: bool) -> bool:
-    if base in POLICY:
-        return row.trainer == "GRPOTrainer" and name != "ppo"
-    # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
-    homes = {"DPOTrainer": ("DPOTrainer", "CPOTrainer")} if ours else {}
-    return row.trainer in homes.get(base, (base,)) and name not in ("orm", "prm", "kwise")
-
-
 def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distance:
     row = formulation(name, which)
-    if not _could(subject.base, row, name, bool(subject.also)):
+    if not subject.could_be(name, row):
         raise InputError(f"{subject.base} cannot be compared with {name}: {row.trainer} is its own")
     fields = trainer_fields()
     if subject.base in POLICY:
@@ -425,8 +389,6 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
         want[name] = values[name] + offset
     if getattr(built, "temperature", 1.0) != 1.0:
         want |= {"temperature": 1.0, "generation_kwargs": {"temperature": built.temperature}}
-    accumulation = subject.schedule.get("gradient_accumulation_steps", 1)
-    steps = subject.schedule.get("steps_per_generation", 0)
     read = want.keys() | row.reads.keys() | {"beta"}
     for each in fields_of(subject.classes[1]):
         unread = each.name in LOSS_FIELDS & (subject.fields.keys() - read)
@@ -440,8 +402,8 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
     if not kept.get("beta", getattr(built, "beta", 1)):
         kept.pop("use_bias_correction_kl", None)  # read only with a KL
     changes = {n: v for n, v in kept.items() if _plain(getattr(built, n)) != _plain(v)}
-    if getattr(row, "window", "") == "window" and steps > accumulation:
-        changes["steps_per_generation"] = accumulation
+    if getattr(row, "window", "") == "window" and subject.generation > subject.accumulation:
+        changes["steps_per_generation"] = subject.accumulation
     return changes
 
 

@@ -50,21 +50,13 @@ _RELY = {
 
 @dataclass(frozen=True)
 class Moved:
-    """One thing that moved.
+    """One thing that moved."""
 
-    Attributes:
-        what: its dotted name.
-        recorded: what the surface holds.
-        found: what the installed TRL has.
-        since: the release that changed it, or None where the table does not know.
-        concerns: whom it concerns.
-    """
-
-    what: str
-    recorded: Any
-    found: Any
-    since: str | None
-    concerns: str
+    what: str  # its dotted name
+    recorded: Any  # what the surface holds
+    found: Any  # what the installed TRL has
+    since: str | None  # the release that changed it, or None where the table does not know
+    concerns: str  # whom it concerns
 
     def __str__(self) -> str:
         since = f" (changed in {self.since})" if self.since else ""
@@ -73,10 +65,7 @@ class Moved:
 
 
 def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surface]:
-    """Hold the installed TRL against a recorded surface.
-
-    Args:
-        recorded: what `read` returned of another release; by default, the shipped surface.
+    """Hold the installed TRL against a recorded surface, by default the shipped one.
 
     Returns:
         What moved, the recorded surface, and the installed one.

@@ -15,36 +15,23 @@ import torch
 from torch import Tensor
 
 from rlhf_trl.compare.pairs import Micro, PairView
-from rlhf_trl.compare.policy import GROUP, View
+from rlhf_trl.compare.policy import View
 
 
 @dataclass
 class Terms:
-    """The derivative of a loss in log-probabilities, taken apart.
-
-    Attributes:
-        view: the window.
-        surrogate: (B, T) the part of the policy gradient.
-        kl: (B, T) the part of beta * KL.
-        norm: (B, 1) the weight that the aggregation gives to a token.
-        beta: the weight of the KL.
-    """
+    """The derivative of a loss in log-probabilities, taken apart."""
 
     view: View
-    surrogate: Tensor
-    kl: Tensor
-    norm: Tensor
-    beta: float
+    surrogate: Tensor  # (B, T) the part of the policy gradient
+    kl: Tensor  # (B, T) the part of beta * KL
+    norm: Tensor  # (B, 1) the weight that the aggregation gives to a token
+    beta: float  # the weight of the KL
 
 
 @dataclass
 class PairTerms:
-    """The derivative of a loss in what a model puts out, per micro-batch.
-
-    Attributes:
-        view: the window.
-        weights: (R, S) each.
-    """
+    """The derivative of a loss in what a model puts out: weights (R, S) per micro-batch."""
 
     view: PairView
     weights: list[Tensor]
@@ -52,21 +39,15 @@ class PairTerms:
 
 @dataclass(frozen=True)
 class Identity:
-    """One change.
-
-    Attributes:
-        term: the term of the equation that differs.
-        says: what to do, in words and symbols.
-        apply: changes a `Terms` or `PairTerms` in place; None where only arguments or the
-            temperature change.
-        arguments: changes what the left side's function is given, before it is called.
-        temperature: log-probabilities are taken at the trainer's temperature.
-    """
+    """One change: the term of the equation that differs, and what to do, in words and symbols."""
 
     term: str
     says: str
+    # changes a `Terms` or `PairTerms` in place; None where only arguments or temperature change
     apply: Callable[[Any], None] | None = None
+    # changes what the left side's function is given, before it is called
     arguments: Callable[[View, dict[str, Any]], dict[str, Any]] | None = None
+    # log-probabilities are taken at the trainer's temperature
     temperature: bool = False
 
 
@@ -109,10 +90,11 @@ def std_epsilon(left: float, right: float) -> Identity:
     )
 
 
-def standardised(epsilon: float = 1e-4) -> Identity:
-    """Divide centred rewards by their standard deviation."""
-    says = f"divide advantages by s + {epsilon:g}"
-    return _surrogate("advantage", says, lambda view, old: old / (view.group_std + epsilon))
+STANDARDISED = _surrogate(
+    "advantage",
+    "divide advantages by s + 0.0001",
+    lambda view, old: old / (view.group_std + 1e-4),
+)
 
 
 def _kl(slope: Callable[[View], Tensor], says: str) -> Identity:
@@ -122,35 +104,24 @@ def _kl(slope: Callable[[View], Tensor], says: str) -> Identity:
     return Identity("KL", says, apply)
 
 
-def _log_ratio(view: View) -> Tensor:
-    return view.logps - view.ref_logps
-
-
-def code_k3() -> Identity:
-    """Give the KL of the loss the code's sign: l = log pi - log pi_ref, k3 = exp(l) - 1 - l."""
-    return _kl(
-        lambda view: torch.expm1(_log_ratio(view)),
-        "the KL's derivative is exp(l) - 1, not 1 - exp(-l), with l = log pi - log pi_ref",
-    )
+CODE_K3 = _kl(
+    lambda view: torch.expm1(view.ref_log_ratio),
+    "the KL's derivative is exp(l) - 1, not 1 - exp(-l), with l = log pi - log pi_ref",
+)
 
 
 def chapter_k3(wrong: str) -> Identity:
     """Put k3 in the place of another estimator."""
     return _kl(
-        lambda view: -torch.expm1(-_log_ratio(view)),
+        lambda view: -torch.expm1(-view.ref_log_ratio),
         f"the KL's derivative is 1 - exp(-l), not {wrong}, with l = log pi - log pi_ref",
     )
 
 
-def bias_corrected_k3() -> Identity:
-    """Multiply k3 by the likelihood ratio, which is differentiated too."""
-
-    def slope(view: View) -> Tensor:
-        log_ratio = _log_ratio(view)
-        value, derivative = torch.expm1(-log_ratio) + log_ratio, -torch.expm1(-log_ratio)
-        return view.ratio * (value + derivative)
-
-    return _kl(slope, "k3 is multiplied by rho: its derivative becomes rho (k3 + dk3)")
+BIAS_CORRECTED_K3 = _kl(
+    lambda view: view.ratio * view.ref_log_ratio,  # k3 + dk3 = l
+    "k3 is multiplied by rho: its derivative becomes rho (k3 + dk3)",
+)
 
 
 def weight_bound(low: float, high: float, new_high: float) -> Identity:
@@ -168,21 +139,21 @@ def _clipped(surrogate: Tensor, ratio: Tensor) -> Tensor:
     return surrogate * ratio * (~outside).to(ratio)
 
 
-def clipped_token_ratio() -> Identity:
-    """Weigh each token by its likelihood ratio, 0 where PPO's clip is active."""
-    says = "multiply each token by rho, or 0 where the clip holds"
-    return _surrogate("ratio", says, lambda view, old: _clipped(old, view.ratio))
+def _clipped_whole(view: View, surrogate: Tensor) -> Tensor:
+    whole = ((view.logps - view.old_logps) * view.mask).sum(1, keepdim=True).exp()
+    return _clipped(surrogate, whole)
 
 
-def clipped_whole_ratio() -> Identity:
-    """Weigh each completion by the ratio of its whole probability, 0 where the clip is active."""
-
-    def change(view: View, old: Tensor) -> Tensor:
-        whole = ((view.logps - view.old_logps) * view.mask).sum(1, keepdim=True).exp()
-        return _clipped(old, whole)
-
-    says = "multiply each completion by the product of its rho, or 0 where the clip holds"
-    return _surrogate("ratio", says, change)
+CLIPPED_TOKEN_RATIO = _surrogate(
+    "ratio",
+    "multiply each token by rho, or 0 where the clip holds",
+    lambda view, old: _clipped(old, view.ratio),
+)
+CLIPPED_WHOLE_RATIO = _surrogate(
+    "ratio",
+    "multiply each completion by the product of its rho, or 0 where the clip holds",
+    _clipped_whole,
+)
 
 
 def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
@@ -207,20 +178,14 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
     return Identity("KL", says, arguments=arguments)
 
 
-def no_baseline() -> Identity:
-    """Leave the rewards as they are."""
-    says = "the advantage is the reward itself"
-    return Identity("baseline", says, arguments=lambda _, given: given | {"baseline": "none"})
-
-
-def at_temperature() -> Identity:
-    """Take every log-probability from logits divided by the temperature."""
-    says = "take log-probabilities from logits / temperature"
-    return Identity("temperature", says, temperature=True)
-
-
-GROUP_FACTOR = GROUP / (GROUP - 1)
-"""K/(K-1) of the leave-one-out baseline."""
+NO_BASELINE = Identity(
+    "baseline",
+    "the advantage is the reward itself",
+    arguments=lambda _, given: given | {"baseline": "none"},
+)
+AT_TEMPERATURE = Identity(
+    "temperature", "take log-probabilities from logits / temperature", temperature=True
+)
 
 
 # --- pairs ---------------------------------------------------------------------------------------
@@ -315,21 +280,19 @@ def plus_chosen_nll(weight: float) -> Identity:
     return _micro("likelihood", f"add {weight:g} times the chosen's mean -log p per token", change)
 
 
-def orpo_nll_of_everything() -> Identity:
-    """Let ORPO's likelihood term cover prompts, with one mean over all tokens."""
+def _nll_of_everything(part: Micro, weights: Tensor, count: int) -> Tensor:
+    chosen = part.chosen.unsqueeze(1)
+    text = part.text * chosen
+    mean = part.mask * chosen / part.lengths / chosen.sum()
+    return weights + (mean - text / text.sum()) / count
 
-    def change(part: Micro, weights: Tensor, count: int) -> Tensor:
-        chosen = part.chosen.unsqueeze(1)
-        text = part.text * chosen
-        mean = part.mask * chosen / part.lengths / chosen.sum()
-        return weights + (mean - text / text.sum()) / count
 
-    return _micro(
-        "likelihood",
-        "-log p is one mean over all tokens of the chosen texts, prompts included, not a mean per "
-        "response",
-        change,
-    )
+ORPO_NLL_OF_EVERYTHING = _micro(
+    "likelihood",
+    "-log p is one mean over all tokens of the chosen texts, prompts included, not a mean per "
+    "response",
+    _nll_of_everything,
+)
 
 
 def _class_share(part: Micro) -> Tensor:
@@ -345,28 +308,24 @@ def kto_one_mean(weight: float = 1.0) -> Identity:
     return _micro("normaliser", says, lambda part, w, _: w * weight * _class_share(part))
 
 
-def two_class_means() -> Identity:
-    """Add the means of the two classes where the paper takes one mean over all examples."""
-    says = "divide each class by its share of the batch"
-    return _micro("normaliser", says, lambda part, w, _: w / _class_share(part))
+TWO_CLASS_MEANS = _micro(
+    "normaliser",
+    "divide each class by its share of the batch",
+    lambda part, w, _: w / _class_share(part),
+)
+TOKENS_OF_THE_BATCH = _micro(
+    "normaliser",
+    "weigh each token by 1/(tokens of the micro-batch)",
+    lambda part, w, _: w * part.lengths * len(part.lengths) / part.mask.sum(),
+)
 
 
-def tokens_of_the_batch() -> Identity:
-    """Take one mean over all completion tokens where each completion has its own."""
-    return _micro(
-        "normaliser",
-        "weigh each token by 1/(tokens of the micro-batch)",
-        lambda part, w, _: w * part.lengths * len(part.lengths) / part.mask.sum(),
-    )
+def _of_the_window(terms: PairTerms) -> None:
+    tokens = [part.mask.sum() for part in terms.view.micro]
+    pairs = zip(tokens, terms.weights, strict=True)
+    terms.weights = [w * len(tokens) * count / sum(tokens) for count, w in pairs]
 
 
-def tokens_of_the_window() -> Identity:
-    """Take one mean over the tokens of the window where each micro-batch has its own."""
-
-    def apply(terms: PairTerms) -> None:
-        parts = terms.view.micro
-        tokens = [part.mask.sum() for part in parts]
-        pairs = zip(tokens, terms.weights, strict=True)
-        terms.weights = [w * len(parts) * count / sum(tokens) for count, w in pairs]
-
-    return Identity("normaliser", "weigh each token by 1/(tokens of the window)", apply)
+TOKENS_OF_THE_WINDOW = Identity(
+    "normaliser", "weigh each token by 1/(tokens of the window)", _of_the_window
+)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf_trl.book import kl
+from rlhf_trl.compare import report
 from rlhf_trl.output import write_whole
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
@@ -36,41 +37,26 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class Row:
-    """One estimator in one place, over every sequence that could be sampled.
+    """One estimator in one place, over every sequence that could be sampled."""
 
-    Attributes:
-        estimator: "k1", "k2" or "k3".
-        sign: "chapter", or "code" for the other sign of the log-ratio.
-        placement: "value" (the number itself), "loss" (the gradient through the sample's
-            log-probabilities) or "reward" (the score-function gradient with -k in the reward).
-        ratio: what multiplies the estimate: "none", "token" (pi/mu of each token; in the loss the
-            gradient goes through it, as in TRL's use_bias_correction_kl) or "sequence" (their
-            product, a constant).
-        policy: "on", samples of the policy itself; "off", samples of the behaviour policy mu.
-        tokens: length T of the sequences.
-        expected: mean of the estimate summed over the tokens, in nats; for gradients the length of
-            the mean gradient.
-        exact: KL(pi || pi_ref) of whole sequences, in nats; for gradients the length of its
-            gradient.
-        bias: expected - exact; for gradients the length of the difference.
-        variance: of the estimate over samples; for gradients the sum over their components.
-        cosine: of the angle between mean and exact gradient; None for values, and where the mean
-            gradient is zero.
-        norm_ratio: expected / exact for gradients; None for values.
-    """
-
-    estimator: str
-    sign: str
+    estimator: str  # "k1", "k2" or "k3"
+    sign: str  # "chapter", or "code" for the other sign of the log-ratio
+    # "value" (the number itself), "loss" (the gradient through the sample's log-probabilities) or
+    # "reward" (the score-function gradient with -k in the reward)
     placement: str
+    # what multiplies the estimate: "none", "token" (pi/mu of each token; in the loss the gradient
+    # goes through it, as in TRL's use_bias_correction_kl) or "sequence" (their product, a constant)
     ratio: str
-    policy: str
-    tokens: int
+    policy: str  # who samples: "on", the policy itself; "off", the behaviour policy mu
+    tokens: int  # length T of the sequences
+    # mean of the estimate summed over the tokens, in nats; of gradients the mean gradient's length
     expected: float
-    exact: float
-    bias: float
-    variance: float
+    exact: float  # KL(pi || pi_ref) of whole sequences, in nats, or the length of its gradient
+    bias: float  # expected - exact; for gradients the length of the difference
+    variance: float  # over samples; for gradients the sum over their components
+    # of mean and exact gradient; None for values, and where the mean gradient is zero
     cosine: float | None = None
-    norm_ratio: float | None = None
+    norm_ratio: float | None = None  # expected / exact for gradients; None for values
 
     @property
     def component(self) -> float:
@@ -188,7 +174,7 @@ def table(rows: Sequence[Row]) -> str:
     A value is its mean ± standard deviation in nats; a gradient is cosine / length / noise, see
     `page`.
     """
-    cells: dict[tuple[int, str], dict[tuple[str, str], str]] = {}
+    lines: dict[tuple[int, str], dict[str, str]] = {}
     for row in rows:
         spread = row.variance**0.5
         if row.placement == "value":
@@ -196,20 +182,10 @@ def table(rows: Sequence[Row]) -> str:
         else:
             cosine = "-" if row.cosine is None else f"{row.cosine:.2f}"
             cell = f"{cosine} / {row.norm_ratio:.2f} / {spread / row.exact:.1f}"
-        cells.setdefault((row.tokens, _name(row)), {})[row.placement, row.ratio] = cell
-    titles = {
-        (placement, ratio): _TITLES[placement] if ratio == "none" else f"{placement} x {ratio}"
-        for placement, ratio in MEASURED["off"]
-    }
-    columns = [c for c in titles if any(c in line for line in cells.values())]
-    lines = [
-        "| tokens | estimator | " + " | ".join(titles[c] for c in columns) + " |",
-        "|---" * (len(columns) + 2) + "|",
-    ]
-    for (tokens, name), line in cells.items():
-        found = " | ".join(line.get(c, "") for c in columns)
-        lines.append(f"| {tokens} | {name} | {found} |")
-    return "\n".join(lines)
+        title = _TITLES[row.placement] if row.ratio == "none" else f"{row.placement} x {row.ratio}"
+        line = {"tokens": str(row.tokens), "estimator": _name(row)}
+        lines.setdefault((row.tokens, _name(row)), line)[title] = cell
+    return report.table([*lines.values()], "markdown")
 
 
 def figure(rows: Sequence[Row], path: str | Path) -> None:
@@ -265,11 +241,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
 
 
 def page(image: str = "kl.png") -> str:
-    """Return the section on KL estimators in Markdown: what is measured, tables, conclusions.
-
-    Args:
-        image: where the section finds what `figure` drew.
-    """
+    """Return the section on KL estimators in Markdown; `image` is what `figure` drew."""
     rows = measure_kl(*toy())
     found = {
         (_name(r), r.placement, r.ratio, r.policy, r.tokens): r for r in rows if r.sign == "chapter"

@@ -1,20 +1,21 @@
 """The matrix: every row on every batch, and the verdict that its numbers give."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import pairs
-from rlhf_trl.compare.identities import Identity, PairTerms, Terms, at_temperature
+from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
+from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.models import quiet
 from rlhf_trl.compare.pairs import DOUBLE, TOKENS, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
-from rlhf_trl.compare.rows import Book, Row, Stock
+from rlhf_trl.compare.rows import Row
+from rlhf_trl.losses import kl_estimate
 
 EQUAL, ZERO, RESIDUAL = 1e-5, 1e-8, 1e-5
 """Relative error up to which gradients are equal; norm of none; residual of an identity."""
@@ -33,33 +34,21 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Result:
-    """A row on a batch.
-
-    Attributes:
-        row: what was compared.
-        batch: the name of the batch.
-        loss_left: the left side's loss.
-        loss_right: the right side's.
-        grad_rel_error: |g_right - g_left| / |g_left|; the left side is in float64, TRL in float32.
-        grad_rel_error_float64: the same with both in float64, where TRL computes in it.
-        grad_cosine: cosine of the angle between the gradients.
-        grad_norm_ratio: |g_right| / |g_left|.
-        verdict: what these numbers mean.
-        contributions: what each identity does alone, where there is a difference.
-        residual: relative error after all identities; None where there is no difference.
-    """
+    """A row on a batch."""
 
     row: Row
     batch: str
     loss_left: float
     loss_right: float
+    # |g_right - g_left| / |g_left|; the left side is in float64, TRL in float32
     grad_rel_error: float
-    grad_rel_error_float64: float | None
-    grad_cosine: float
-    grad_norm_ratio: float
+    grad_rel_error_float64: float | None  # the same with both in float64, where TRL computes in it
+    grad_cosine: float  # of the angle between the gradients
+    grad_norm_ratio: float  # |g_right| / |g_left|
     verdict: Verdict
+    # what each identity does alone, where there is a difference
     contributions: tuple[Contribution, ...] = ()
-    residual: float | None = None
+    residual: float | None = None  # relative error after all identities; None without a difference
 
     @property
     def explained(self) -> bool:
@@ -103,7 +92,7 @@ class Matrix:
         if verdict in ("scaled", "differs"):
             steps = list(row.identities)
             if batch.temperature != 1 and isinstance(row.right, Stock):
-                steps.append(at_temperature())
+                steps.append(AT_TEMPERATURE)
             contributions = tuple(
                 Contribution(s.term, s.says, _error(changed(row.left, window, [s]), left))
                 for s in steps
@@ -141,20 +130,16 @@ def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     if isinstance(row.right, Stock):
         name = "GRPOTrainer" if row.right.trainer in POLICY else row.right.trainer
         return name, row.right.columns
-    return (TOKENS if row.algorithm == "orm" else formulation(*_name(row.left)).trainer), ()
-
-
-def _name(side: Book) -> tuple[str, str]:
-    return side.algorithm, side.formulation
+    return (TOKENS if row.algorithm == "orm" else row.left.row.trainer), ()
 
 
 def book(side: Book, window: PolicyWindow | PairWindow) -> Measurement:
     """Compute the book's loss and gradient on a window."""
     if isinstance(window, PairWindow):
-        loss, weights = window.view.book(*_name(side), side.params)
+        loss, weights = window.view.book(side)
         return loss, window.view.gradient(weights)
     view = window.view()
-    loss, slopes = view.book(*_name(side), view.arguments(*_name(side), side.params))
+    loss, slopes = view.book(side, view.arguments(side))
     return loss, view.gradient(slopes)
 
 
@@ -176,26 +161,36 @@ def stock(side: Stock, window: PolicyWindow | PairWindow, double: bool = False) 
 
 def changed(side: Book, window: PolicyWindow | PairWindow, steps: list[Identity]) -> Tensor:
     """Return the book's gradient after identities, in their order."""
+    changes = [step.apply for step in steps if step.apply]
     if isinstance(window, PairWindow):
-        pair_terms = PairTerms(window.view, window.view.book(*_name(side), side.params)[1])
-        for step in steps:
-            if step.apply:
-                step.apply(pair_terms)
+        pair_terms = PairTerms(window.view, window.view.book(side)[1])
+        for change in changes:
+            change(pair_terms)
         return window.view.gradient(pair_terms.weights)
     hot = any(step.temperature for step in steps)
     view = window.view(window.batch.temperature if hot else 1.0)
-    given = view.arguments(*_name(side), side.params)
+    given = view.arguments(side)
     for step in steps:
         given = step.arguments(view, given) if step.arguments else given
-    _, weights = view.book(*_name(side), given)
-    beta = given.get("beta", 0.0) if "ref_logps" in given else 0.0
-    norm = view.norm(_norm(side))
-    kl = beta * norm * _slope(side, view, given) if beta else torch.zeros_like(weights)
-    terms = Terms(view, weights - kl, kl, norm, beta)
-    for step in steps:
-        if step.apply:
-            step.apply(terms)
+    _, weights = view.book(side, given)
+    terms = _apart(side, view, given, weights)
+    for change in changes:
+        change(terms)
     return view.gradient(terms.surrogate + terms.kl)
+
+
+def _apart(side: Book, view: View, given: dict[str, Any], weights: Tensor) -> Terms:
+    """Take d loss / d logps, (B, T), apart: the policy gradient, and beta * KL in the loss."""
+    row, beta = side.row, given.get("beta", 0.0) if "ref_logps" in given else 0.0
+    micro = row.aggregation == "token_mean" and row.window == "micro_batch"
+    norm = view.norm("token_mean_micro_batch" if micro else row.aggregation)
+    kl = torch.zeros_like(weights)
+    if beta and row.kl == "loss":
+        logps = view.logps.clone().requires_grad_()
+        estimate = kl_estimate(row, {**row.reads, **given}, logps, view.ref_logps)
+        (slope,) = torch.autograd.grad((estimate * view.mask).sum(), logps)
+        kl = beta * norm * slope
+    return Terms(view, weights - kl, kl, norm, beta)
 
 
 def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
@@ -231,33 +226,9 @@ def applies(row: Row, batch: PolicyBatch) -> bool:
     books = [side for side in (row.left, row.right) if isinstance(side, Book)]
     if batch.temperature != 1 and len(books) == 2:
         return False  # the book never divides logits
-    return not batch.beta or all("beta" in formulation(*_name(b)).reads for b in books)
+    return not batch.beta or all("beta" in b.row.reads for b in books)
 
 
 def _error(found: Tensor, reference: Tensor) -> float:
     size = float(reference.norm())
     return float((found - reference).norm()) / size if size else math.inf
-
-
-def _norm(side: Book) -> str:
-    row = formulation(side.algorithm, side.formulation)
-    micro = row.aggregation == "token_mean" and row.window == "micro_batch"
-    return "token_mean_micro_batch" if micro else str(row.aggregation)
-
-
-def _slope(side: Book, view: View, given: Mapping[str, Any]) -> Tensor:
-    """Return d k / d logps of the side's estimator in the loss, (B, T); 0 if it is elsewhere."""
-    row = formulation(side.algorithm, side.formulation)
-    if row.kl != "loss":
-        return torch.zeros_like(view.mask)
-    log_ratio = view.logps - view.ref_logps
-    slopes = {
-        ("chapter", "k1"): torch.ones_like(log_ratio),
-        ("chapter", "k2"): log_ratio,
-        ("chapter", "k3"): -torch.expm1(-log_ratio),
-        ("code", "k1"): -torch.ones_like(log_ratio),
-        ("code", "k2"): log_ratio,
-        ("code", "k3"): torch.expm1(log_ratio),
-    }
-    estimator = given.get("kl_estimator", row.reads.get("kl_estimator", "k3"))
-    return slopes[row.kl_sign, estimator] * view.mask

@@ -1,17 +1,19 @@
-"""The harness: loss and gradient of a trainer and of a reference on the same fixed batch.
+"""The harness: the two sides of a comparison, and a trainer's loss and gradient on a fixed batch.
 
 A fixed batch is a data set and completions that depend on nothing but the prompt, the place in the
 group and the number of the call. Everything behind generation is the trainer's own: scoring,
 advantages, shuffling, splitting, loss, accumulation.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+
+from rlhf_trl.algorithms import Formulation, formulation
 
 Batch = dict[str, Any]
 Completion = Callable[[tuple[int, ...], int, int], list[int]]
@@ -19,45 +21,41 @@ Completion = Callable[[tuple[int, ...], int, int], list[int]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one accumulation window gives.
+    """What one accumulation window gives."""
 
-    Attributes:
-        loss: the sum over the window's micro-batches of the scaled losses.
-        gradient: (N,) with respect to all parameters, by sorted name, flattened, in float64.
-    """
-
-    loss: float
-    gradient: Tensor
+    loss: float  # the sum over the window's micro-batches of the scaled losses
+    gradient: Tensor  # (N,) in all parameters, by sorted name, flattened, in float64
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two measurements of the same batch.
+class Book:
+    """A side of a comparison: the public function, with parameters that are not the row's own."""
 
-    Attributes:
-        trainer: the trainer's side.
-        reference: the side that it is held against.
-    """
-
-    trainer: Measured
-    reference: Measured
+    algorithm: str
+    formulation: str = "chapter"
+    params: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def relative_error(self) -> float:
-        """|g_trainer - g_reference| / |g_reference|."""
-        difference = (self.trainer.gradient - self.reference.gradient).norm()
-        return float(difference / self.reference.gradient.norm())
+    def label(self) -> str:
+        """How it is called in a table."""
+        return self.formulation
 
     @property
-    def cosine(self) -> float:
-        """Cosine of the angle between the gradients."""
-        ours, theirs = self.trainer.gradient, self.reference.gradient
-        return float(ours @ theirs / (ours.norm() * theirs.norm()))
+    def row(self) -> Formulation:
+        """What the table of algorithms says of it."""
+        return formulation(self.algorithm, self.formulation)
 
-    @property
-    def norm_ratio(self) -> float:
-        """|g_trainer| / |g_reference|."""
-        return float(self.trainer.gradient.norm() / self.reference.gradient.norm())
+
+@dataclass(frozen=True)
+class Stock:
+    """A side of a comparison: a trainer of TRL, with fields of its config."""
+
+    config: Mapping[str, Any]
+    label: str  # how it is called in a table
+    trainer: str = "GRPOTrainer"
+    columns: tuple[str, ...] = ()  # further columns of the data set
+    classes: tuple[type, type] | None = None  # trainer and config, where they are not TRL's own
+    also: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the trainer
 
 
 def fix_completions(trainer: Any, completion: Completion) -> None:
@@ -139,33 +137,3 @@ def flat_gradient(model: Module) -> Tensor:
         if p.requires_grad
     ]
     return torch.cat(parts).detach().double().cpu()
-
-
-def plain_copy(trainer: Any) -> Module:
-    """Return a fresh model of plain transformers with the weights that the trainer has now."""
-    from transformers import AutoModelForCausalLM
-
-    plain = AutoModelForCausalLM.from_config(trainer.model.config)
-    plain.load_state_dict(trainer.model.state_dict())
-    return plain.train(trainer.model.training)
-
-
-def measure(
-    trainer: Any, source: Iterator[Any], reference: Callable[[Module, list[Batch]], Tensor]
-) -> Comparison:
-    """Measure one accumulation window of the trainer and of a reference.
-
-    Args:
-        trainer: a GRPOTrainer on one process, its completions fixed.
-        source: what `batches` returned.
-        reference: takes a plain model with the trainer's weights and the micro-batches of the
-            window; returns the scalar loss, differentiable in the model's parameters.
-
-    Returns:
-        Both sides.
-    """
-    ours, window = accumulate(trainer, source)
-    plain = plain_copy(trainer)
-    loss = reference(plain, window)
-    loss.backward()
-    return Comparison(ours, Measured(float(loss.detach()), flat_gradient(plain)))

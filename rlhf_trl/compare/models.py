@@ -7,7 +7,7 @@ import random
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -103,13 +103,7 @@ def drawn(*key: Any) -> random.Random:
 
 
 def parameter_gradient(model: Module, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Return the gradient of sum(weights * outputs) in all parameters, (N,), by sorted name.
-
-    Args:
-        model: what computed the outputs; its graph is kept.
-        outputs: differentiable in the parameters.
-        weights: of the outputs' shape.
-    """
+    """Return the gradient of sum(weights * outputs) in all parameters, (N,), by sorted name."""
     named = sorted(model.named_parameters())
     tensors = [parameter for _, parameter in named]
     parts = torch.autograd.grad(outputs, tensors, weights, retain_graph=True, allow_unused=True)
@@ -118,13 +112,7 @@ def parameter_gradient(model: Module, outputs: Tensor, weights: Tensor) -> Tenso
 
 
 def drifted(state: Mapping[str, Tensor], scale: float, seed: int) -> dict[str, Tensor]:
-    """Return weights that noise has moved, as optimizer steps would.
-
-    Args:
-        state: the weights.
-        scale: of the noise, in standard deviations of each matrix.
-        seed: of the noise.
-    """
+    """Return weights that noise has moved, by `scale` standard deviations of each matrix."""
     generator = torch.Generator().manual_seed(seed)
     moved = {}
     for name, tensor in state.items():
@@ -152,14 +140,9 @@ def trainer_fields() -> dict[str, Any]:
 def make_trainer(
     trainer: type, config: type, fields: Mapping[str, Any], rows: list[dict[str, Any]], **also: Any
 ) -> Any:
-    """Build a trainer of TRL on the untrained model.
+    """Build a trainer of TRL on the untrained model, or on a `model` among its arguments.
 
-    Args:
-        trainer: its class.
-        config: its config's class.
-        fields: config fields, beside those of `trainer_fields`.
-        rows: the data set.
-        **also: further arguments of the trainer; a `model` replaces the untrained one.
+    `fields` are those of its config beside those of `trainer_fields`, `rows` its data.
     """
     from datasets import Dataset
 
@@ -170,3 +153,21 @@ def make_trainer(
         processing_class=build_tokenizer(),
         **also,
     )
+
+
+UNPAIRED = ("KTOTrainer", "SFTTrainer")
+"""Trainers that take single completions."""
+
+
+def rows_for(
+    trainer: str, pairs: Sequence[dict[str, Any]], labels: Sequence[bool]
+) -> list[dict[str, Any]]:
+    """Return preference pairs as a trainer takes them; labels choose KTO's side of each."""
+    if trainer not in UNPAIRED:
+        return list(pairs)
+    if trainer == "SFTTrainer":
+        return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
+    return [
+        {"prompt": p["prompt"], "completion": p["chosen" if label else "rejected"], "label": label}
+        for p, label in zip(pairs, labels, strict=True)
+    ]

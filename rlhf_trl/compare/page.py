@@ -1,11 +1,11 @@
 """The generated page: what the book says, what TRL computes, measured on the installed release."""
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from rlhf_trl.algorithms import ALGORITHMS, Formulation
+from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation
 from rlhf_trl.compare import explain, kl_page, report
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
@@ -93,15 +93,18 @@ What the estimators themselves estimate is the subject of the last section."""
 
 
 def _overview(groups: Sequence[Sequence[Result]]) -> str:
-    same = [g for g in groups if report.shown(g).verdict == "equal"]
-    hot = [r for group in same for r in group if r.batch == "temperature"]
+    equal = [g for g in groups if report.shown(g).verdict == "equal"]
+    hot = [r for group in equal for r in group if r.batch == "temperature"]
     cosines, ratios = [r.grad_cosine for r in hot], [r.grad_norm_ratio for r in hot]
     different = [g for g in groups if report.shown(g).verdict in ("differs", "scaled")]
+    same = len(groups) - len(different)
+    one = sum(_same_code(row) for row in ALGORITHMS.values())
     return f"""## At a glance
 
-{len(groups)} comparisons: {len(groups) - len(different)} are equal on every batch that changes
-nothing on purpose, {len(different)} are not. The figure has those that change the direction of the
-gradient.
+{len(groups)} comparisons: {same} are equal on every batch that changes nothing on purpose,
+{len(different)} are not. The figure has those that change the direction of the gradient. Not among
+them are the {one} algorithms whose code computes the chapter's equation: there one function is
+both, held against results recorded from the code.
 
 ![cosine between the gradients of the two sides, by comparison and batch](cosines.png)
 
@@ -125,8 +128,15 @@ def _algorithm(name: str, table: str | None) -> str:
     parts.append("\n".join(_equations(row.chapter)))
     parts.append(f"Stock TRL: {_stock(name, row.chapter)} {row.chapter.differs}")
     if isinstance(row.code, Formulation):
-        parts.append(f"What the book's code does differently: {row.code.differs}")
+        same = " Code = chapter (recorded vectors)." if _same_code(row) else ""
+        parts.append(f"What the book's code does differently: {row.code.differs}{same}")
     return "\n\n".join([*parts, table or f"Not compared: {why}."])
+
+
+def _same_code(row: Algorithm) -> bool:
+    """Tell whether chapter and code are one function, so that there is nothing to compare."""
+    code, chapter = row.code, row.chapter
+    return isinstance(code, Formulation) and replace(code, differs=chapter.differs) == chapter
 
 
 def _equations(form: Formulation) -> list[str]:
@@ -225,36 +235,3 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.4, 1.0))
     write_whole(path, lambda part: figure.savefig(part, dpi=110, format="png"))
-
-
-# --- is a committed page still true? -------------------------------------------------------------
-
-_NUMBER = re.compile(r"(?<![\w.`#/])[-+]?\d+\.\d+(?:e[-+]?\d+)?(?![\w.])|\b\d+e[-+]\d+\b")
-
-
-def untrue(committed: str, measured: str, tolerance: float = 0.01) -> list[str]:
-    """Return the lines of a page that a new measurement contradicts.
-
-    Args:
-        committed: the page as it is.
-        measured: the page as it would be generated now.
-        tolerance: how far a number may be off, absolutely; numbers below 1e-4 only need to stay
-            there.
-
-    Returns:
-        "committed -> measured" for each line that differs in words, verdicts or numbers.
-    """
-    old, new = committed.splitlines(), measured.splitlines()
-    if len(old) != len(new):
-        return [f"{len(old)} lines -> {len(new)} lines"]
-    return [f"{a} -> {b}" for a, b in zip(old, new, strict=True) if not _agree(a, b, tolerance)]
-
-
-def _agree(one: str, other: str, tolerance: float) -> bool:
-    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
-        return False
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return all(
-        abs(float(a) - float(b)) <= tolerance and (abs(float(a)) < 1e-4) == (abs(float(b)) < 1e-4)
-        for a, b in pairs
-    )

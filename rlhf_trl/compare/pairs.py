@@ -16,14 +16,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import pad
 
-from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
-from rlhf_trl.compare.measure import Measured
+from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
+    UNPAIRED,
     drawn,
     drifted,
     make_trainer,
     parameter_gradient,
+    rows_for,
     untrained,
     untrained_scorer,
     untrained_token_scorer,
@@ -49,7 +50,6 @@ TOKENS = "tokens"
 _MODELS = {"RewardTrainer": untrained_scorer, TOKENS: untrained_token_scorer}
 
 _EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
-_UNPAIRED = ("KTOTrainer", "SFTTrainer")
 
 DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
 """Trainers that compute in the model's precision; the others' fused head accumulates in float32."""
@@ -57,28 +57,18 @@ DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
 
 @dataclass
 class Micro:
-    """What a loss sees of a micro-batch, in float64.
+    """What a loss sees of a micro-batch, in float64."""
 
-    Attributes:
-        graph: (R, S) log-probabilities of all tokens but the first, or (R, 1) scores;
-            differentiable in the model's parameters.
-        outputs: the same, detached.
-        ref: (R, S) under the reference policy.
-        mask: (R, S) 1 on the completion's tokens.
-        text: (R, S) 1 on all tokens.
-        chosen: (R,) whether the completion is wanted.
-        kl: (M,) log-probabilities of mismatched pairs under policy and reference, for KTO.
-        margin: (R / 2,) for reward models.
-    """
-
+    # (R, S) log-probabilities of all tokens but the first, or (R, 1) scores; differentiable
     graph: Tensor
-    outputs: Tensor
-    ref: Tensor
-    mask: Tensor
-    text: Tensor
-    chosen: Tensor
+    outputs: Tensor  # the same, detached
+    ref: Tensor  # (R, S) under the reference policy
+    mask: Tensor  # (R, S) 1 on the completion's tokens
+    text: Tensor  # (R, S) 1 on all tokens
+    chosen: Tensor  # (R,) whether the completion is wanted
+    # (M,) log-probabilities of mismatched pairs under policy and reference, for KTO
     kl: tuple[Tensor, Tensor] | None
-    margin: Tensor | None
+    margin: Tensor | None  # (R / 2,) for reward models
 
     @property
     def lengths(self) -> Tensor:
@@ -94,12 +84,7 @@ class Micro:
 
 @dataclass
 class PairView:
-    """The book's side of a window.
-
-    Attributes:
-        model: the policy or the reward model.
-        micro: its micro-batches.
-    """
+    """The book's side of a window: a policy or reward model, and its micro-batches."""
 
     model: Module
     micro: list[Micro]
@@ -110,43 +95,31 @@ class PairView:
         parts = [parameter_gradient(self.model, part.graph, weight) for part, weight in pairs]
         return torch.stack(parts).sum(0)
 
-    def book(
-        self, algorithm: str, which: str, params: Mapping[str, Any]
-    ) -> tuple[float, list[Tensor]]:
-        """Return the book's loss of the window, and per micro-batch d loss / d outputs.
-
-        Args:
-            algorithm: "sft", or its name in the table.
-            which: the formulation.
-            params: parameters that are not the defaults.
-        """
+    def book(self, side: Book) -> tuple[float, list[Tensor]]:
+        """Return the book's loss of the window, and per micro-batch d loss / d outputs."""
         losses, weights = [], []
         for part in self.micro:
             leaf = part.outputs.clone().requires_grad_()
-            loss = _loss(algorithm, which, params, part, leaf) / len(self.micro)
+            loss = _loss(side, part, leaf) / len(self.micro)
             losses.append(float(loss))
             weights.append(torch.autograd.grad(loss, leaf)[0])
         return sum(losses), weights
 
 
-def _loss(
-    algorithm: str, which: str, params: Mapping[str, Any], part: Micro, outputs: Tensor
-) -> Tensor:
-    if algorithm == "sft":
+def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
+    if side.algorithm == "sft":
         return -(outputs * part.mask).sum() / part.mask.sum()
-    row = formulation(algorithm, which)
-    wanted = part.chosen
-    if algorithm == "orm":
-        given = {"logits": outputs, "labels": wanted.to(outputs), "mask": part.mask}
-        return reward_loss("orm", **given, formulation=which)
+    row, wanted = side.row, part.chosen
+    also = {"formulation": side.formulation, **side.params}
+    if side.algorithm == "orm":
+        return reward_loss("orm", logits=outputs, labels=wanted.to(outputs), mask=part.mask, **also)
     if row.trainer == "RewardTrainer":
         scores = outputs.squeeze(1)
-        pair = scores[wanted], scores[~wanted]
-        if algorithm == "kwise":
-            return reward_loss("kwise", rewards=torch.stack(pair, 1), formulation=which, **params)
-        given = {} if part.margin is None else {"margin": part.margin}
-        given |= {"chosen": pair[0], "rejected": pair[1], "formulation": which}
-        return reward_loss("bradley_terry", **given, **params)
+        chosen, rejected = scores[wanted], scores[~wanted]
+        if side.algorithm == "kwise":
+            return reward_loss("kwise", rewards=torch.stack([chosen, rejected], 1), **also)
+        pair = {"chosen": chosen, "rejected": rejected, "margin": part.margin}
+        return reward_loss("bradley_terry", **pair, **also)
 
     def completions(logps: Tensor) -> Tensor:
         total = (logps * part.mask).sum(1)
@@ -156,11 +129,11 @@ def _loss(
     given = {"policy_chosen_logps": policy[wanted], "policy_rejected_logps": policy[~wanted]}
     if row.reference:
         given |= {"ref_chosen_logps": ref[wanted], "ref_rejected_logps": ref[~wanted]}
-    if algorithm == "orpo":
+    if side.algorithm == "orpo":
         given["chosen_nll"] = -policy[wanted]
     if part.kl is not None:
         given |= {"policy_kl_logps": part.kl[0], "ref_kl_logps": part.kl[1]}
-    return preference_loss(algorithm, formulation=which, **given, **params).loss
+    return preference_loss(side.algorithm, **given, **also).loss
 
 
 # --- the stock side ------------------------------------------------------------------------------
@@ -188,17 +161,9 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
             "rejected": _text(lengths[1], "rejected", i),
         }
         pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
-    if trainer not in _UNPAIRED:
-        return pairs
-    if trainer == "SFTTrainer":
-        return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
     # neighbours never share a prompt; five of eight are wanted where lengths are ragged, four else
     wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
-    labels = [bool(wanted[i % 8]) for i in range(len(pairs))]
-    return [
-        {"prompt": p["prompt"], "completion": p["chosen" if label else "rejected"], "label": label}
-        for p, label in zip(pairs, labels, strict=True)
-    ]
+    return rows_for(trainer, pairs, [bool(wanted[i % 8]) for i in range(len(pairs))])
 
 
 def build_trainer(
@@ -209,19 +174,13 @@ def build_trainer(
     columns: Sequence[str],
     **also: Any,
 ) -> Any:
-    """Build a trainer for a window.
+    """Build a trainer of TRL, or a subclass, for a window.
 
-    Args:
-        trainer: a trainer of TRL, or a subclass.
-        config: its config class.
-        fields: config fields beside those of the window.
-        batch: the window.
-        columns: further columns of the data set: "margin".
-        **also: further arguments of the trainer.
+    `fields` are those of its config beside the window's; `columns` may be "margin".
     """
     kind = base_name(trainer)
     window = {
-        "per_device_train_batch_size": 2 * PAIRS if kind in _UNPAIRED else PAIRS,
+        "per_device_train_batch_size": 2 * PAIRS if kind in UNPAIRED else PAIRS,
         "gradient_accumulation_steps": batch.accumulation,
     }
     if kind in DOUBLE:  # the others take a folder, and load the reference from it
@@ -241,11 +200,8 @@ class PairWindow:
     def __init__(self, trainer: str, batch: PolicyBatch, columns: Sequence[str] = ()) -> None:
         """Let a stock trainer collate the window, and move the policy.
 
-        Args:
-            trainer: the name of the stock trainer, or TOKENS for a model that scores tokens, for
-                which TRL has none: DPOTrainer collates for it.
-            batch: the window.
-            columns: further columns of the data set.
+        `trainer` is its name, or TOKENS for a model that scores tokens, for which TRL has none:
+        DPOTrainer collates for it.
         """
         self.batch = batch
         self.make = _MODELS.get(trainer, untrained)

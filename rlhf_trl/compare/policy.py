@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
-from rlhf_trl.compare.measure import Measured
+from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import drawn, drifted, make_trainer, parameter_gradient, untrained
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
@@ -34,38 +33,22 @@ _WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "
 
 @dataclass(frozen=True)
 class PolicyBatch:
-    """One fixed window.
+    """One fixed window."""
 
-    Attributes:
-        name: what `--batches` says.
-        text: what is special about it.
-        drift: how far the policy has moved since it generated, in standard deviations of its
-            weights.
-        pushed: it moved until every token with an advantage is outside the clip range.
-        ragged: completions of different lengths, some cut off; otherwise all have LENGTH tokens.
-        accumulation: micro-batches of the window.
-        per_generation: micro-batches that one generation feeds.
-        iterations: how often they are used. The second window is measured unless there is one only.
-        beta: weight of the KL, for rows that read one.
-        temperature: TRL's temperature.
-        reward_scale: multiplies all rewards.
-        group: completions per prompt.
-        reward: every completion's, rounded to float32 as in training; None: rewards differ.
-    """
-
-    name: str
-    text: str
+    name: str  # what `--batches` says
+    text: str  # what is special about it
+    # how far the policy has moved since it generated, in standard deviations of its weights
     drift: float = 0.0
-    pushed: bool = False
-    ragged: bool = False
-    accumulation: int = 1
-    per_generation: int = 1
-    iterations: int = 2
-    beta: float = 0.0
-    temperature: float = 1.0
-    reward_scale: float = 1.0
-    group: int = GROUP
-    reward: float | None = None
+    pushed: bool = False  # it moved until every token with an advantage is outside the clip range
+    ragged: bool = False  # of different lengths, some cut off; otherwise all have LENGTH tokens
+    accumulation: int = 1  # micro-batches of the window
+    per_generation: int = 1  # micro-batches that one generation feeds
+    iterations: int = 2  # how often; the second window is measured unless there is one only
+    beta: float = 0.0  # weight of the KL, for rows that read one
+    temperature: float = 1.0  # TRL's
+    reward_scale: float = 1.0  # multiplies all rewards
+    group: int = GROUP  # completions per prompt
+    reward: float | None = None  # every completion's, in float32 as in training; None: they differ
 
     @property
     def windows(self) -> int:
@@ -148,12 +131,7 @@ def build_trainer(
 ) -> Any:
     """Build a trainer of TRL's GRPO kind for a window, its completions fixed.
 
-    Args:
-        trainer: GRPOTrainer, RLOOTrainer or a subclass.
-        config: its config class.
-        fields: config fields; those of the window stand in for what they leave open.
-        batch: the window.
-        **also: further arguments of the trainer.
+    `fields` are those of its config; those of the window stand in for what they leave open.
     """
     window = {"per_device_train_batch_size": ROWS, "num_generations": batch.group}
     window |= {"max_completion_length": LIMIT, **batch.schedule}
@@ -293,31 +271,18 @@ def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -
 
 @dataclass
 class View:
-    """What the book's functions see of a window, in float64 but for rewards that are rounded.
-
-    Attributes:
-        batch: the window.
-        model: the policy.
-        graph: (B, T) its log-probabilities, differentiable in its parameters.
-        logps: (B, T) the same, detached.
-        old_logps: (B, T) those of the policy that generated.
-        ref_logps: (B, T) those of the reference.
-        mask: (B, T) 1 on tokens that count.
-        rewards: (B,) weighted sums.
-        binary_rewards: (B,) 1 for a success.
-        generation_tokens: tokens of the whole generation batch.
-    """
+    """What the book's functions see of a window, in float64 but for rewards that are rounded."""
 
     batch: PolicyBatch
-    model: Module
-    graph: Tensor
-    logps: Tensor
-    old_logps: Tensor
-    ref_logps: Tensor
-    mask: Tensor
-    rewards: Tensor
-    binary_rewards: Tensor
-    generation_tokens: int
+    model: Module  # the policy
+    graph: Tensor  # (B, T) its log-probabilities, differentiable in its parameters
+    logps: Tensor  # (B, T) the same, detached
+    old_logps: Tensor  # (B, T) those of the policy that generated
+    ref_logps: Tensor  # (B, T) those of the reference
+    mask: Tensor  # (B, T) 1 on tokens that count
+    rewards: Tensor  # (B,) weighted sums
+    binary_rewards: Tensor  # (B,) 1 for a success
+    generation_tokens: int  # tokens of the whole generation batch
 
     @property
     def lengths(self) -> Tensor:
@@ -328,6 +293,11 @@ class View:
     def ratio(self) -> Tensor:
         """(B, T) likelihood ratios."""
         return (self.logps - self.old_logps).exp()
+
+    @property
+    def ref_log_ratio(self) -> Tensor:
+        """(B, T) log pi - log pi_ref."""
+        return self.logps - self.ref_logps
 
     @property
     def group_std(self) -> Tensor:
@@ -359,10 +329,10 @@ class View:
         """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T)."""
         return parameter_gradient(self.model, self.graph, weights)
 
-    def arguments(self, algorithm: str, which: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the public function gets: `params`, and what the window adds to them."""
-        row = formulation(algorithm, which)
-        given: dict[str, Any] = dict(params)
+    def arguments(self, side: Book) -> dict[str, Any]:
+        """Return what the public function gets: the side's, and what the window adds to them."""
+        row = side.row
+        given: dict[str, Any] = dict(side.params)
         if self.batch.beta and "beta" in row.reads:
             given.setdefault("beta", self.batch.beta)
         if "max_completion_length" in row.reads:
@@ -379,18 +349,13 @@ class View:
             given["binary_rewards"] = self.binary_rewards
         return given | {"mask": self.mask, "rewards": self.rewards}
 
-    def book(self, algorithm: str, which: str, given: Mapping[str, Any]) -> tuple[float, Tensor]:
-        """Return the book's loss of the window, and d loss / d logps, (B, T).
-
-        Args:
-            algorithm: its name.
-            which: the formulation.
-            given: what `arguments` returned.
-        """
+    def book(self, side: Book, given: Mapping[str, Any]) -> tuple[float, Tensor]:
+        """Return the book's loss of the window on `arguments`, and d loss / d logps, (B, T)."""
         # the functions compute in the precision of the log-probabilities
         leaf = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
-        row = formulation(algorithm, which)
-        given = dict(given) | {"logps": leaf, "num_generations": self.batch.group}
+        row = side.row
+        also = {"num_generations": self.batch.group, "formulation": side.formulation}
+        given = {**given, **also, "logps": leaf}
         starts, size = range(0, len(leaf), ROWS), ROWS
         if row.window == "window" or row.advantage == "batch_mean_baseline":
             starts, size = range(1), len(leaf)
@@ -400,7 +365,7 @@ class View:
                 name: value[start : start + size] if isinstance(value, Tensor) else value
                 for name, value in given.items()
             }
-            losses.append(policy_gradient_loss(algorithm, formulation=which, **part).loss)
+            losses.append(policy_gradient_loss(side.algorithm, **part).loss)
         loss = torch.stack(losses).mean()
         (weights,) = torch.autograd.grad(loss, leaf)
         return float(loss), weights

@@ -4,6 +4,7 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -44,12 +45,6 @@ def explanation(result: Result) -> str:
     return " ".join(part for part in parts if part)
 
 
-_NUMBERS = (
-    *("loss_left", "loss_right", "grad_rel_error", "grad_rel_error_float64"),
-    *("grad_cosine", "grad_norm_ratio"),
-)
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -63,16 +58,18 @@ def record(result: Result) -> dict[str, Any]:
         "left": row.left.label,
         "right": row.right.label,
         "batch": result.batch,
-        **{name: _finite(getattr(result, name)) for name in _NUMBERS},
+        "loss_left": _finite(result.loss_left),
+        "loss_right": _finite(result.loss_right),
+        "grad_rel_error": _finite(result.grad_rel_error),
+        "grad_rel_error_float64": _finite(result.grad_rel_error_float64),
+        "grad_cosine": _finite(result.grad_cosine),
+        "grad_norm_ratio": _finite(result.grad_norm_ratio),
         "verdict": verdict(result),
         "explanation": explanation(result),
         "settings": row.settings,
         "identity": "; ".join(part.says for part in result.contributions),
         "residual": _finite(result.residual),
-        "terms": [
-            {"term": part.term, "says": part.says, "relative_change": part.relative_change}
-            for part in result.contributions
-        ],
+        "terms": [asdict(part) for part in result.contributions],
     }
 
 
@@ -86,7 +83,7 @@ def shown(group: Sequence[Result]) -> Result:
 
     Those of SPECIAL only stand for a row that has no other batch.
     """
-    plain = [r for r in group if r.batch not in SPECIAL] or list(group)
+    plain = [r for r in group if r.batch not in SPECIAL] or group
     plain = [r for r in plain if math.isfinite(r.grad_cosine)] or plain
     # rounding must not choose, neither among equals nor among those that are as far apart
     return max(plain, key=lambda r: float(f"{r.grad_rel_error:.2g}") * (r.grad_rel_error > EQUAL))

@@ -5,82 +5,30 @@ that turn the left gradient into the right one (none: they should be equal), the
 settings that remove the difference.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import identities as to
-from rlhf_trl.compare.identities import GROUP_FACTOR, Identity
-from rlhf_trl.compare.policy import WEIGHTS
-
-
-@dataclass(frozen=True)
-class Book:
-    """A side: the public function.
-
-    Attributes:
-        algorithm: its row in the table.
-        formulation: "chapter" or "code".
-        params: parameters that are not the row's defaults.
-    """
-
-    algorithm: str
-    formulation: str = "chapter"
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """How it is called in a table."""
-        return self.formulation
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A side: a trainer of TRL.
-
-    Attributes:
-        config: fields of its config.
-        label: how it is called in a table.
-        trainer: its class.
-        columns: further columns of the data set.
-        classes: the trainer's and its config's class, where they are not TRL's own.
-        also: further arguments of the trainer.
-    """
-
-    config: Mapping[str, Any]
-    label: str
-    trainer: str = "GRPOTrainer"
-    columns: tuple[str, ...] = ()
-    classes: tuple[type, type] | None = None
-    also: Mapping[str, Any] = field(default_factory=dict)
+from rlhf_trl.compare.identities import Identity
+from rlhf_trl.compare.measure import Book, Stock
+from rlhf_trl.compare.policy import GROUP, WEIGHTS
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison.
-
-    Attributes:
-        left: a side, which names the algorithm.
-        right: the other.
-        identities: from left to right, in this order, as far as a batch calls for them.
-        explanation: one sentence for `differs` and `scaled`.
-        settings: what makes the two equal, or why nothing does; "" for two of the book's forms.
-        batches: names of the only batches that it is for; none: all.
-        with_kl: a further sentence, where a KL plays a part.
-        variant: what distinguishes it from the algorithm's other rows with the same sides.
-        subject: what it is about, where that is not the algorithm on the left.
-    """
+    """One comparison: the left side names the algorithm, the right one is held against it."""
 
     left: Book
     right: Book | Stock
+    # from left to right, in this order, as far as a batch calls for them
     identities: tuple[Identity, ...] = ()
-    explanation: str = ""
-    settings: str = ""
-    batches: tuple[str, ...] = ()
-    with_kl: str = ""
-    variant: str = ""
-    subject: str = ""
+    explanation: str = ""  # one sentence for `differs` and `scaled`
+    settings: str = ""  # what makes the two equal, or why nothing does; "" for two of the book's
+    batches: tuple[str, ...] = ()  # the only batches that it is for; none: all
+    with_kl: str = ""  # a further sentence, where a KL plays a part
+    variant: str = ""  # what distinguishes it from the algorithm's rows with the same sides
+    subject: str = ""  # what it is about, where that is not the algorithm on the left
 
     @property
     def algorithm(self) -> str:
@@ -119,7 +67,7 @@ _SUM_TO_MEAN = to.normaliser("sequence_sum", "sequence_mean")
 _AVERAGED_KL = to.kl_in_reward("averaged")
 _TRL_RLOO = ("TRL RLOOTrainer", "RLOOTrainer")
 _PPO = {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1}
-_RLOO_WEIGHTS = [weight * GROUP_FACTOR for weight in WEIGHTS]
+_RLOO_WEIGHTS = [weight * GROUP / (GROUP - 1) for weight in WEIGHTS]
 
 
 def _code(name: str, *steps: Identity, why: str = "", with_kl: str = "", **params: Any) -> Row:
@@ -130,7 +78,7 @@ def _code(name: str, *steps: Identity, why: str = "", with_kl: str = "", **param
 
 
 def _group_code(name: str, *more: Identity, why: str = "") -> Row:
-    return _code(name, *more, _EPS, to.code_k3(), why=f"{why}{_EPS_SAYS}.", with_kl=_SIGN_SAYS)
+    return _code(name, *more, _EPS, to.CODE_K3, why=f"{why}{_EPS_SAYS}.", with_kl=_SIGN_SAYS)
 
 
 def _group_code_trl(name: str) -> Row:
@@ -151,7 +99,7 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
 POLICY_ROWS = (
     _code(
         "reinforce",
-        *(_AVERAGED_KL, to.no_baseline(), _SUM_TO_MEAN),
+        *(_AVERAGED_KL, to.NO_BASELINE, _SUM_TO_MEAN),
         why="The code has no baseline and a mean over the tokens.",
         with_kl=_AVERAGE_SAYS,
     ),
@@ -164,7 +112,7 @@ POLICY_ROWS = (
     Row(
         Book("rloo"),
         Stock({"beta": 0.0}, *_TRL_RLOO),
-        (to.clipped_whole_ratio(),),
+        (to.CLIPPED_WHOLE_RATIO,),
         "Off-policy TRL clips the ratio of the whole completion's probability; the book has none.",
         "num_iterations: 1, steps_per_generation: gradient_accumulation_steps",
         variant="beta 0",
@@ -172,7 +120,7 @@ POLICY_ROWS = (
     Row(
         Book("rloo"),
         Stock({}, *_TRL_RLOO),
-        (to.kl_in_reward("summed", 0.05), to.clipped_whole_ratio()),
+        (to.kl_in_reward("summed", 0.05), to.CLIPPED_WHOLE_RATIO),
         "TRL's RLOOConfig takes 0.05 times the KL from the reward unless told otherwise.",
         "beta: 0, on-policy",
         batches=_UNCHANGED,
@@ -181,7 +129,7 @@ POLICY_ROWS = (
     Row(
         Book("rloo", "code"),
         Stock(stock_fields("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS), "TRL grpo"),
-        (to.clipped_token_ratio(),),
+        (to.CLIPPED_TOKEN_RATIO,),
         "Centred rewards times K/(K-1) are the leave-one-out advantages; off-policy GRPO has a "
         "clipped ratio, the code none.",
         "loss_type: grpo, scale_rewards: none, reward_weights times K/(K-1), on-policy",
@@ -203,7 +151,7 @@ POLICY_ROWS = (
     Row(
         Book("grpo"),
         Stock({}, "TRL dapo"),
-        (_TRL_DAPO, to.bias_corrected_k3()),
+        (_TRL_DAPO, to.BIAS_CORRECTED_K3),
         "TRL's default loss_type is dapo: one mean over all tokens instead of one per completion.",
         "loss_type: grpo, use_bias_correction_kl: false",
         with_kl="TRL's default KL is multiplied by the ratio.",
@@ -211,7 +159,7 @@ POLICY_ROWS = (
     ),
     _code(
         "drgrpo",
-        *(to.normaliser("fixed_length", "sequence_mean"), to.code_k3()),
+        *(to.normaliser("fixed_length", "sequence_mean"), to.CODE_K3),
         why="The chapter divides by a fixed length, the code keeps each completion's own.",
         with_kl=_SIGN_SAYS,
     ),
@@ -219,7 +167,7 @@ POLICY_ROWS = (
     Row(
         Book("drgrpo"),
         stock("drgrpo", scale_rewards="group"),
-        (to.standardised(),),
+        (to.STANDARDISED,),
         "loss_type: dr_grpo changes the normaliser only; rewards are scaled until scale_rewards is "
         "none.",
         "scale_rewards: none",
@@ -332,7 +280,7 @@ KL_ROWS = (
         "k3, TRL's default",
         "k3",
         True,
-        to.bias_corrected_k3(),
+        to.BIAS_CORRECTED_K3,
         why="use_bias_correction_kl multiplies k3 by the ratio, whose derivative counts even "
         "on-policy.",
         settings="use_bias_correction_kl: false",
@@ -341,7 +289,7 @@ KL_ROWS = (
         "k2, TRL's default",
         "k2",
         True,
-        to.bias_corrected_k3(),
+        to.BIAS_CORRECTED_K3,
         why="k3 times the ratio has k2's gradient on-policy only.",
         settings="on-policy",
     ),
@@ -383,9 +331,7 @@ _SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
 _KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
 
 PAIR_ROWS = (
-    _code("dpo"),
     Row(Book("dpo"), pair_stock("dpo"), settings="loss_type: sigmoid"),
-    _code("cdpo"),
     Row(Book("cdpo"), pair_stock("cdpo"), settings=_CDPO),
     Row(
         Book("cdpo"),
@@ -403,7 +349,6 @@ PAIR_ROWS = (
         _CDPO,
         variant="robust",
     ),
-    _code("ipo"),
     Row(
         Book("ipo"),
         pair_stock("ipo"),
@@ -412,7 +357,6 @@ PAIR_ROWS = (
         _NO_SETTING,
     ),
     Row(Book("ipo", "trl"), pair_stock("ipo"), settings="loss_type: ipo", variant="on averages"),
-    _code("simpo"),
     Row(
         Book("simpo"),
         pair_stock("simpo", "chapter"),
@@ -438,13 +382,13 @@ PAIR_ROWS = (
     Row(
         Book("orpo"),
         pair_stock("orpo"),
-        (to.orpo_nll_of_everything(),),
+        (to.ORPO_NLL_OF_EVERYTHING,),
         "TRL's likelihood term covers the prompts too and is one mean over all tokens.",
         _NO_SETTING,
     ),
     _code(
         "kto",
-        to.two_class_means(),
+        to.TWO_CLASS_MEANS,
         why="The paper takes one mean over all examples, the code adds the means of the two "
         "classes.",
     ),
@@ -464,11 +408,8 @@ PAIR_ROWS = (
         "balanced batches",
         variant="weights doubled",
     ),
-    _code("dpo_norm"),
     Row(Book("dpo_norm"), pair_stock("dpo_norm"), settings="loss_type: sigmoid_norm"),
-    _code("apo_zero"),
     Row(Book("apo_zero"), pair_stock("apo_zero"), settings="loss_type: apo_zero"),
-    _code("apo_down"),
     Row(Book("apo_down"), pair_stock("apo_down"), settings="loss_type: apo_down"),
     _code("reward"),
     Row(Book("reward"), pair_stock("reward"), settings="the default"),
@@ -492,14 +433,14 @@ PAIR_ROWS = (
     ),
     _code(
         "orm",
-        to.tokens_of_the_batch(),
+        to.TOKENS_OF_THE_BATCH,
         why="The chapter averages over each completion first, the code over all tokens of the "
         "batch.",
     ),
     Row(
         Book("sft", "code"),
         Stock({}, "TRL SFTTrainer", "SFTTrainer"),
-        (to.tokens_of_the_window(),),
+        (to.TOKENS_OF_THE_WINDOW,),
         "The code takes a mean over the tokens of each micro-batch, TRL over the whole window.",
         "gradient_accumulation_steps: 1",
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlhf_trl.compare.measure import accumulate, batches, fix_completions
-from rlhf_trl.compare.models import make_trainer, trainer_fields
+from rlhf_trl.compare.models import make_trainer, rows_for, trainer_fields
 from rlhf_trl.tiny import checkpoint_path
 
 # Rounding in float32 moves these sums over some hundred tokens by less than 1e-5 (measured: 9.4e-6)
@@ -54,9 +54,9 @@ def losses(
         trainer: the trainer's class.
         config: its config's class.
         defaults: values of config fields, unless this harness needs another.
-        cases: settings such as `"loss_type=grpo beta=0.1"`: attributes of the trainer or its
-            arguments, set before the loss is computed. What is set in one case holds in the next,
-            except for `ONLINE`. `move` is how far and which way the policy moves (0.01).
+        cases: settings such as `"loss_type=grpo beta=0.1"`, of the trainer or its arguments, set
+            before the loss is computed. All but `ONLINE` hold in the next case, too. `move` is how
+            far and which way the policy moves (0.01).
 
     Returns:
         For each case: loss and gradient norm, or the sentence of the error with which it ended.
@@ -105,14 +105,7 @@ def _build(family: str, trainer: type, config: type, given: dict[str, Any]) -> A
     rows: list[dict[str, Any]] = [
         {"prompt": w, "chosen": w[::-1], "rejected": w + w[:2]} for w in _WORDS
     ]
-    if family == "SFT":
-        rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
-    if family == "KTO":
-        sides = ("rejected", "chosen") * (len(rows) // 2)
-        rows = [
-            {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
-            for row, side in zip(rows, sides, strict=True)
-        ]
+    rows = rows_for(f"{family}Trainer", rows, [n % 2 == 1 for n in range(len(rows))])
     return make_trainer(trainer, config, given, rows, model=model)
 
 

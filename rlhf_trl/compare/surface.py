@@ -42,9 +42,8 @@ def shipped() -> Surface:
 def read(known: Surface | None = None) -> Surface:
     """Read the surface of the installed TRL.
 
-    Args:
-        known: the surface whose places and losses are looked up; by default, the shipped one. The
-            losses are computed at its defaults, so that a changed default is told once.
+    The places and losses of `known`, by default the shipped surface, are looked up. The losses are
+    computed at its defaults, so that a changed default is told once.
 
     Returns:
         By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`. What is not

@@ -23,22 +23,20 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class _Field:
-    """What becomes of a field of the book's code.
+    """What becomes of a field of the book's code."""
 
-    Attributes:
-        default: what the code uses where the config is silent.
-        to: the field it becomes; "": see `note`.
-        note: what the comment adds; without `to`, why the field is left out, or "" if the function
-            of its kind reads it.
-        convert: from its value to the new one; None: as it is.
-        optional: whether it may be null.
-    """
-
-    default: Any
-    to: str = ""
+    default: Any  # what the code uses where the config is silent
+    to: str = ""  # the field it becomes; "": see `note`
+    # what the comment adds; without `to`, why the field is left out, or "" if the function of its
+    # kind reads it
     note: str = ""
-    convert: Callable[[Any], Any] | None = None
-    optional: bool = False
+    convert: Callable[[Any], Any] | None = None  # from its value to the new one; None: as it is
+    optional: bool = False  # whether it may be null
+
+
+def _read(note: str = "", **defaults: Any) -> dict[str, _Field]:
+    """Return fields that a function reads, or, with a note, that are left out."""
+    return {name: _Field(default, note=note) for name, default in defaults.items()}
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
@@ -49,8 +47,9 @@ _UNSAMPLED = "TRL's trainer samples nothing while it trains"
 _COMPLETIONS = "completions per process"
 
 _POLICY_GRADIENT = {
-    "loss": _Field("grpo"),
-    "data": _Field(None),
+    **_read(loss="grpo", data=None, l_max=512, accuracy_min_reward=0.0, accuracy_max_reward=1.0),
+    **_read(format_weight=0.5, temperature=0.6, top_p=0.95, top_k=20, min_p=0.0),
+    **_read(prompts_per_step=4),
     "model_name": _Field("Qwen/Qwen3-1.7B", "model_name_or_path"),
     "clip_eps_lo": _Field(0.2, "epsilon"),
     "clip_eps_hi": _Field(0.2, "epsilon_high"),
@@ -61,21 +60,12 @@ _POLICY_GRADIENT = {
     "sapo_temp_pos": _Field(1.0, "sapo_temperature_pos"),
     "sapo_temp_neg": _Field(1.05, "sapo_temperature_neg"),
     "l_cache": _Field(256, "soft_punish_cache", "tokens before the limit, over which it grows"),
-    "l_max": _Field(512),
-    "accuracy_min_reward": _Field(0.0),
-    "accuracy_max_reward": _Field(1.0),
     "beta": _Field(0.0, "beta"),
     "kl_estimator": _Field("kl3", "kl_estimator", convert=lambda name: name.replace("kl", "k")),
-    "format_weight": _Field(0.5),
-    "temperature": _Field(0.6),
-    "top_p": _Field(0.95),
-    "top_k": _Field(20),
-    "min_p": _Field(0.0),
     "max_new_tokens": _Field(512, "max_completion_length"),
     "num_rollouts": _Field(8, "num_generations", "completions per prompt"),
     "train_batch_size": _Field(2, "per_device_train_batch_size", _COMPLETIONS),
     "batch_acc": _Field(4, "gradient_accumulation_steps"),
-    "prompts_per_step": _Field(4),
     "lr": _Field(5e-6, "learning_rate"),
     "max_norm": _Field(1.0, "max_grad_norm"),
     "seed": _Field(42, "seed"),
@@ -83,25 +73,18 @@ _POLICY_GRADIENT = {
     "wandb_project": _Field(None, "project"),
     "wandb_entity": _Field(None, note=_TRACKED),
     "rollout_batch_size": _Field(8, note="TRL generates the whole buffer at once"),
-    "model_device_id": _Field(0, note=_PLACED),
-    "device": _Field("auto", note=_PLACED),
-    "ref_model_device_id": _Field(0, note=_PLACED),
-    "val_model_device_id": _Field(0, note=_PLACED),
+    **_read(_PLACED, model_device_id=0, device="auto", ref_model_device_id=0),
+    **_read(_PLACED, val_model_device_id=0),
 }
 
 _DIRECT_ALIGNMENT = {
-    "loss": _Field("dpo"),
+    **_read(loss="dpo", ref_model_name=None, gamma=0.5, label_smoothing=0.0, dataset_split="train"),
+    **_read(dataset_name="argilla/ultrafeedback-binarized-preferences-cleaned"),
+    **_read(max_prompt_length=None, max_completion_length=None),
     "model_name": _Field("allenai/OLMo-2-0425-1B-SFT", "model_name_or_path"),
-    "ref_model_name": _Field(None),
     "beta": _Field(0.1, "beta"),
-    "gamma": _Field(0.5),
-    "label_smoothing": _Field(0.0),
-    "dataset_name": _Field("argilla/ultrafeedback-binarized-preferences-cleaned"),
-    "dataset_split": _Field("train"),
     "max_samples": _Field(1000, optional=True),
     "max_length": _Field(512, "max_length", "TRL keeps the start of what is longer"),
-    "max_prompt_length": _Field(None),
-    "max_completion_length": _Field(None),
     "truncation_mode": _Field("keep_end", note="TRL keeps the start of what is too long"),
     "learning_rate": _Field(5e-7, "learning_rate"),
     "num_epochs": _Field(1, "num_train_epochs"),
@@ -122,44 +105,31 @@ _DIRECT_ALIGNMENT = {
     ),
     "seed": _Field(42, "seed"),
     "wandb_run_name": _Field(None, "run_name"),
-    "wandb_project": _Field(None, note=_TRACKED),
-    "wandb_entity": _Field(None, note=_TRACKED),
+    **_read(_TRACKED, wandb_project=None, wandb_entity=None),
     "eval_every": _Field(100, note="the code's training never evaluates"),
     "device": _Field("auto", note=_PLACED),
-    "sample_every": _Field(25, note=_UNSAMPLED),
-    "sample_max_tokens": _Field(128, note=_UNSAMPLED),
-    "sample_max_input_tokens": _Field(512, note=_UNSAMPLED),
-    "sample_num_prompts": _Field(3, note=_UNSAMPLED),
-    "sample_prompt_strategy": _Field("round_robin", note=_UNSAMPLED),
-    "sample_prompts_file": _Field(None, note=_UNSAMPLED),
-    "sample_do_sample": _Field(True, note=_UNSAMPLED),
-    "sample_temperature": _Field(0.7, note=_UNSAMPLED),
-    "sample_top_p": _Field(0.9, note=_UNSAMPLED),
+    **_read(_UNSAMPLED, sample_every=25, sample_max_tokens=128, sample_max_input_tokens=512),
+    **_read(_UNSAMPLED, sample_num_prompts=3, sample_prompt_strategy="round_robin"),
+    **_read(_UNSAMPLED, sample_prompts_file=None, sample_do_sample=True),
+    **_read(_UNSAMPLED, sample_temperature=0.7, sample_top_p=0.9),
 }
 
 _SCHEDULES = {"linear_decay": "linear", "warmup_only": "constant_with_warmup"}
 
 _REWARD_MODEL = {
     "model_id": _Field("Qwen/Qwen3-0.6B-Base", "model_name_or_path"),
-    "freeze_backbone": _Field(False),
-    "dataset_name": _Field("argilla/ultrafeedback-binarized-preferences-cleaned"),
-    "dataset_split": _Field("train"),
-    "samples": _Field(5000),
-    "rollouts_per_prompt": _Field(32),
+    **_read(dataset_name="argilla/ultrafeedback-binarized-preferences-cleaned"),
+    **_read(dataset_split="train", samples=5000, freeze_backbone=False, rollouts_per_prompt=32),
+    **_read(max_steps=20, max_tokens=5500, val_ratio=0.1, eval_interval=25),
     "max_length": _Field(512, "max_length", "TRL leaves longer pairs out, the code cuts them"),
-    "max_steps": _Field(20),
-    "max_tokens": _Field(5500),
     "batch_size": _Field(2, "per_device_train_batch_size", "pairs per process"),
     "grad_accum_steps": _Field(8, "gradient_accumulation_steps"),
     "epochs": _Field(2, "num_train_epochs"),
     "lr": _Field(5e-5, "learning_rate"),
     "warmup_ratio": _Field(0.1, "warmup_steps", "below 1 it is a share of all steps", float),
     "lr_scheduler": _Field("linear_decay", "lr_scheduler_type", "", _SCHEDULES.get),
-    "val_ratio": _Field(0.1),
-    "eval_interval": _Field(25),
     "seed": _Field(123, "seed"),
-    "device": _Field("cuda", note=_PLACED),
-    "device_id": _Field(0, note=_PLACED),
+    **_read(_PLACED, device="cuda", device_id=0),
     "use_wandb": _Field(True, note=_TRACKED),
     "skip_demo": _Field(False, note="TRL shows no demo after training"),
 }
@@ -171,19 +141,11 @@ _SAME_GRADIENT = ("apo_zero", "apo_down")
 
 
 def translate(path: str | Path, closest: bool = False) -> str:
-    """Translate a config of the book's code.
+    """Translate a YAML config of the book's code: for a recipe here, or for a stock trainer.
 
-    Args:
-        path: a YAML file of the book's code: policy gradients, direct alignment or reward models.
-        closest: also translate what stock TRL computes only nearly, with a note on the difference.
-
-    Returns:
-        YAML with comments: of `recipes/grpo.py` or `recipes/ppo.py` for policy gradients, of a
-        stock trainer otherwise.
-
-    Raises:
-        InputError: the file holds a field that the code does not have, a value that is not one, or
-            something that does not carry over.
+    `closest` also translates what stock TRL computes only nearly, with a note on the difference. A
+    field that the code does not have, a value that is not one, and what does not carry over are an
+    InputError.
     """
     given = read_yaml(path)
     loss = given.get("loss")
@@ -244,7 +206,7 @@ class _Sheet:
         """Stop with one sentence about the file."""
         raise InputError(f"{self.path}: {why}.")
 
-    def get(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Any:
         """Return what the code would use."""
         return self.given.get(name, self.table[name].default)
 
@@ -262,9 +224,9 @@ class _Sheet:
     def move(self, reads: Mapping[str, Any] | None = None) -> None:
         """Write every field that its line suffices for; of the loss those in `reads`, or all."""
         for name, rule in self.table.items():
-            value = self.get(name)
+            value = self[name]
             if reads is not None and rule.to in algorithms.LOSS_FIELDS - set(reads):
-                self.leave_out(name, f"not read by {self.get('loss')}")
+                self.leave_out(name, f"not read by {self['loss']}")
             elif rule.to and value is not None:
                 new = rule.convert(value) if rule.convert else value
                 self.write(rule.to, new, name, note=rule.note)
@@ -302,7 +264,7 @@ def _wrapped(text: str) -> list[str]:
 
 def _policy_gradient(sheet: _Sheet, closest: bool) -> None:
     """Fill in a config of recipes/grpo.py or recipes/ppo.py; nothing about it is only close."""
-    loss = sheet.get("loss")
+    loss = sheet["loss"]
     row = algorithms.formulation(loss, "code")
     reads = {**row.reads, **row.trainer_reads}
     recipe = "ppo" if loss == "ppo" else "grpo"
@@ -323,7 +285,7 @@ def _policy_gradient(sheet: _Sheet, closest: bool) -> None:
     sheet.write("num_train_epochs", 1, note="the code goes through its data once")
     sheet.write("dtype", "bfloat16", note="the code's weights")
     sheet.write("bf16", True, note="as the code computes")
-    tracker = "wandb" if sheet.get("wandb_project") else "none"
+    tracker = "wandb" if sheet["wandb_project"] else "none"
     sheet.write("report_to", tracker, "wandb_project")
     sheet.write("output_dir", f"outputs/{Path(sheet.path).stem}", note="the code saves nothing")
 
@@ -331,10 +293,10 @@ def _policy_gradient(sheet: _Sheet, closest: bool) -> None:
 def _check_buffer(sheet: _Sheet) -> None:
     """Refuse a buffer that the code does not train on as TRL would."""
     names = ("prompts_per_step", "num_rollouts", "train_batch_size", "batch_acc")
-    prompts, rollouts, size, accumulation = map(sheet.get, names)
+    prompts, rollouts, size, accumulation = map(sheet.__getitem__, names)
     for name in names:
-        if sheet.get(name) < 1:
-            sheet.refuse(f"{name} is {sheet.get(name)}; write 1 or more")
+        if sheet[name] < 1:
+            sheet.refuse(f"{name} is {sheet[name]}; write 1 or more")
     buffer = prompts * rollouts
     if buffer % size:
         sheet.refuse(
@@ -348,26 +310,26 @@ def _check_buffer(sheet: _Sheet) -> None:
             "so the code ends each buffer with a smaller step, where TRL goes on accumulating; "
             "write a batch_acc that divides them"
         )
-    if rollouts < 2 and sheet.get("loss") not in ("reinforce", "ppo"):
+    if rollouts < 2 and sheet["loss"] not in ("reinforce", "ppo"):
         sheet.refuse(
-            f"num_rollouts is {rollouts}, and {sheet.get('loss')} compares the completions of a "
+            f"num_rollouts is {rollouts}, and {sheet['loss']} compares the completions of a "
             "prompt; write 2 or more"
         )
 
 
 def _check_losses(sheet: _Sheet, reads: Mapping[str, Any]) -> None:
     """Refuse settings of a loss that the recipe does not have."""
-    loss = sheet.get("loss")
-    if sheet.get("beta") and "beta" not in reads:
-        sheet.refuse(f"beta is {sheet.get('beta')}, and {loss} has no KL penalty here; write 0.0")
-    if sheet.get("kl_estimator") not in ("kl1", "kl2", "kl3"):
-        sheet.refuse(f"kl_estimator is {sheet.get('kl_estimator')!r}; write kl1, kl2 or kl3")
-    if "soft_punish_cache" in reads and sheet.get("l_max") != sheet.get("max_new_tokens"):
+    loss = sheet["loss"]
+    if sheet["beta"] and "beta" not in reads:
+        sheet.refuse(f"beta is {sheet['beta']}, and {loss} has no KL penalty here; write 0.0")
+    if sheet["kl_estimator"] not in ("kl1", "kl2", "kl3"):
+        sheet.refuse(f"kl_estimator is {sheet['kl_estimator']!r}; write kl1, kl2 or kl3")
+    if "soft_punish_cache" in reads and sheet["l_max"] != sheet["max_new_tokens"]:
         sheet.refuse(
-            f"l_max is {sheet.get('l_max')} and max_new_tokens {sheet.get('max_new_tokens')}, and "
+            f"l_max is {sheet['l_max']} and max_new_tokens {sheet['max_new_tokens']}, and "
             "the overlong penalty here ends at the longest completion; write the same number"
         )
-    bounds = sheet.get("accuracy_min_reward"), sheet.get("accuracy_max_reward")
+    bounds = sheet["accuracy_min_reward"], sheet["accuracy_max_reward"]
     if "correctness_reward" in reads and "format_reward" not in reads and bounds != (0, 1):
         sheet.refuse(
             f"accuracy_min_reward and accuracy_max_reward are {bounds[0]} and {bounds[1]}, and "
@@ -377,19 +339,19 @@ def _check_losses(sheet: _Sheet, reads: Mapping[str, Any]) -> None:
 
 def _write_loss(sheet: _Sheet, reads: Mapping[str, Any]) -> None:
     """Say what the numbers of the loss mean, and name the rewards that it reads."""
-    loss, high = sheet.get("loss"), sheet.get("clip_eps_hi")
+    loss, high = sheet["loss"], sheet["clip_eps_hi"]
     if loss == "cispo":
         note = (
             f"weights are held below 1 + {high}, as in the code; TRL's own field of that name is "
             f"the bound itself and would be {1 + high:g}"
         )
         sheet.write("epsilon_high", high, "clip_eps_hi", note=note)
-    if sheet.get("beta"):
+    if sheet["beta"]:
         note = (
             "the code's k1 and k3 have the other sign than the KL's (k1 in the reward pays for "
             "drift); formulation chapter has the right one"
         )
-        sheet.write("beta", sheet.get("beta"), "beta", note=note)
+        sheet.write("beta", sheet["beta"], "beta", note=note)
     if "correctness_reward" in reads:
         sheet.write("correctness_reward", "gym_score", note="what the code takes for right")
     if "format_reward" in reads:
@@ -406,8 +368,8 @@ def _write_loss(sheet: _Sheet, reads: Mapping[str, Any]) -> None:
 
 def _write_rollouts(sheet: _Sheet, row: algorithms.PolicyGradient) -> None:
     """Write how completions are sampled and rewarded, and how often each buffer is trained on."""
-    size, accumulation = sheet.get("train_batch_size"), sheet.get("batch_acc")
-    buffer = sheet.get("prompts_per_step") * sheet.get("num_rollouts")
+    size, accumulation = sheet["train_batch_size"], sheet["batch_acc"]
+    buffer = sheet["prompts_per_step"] * sheet["num_rollouts"]
     steps = buffer // size // accumulation
     note = (
         f"{buffer} completions in batches of {size} are {buffer // size}, so {steps} optimizer "
@@ -418,14 +380,14 @@ def _write_rollouts(sheet: _Sheet, row: algorithms.PolicyGradient) -> None:
     sources = ("prompts_per_step", "num_rollouts")
     sheet.write("steps_per_generation", buffer // size, *sources, note=note)
     names = ("temperature", "top_p", "top_k", "min_p")
-    sampling = {name: sheet.get(name) for name in names}
+    sampling = {name: sheet[name] for name in names}
     note = "of the log-probabilities; TRL would divide by the sampling temperature there, too"
     sheet.write("temperature", 1.0, note=note)
     sheet.write("generation_kwargs", sampling, *names, note=_SAMPLING)
     sheet.write("reward_funcs", ["gym_score", "format"], note="the code's rewards")
-    sheet.write("reward_weights", [1.0, sheet.get("format_weight")], "format_weight")
+    sheet.write("reward_weights", [1.0, sheet["format_weight"]], "format_weight")
 
-    data = sheet.get("data")
+    data = sheet["data"]
     if not isinstance(data, dict) or not isinstance(data.get("specs"), list):
         sheet.refuse("data is missing or has no list of specs; write data: {size: N, specs: [...]}")
     for name in data.keys() - {"specs", "size"}:
@@ -433,7 +395,7 @@ def _write_rollouts(sheet: _Sheet, row: algorithms.PolicyGradient) -> None:
     block = {
         "source": "reasoning_gym",
         "size": data.get("size", 3000),
-        "seed": sheet.get("seed"),
+        "seed": sheet["seed"],
         "system_prompt": "deepseek_zero",
         "specs": data["specs"],
     }
@@ -448,8 +410,8 @@ def _write_rollouts(sheet: _Sheet, row: algorithms.PolicyGradient) -> None:
 
 def _direct_alignment(sheet: _Sheet, closest: bool) -> None:
     """Fill in a config of DPOTrainer, KTOTrainer, ORPOTrainer or CPOTrainer."""
-    loss = sheet.get("loss")
-    smoothing = 0.1 if loss == "cdpo" else sheet.get("label_smoothing")
+    loss = sheet["loss"]
+    smoothing = 0.1 if loss == "cdpo" else sheet["label_smoothing"]
     smoothed = smoothing and loss in ("dpo", "cdpo", "dpo_norm")
     if smoothed and loss == "dpo_norm":
         sheet.refuse("label_smoothing has no place in TRL's sigmoid_norm; write 0.0")
@@ -465,8 +427,8 @@ def _direct_alignment(sheet: _Sheet, closest: bool) -> None:
     sheet.move()
 
     # the code raises these two to 2 wherever the config says 0.1
-    raised = loss in ("simpo", "dpo_norm") and sheet.get("beta") == 0.1
-    beta = 2.0 if raised else sheet.get("beta")
+    raised = loss in ("simpo", "dpo_norm") and sheet["beta"] == 0.1
+    beta = 2.0 if raised else sheet["beta"]
     note = f"0.1, which the code takes as 2 for {loss}" if raised else ""
     sheet.write("beta", beta, "beta", note=note)
     params: dict[str, float] = {"beta": beta}
@@ -479,7 +441,7 @@ def _direct_alignment(sheet: _Sheet, closest: bool) -> None:
     else:
         sheet.leave_out("label_smoothing", f"not read by {loss}")
     if loss == "simpo":
-        params["gamma_beta_ratio"] = sheet.get("gamma")
+        params["gamma_beta_ratio"] = sheet["gamma"]
     else:
         sheet.leave_out("gamma", f"not read by {loss}")
     _check_parameters(sheet, row, params)
@@ -493,10 +455,10 @@ def _direct_alignment(sheet: _Sheet, closest: bool) -> None:
         _write_kto(sheet)
     if loss in _SAME_GRADIENT:
         sheet.write("loss_type", settings["loss_type"], note=row.trl)
-    _write_data(sheet, sheet.get("max_samples"), "max_samples")
-    sheet.write("dtype", "bfloat16" if sheet.get("bf16") else "float32", "bf16")
+    _write_data(sheet, sheet["max_samples"], "max_samples")
+    sheet.write("dtype", "bfloat16" if sheet["bf16"] else "float32", "bf16")
     sheet.write("lr_scheduler_type", "linear", note="to 0, as the code's")
-    tracker = "wandb" if sheet.get("wandb_project") else "none"
+    tracker = "wandb" if sheet["wandb_project"] else "none"
     sheet.write("report_to", tracker, "wandb_project")
 
 
@@ -508,17 +470,17 @@ _SETTINGS = {
 
 def _check_texts(sheet: _Sheet, row: algorithms.Preference, closest: bool) -> None:
     """Refuse a reference and lengths that the stock trainer does not take."""
-    reference = sheet.get("ref_model_name")
-    if row.reference and reference not in (None, sheet.get("model_name")):
+    reference = sheet["ref_model_name"]
+    if row.reference and reference not in (None, sheet["model_name"]):
         sheet.refuse(
             f"ref_model_name is {reference!r}, and TRL's scripts take the model itself as the "
             "reference; hand the reference to the trainer in a script of your own"
         )
     sheet.leave_out("ref_model_name", "the model itself" if row.reference else "not read")
     for name in ("max_prompt_length", "max_completion_length"):
-        if sheet.get(name) is not None and not closest:
+        if sheet[name] is not None and not closest:
             sheet.refuse(
-                f"{name} is {sheet.get(name)}, and TRL cuts by max_length only; shorten the data "
+                f"{name} is {sheet[name]}, and TRL cuts by max_length only; shorten the data "
                 "and remove it, or leave it out with --closest"
             )
         sheet.leave_out(name, "TRL cuts by max_length only")
@@ -534,7 +496,7 @@ def _write_kto(sheet: _Sheet) -> None:
     sheet.write("desirable_weight", 2.0, note=note)
     sheet.write("undesirable_weight", 2.0, note="twice the code's 1, likewise")
     note = "the code counts pairs, TRL the two completions of each"
-    sheet.write("per_device_train_batch_size", 2 * sheet.get("batch_size"), "batch_size", note=note)
+    sheet.write("per_device_train_batch_size", 2 * sheet["batch_size"], "batch_size", note=note)
 
 
 # --- reward models -------------------------------------------------------------------------------
@@ -556,25 +518,25 @@ def _reward_model(sheet: _Sheet, closest: bool) -> None:
             f"{algorithms.algorithm('orm').trl}; configs/book/orm.yaml is the book's, for "
             "recipes/orm.py; for a preference reward model, write max_length"
         )
-    if sheet.get("lr_scheduler") not in _SCHEDULES:
+    if sheet["lr_scheduler"] not in _SCHEDULES:
         known = " or ".join(_SCHEDULES)
-        sheet.refuse(f"lr_scheduler is {sheet.get('lr_scheduler')!r}; write {known}")
-    if sheet.get("freeze_backbone") and not closest:
+        sheet.refuse(f"lr_scheduler is {sheet['lr_scheduler']!r}; write {known}")
+    if sheet["freeze_backbone"] and not closest:
         sheet.refuse(
             "freeze_backbone is true, and RewardTrainer trains the whole model; write false, or "
             "leave it out with --closest"
         )
     _check_share(sheet, "warmup_ratio")
     _check_share(sheet, "val_ratio")
-    frozen = "the code trains only the head" if sheet.get("freeze_backbone") else ""
+    frozen = "the code trains only the head" if sheet["freeze_backbone"] else ""
     _write_header(sheet, "RewardTrainer", frozen)
     sheet.move()
     sheet.leave_out("freeze_backbone", "RewardTrainer trains the whole model")
-    if sheet.get("lr_scheduler") == "warmup_only":
+    if sheet["lr_scheduler"] == "warmup_only":
         note = "the code's warmup starts at a tenth of the rate, TRL's at 0"
         sheet.write("lr_scheduler_type", "constant_with_warmup", "lr_scheduler", note=note)
-    _write_data(sheet, sheet.get("samples"), "samples", note="; the code shuffles before it cuts")
-    share, interval = sheet.get("val_ratio"), sheet.get("eval_interval")
+    _write_data(sheet, sheet["samples"], "samples", note="; the code shuffles before it cuts")
+    share, interval = sheet["val_ratio"], sheet["eval_interval"]
     if share:
         sheet.write("test_split_size", share, "val_ratio")
         sheet.write("eval_strategy", "steps" if interval > 0 else "epoch", "eval_interval")
@@ -602,8 +564,8 @@ def _check_parameters(
 
 def _check_share(sheet: _Sheet, name: str) -> None:
     """Refuse a share that is none; from 1 on, TRL would take it for a number of steps or rows."""
-    if not 0 <= sheet.get(name) < 1:
-        sheet.refuse(f"{name} is {sheet.get(name)}; write a number from 0 to below 1")
+    if not 0 <= sheet[name] < 1:
+        sheet.refuse(f"{name} is {sheet[name]}; write a number from 0 to below 1")
 
 
 def _write_header(sheet: _Sheet, trainer: str, difference: str) -> None:
@@ -627,8 +589,8 @@ def _write_data(sheet: _Sheet, rows: int | None, source: str, note: str = "") ->
     """Write the data set and its first rows."""
     if rows is not None and rows < 1:
         sheet.refuse(f"{source} is {rows}; write 1 or more")
-    split = sheet.get("dataset_split") + ("" if rows is None else f"[:{rows}]")
+    split = sheet["dataset_split"] + ("" if rows is None else f"[:{rows}]")
     sources = [name for name in ("dataset_name", "dataset_split", source) if name in sheet.given]
     note = "if its prompts are text beside messages, add columns: [chosen, rejected]" + note
-    block = [{"path": sheet.get("dataset_name"), "split": split}]
+    block = [{"path": sheet["dataset_name"], "split": split}]
     sheet.write("datasets", block, *(sources or ["dataset_name"]), note=note)

@@ -10,19 +10,18 @@ from rlhf_trl.data.files import (
     FileData,
     check_cells,
     code,
-    is_list,
     read_sides,
     renamed,
-    table,
 )
 from rlhf_trl.data.gym import GymData, GymTasks
-from rlhf_trl.data.readers import check_reader
+from rlhf_trl.data.readers import UNANSWERED, check_reader
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 ANSWERED = ("prompt", "completion")
+UNASKED = "nothing comes before the answer"
 
 
 @dataclass
@@ -70,8 +69,7 @@ def checked_demonstrations(
     The last of the `messages` is the completion, and those before it the prompt.
 
     Raises:
-        InputError: see `renamed`; texts alone; an empty prompt or completion; a completion of more
-            than one message; no answer of the assistant at all.
+        InputError: see `renamed`; texts alone; an empty prompt or completion; nothing but answers.
     """
     there, columns = dataset.column_names, dict(columns)
     messages = columns.pop("messages", None)
@@ -84,47 +82,14 @@ def checked_demonstrations(
             f"dataset: {where} has texts alone, which do not tell the prompt from the answer to "
             "learn; give prompt and completion, or messages."
         )
-    else:
-        _check_single(dataset, where, columns)
-    dataset = renamed(dataset, where, columns, (ANSWERED,))
-    dropped = {}
-    for reason, keep in LEFT_OUT.items():
-        given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
-        found = dataset.filter(keep, batched=True, **given)
-        if not len(found):
-            raise InputError(f"dataset: in every row of {where} {reason}, so nothing is learned.")
-        dropped[reason] = len(dataset) - len(found)
-        dataset = found
-    check_cells(dataset, ANSWERED, where)
-    return dataset, dropped
-
-
-def _answered(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
-    ends = (c[-1] if isinstance(c, list) and c else {"role": "assistant"} for c in completions)
-    return [not isinstance(end, dict) or end.get("role") == "assistant" for end in ends]
+    split = renamed(dataset, where, columns, (ANSWERED,))
+    given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
+    found = split.filter(_asked, batched=True, **given)
+    if not len(found):
+        raise InputError(f"dataset: in all {len(dataset)} rows of {where} {UNASKED}.")
+    check_cells(found, ANSWERED, where)
+    return found, {UNANSWERED: len(dataset) - len(split), UNASKED: len(split) - len(found)}
 
 
 def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
     return [p is not None or isinstance(c, str) for p, c in zip(prompts, completions, strict=True)]
-
-
-LEFT_OUT = {"the last turn is not the assistant's": _answered, "nothing comes before it": _asked}
-
-
-def _check_single(dataset: "Dataset", where: str, columns: Mapping[str, str]) -> None:
-    """Refuse completions of several messages behind a prompt of messages."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    prompts, completions = (columns.get(name, name) for name in ANSWERED)
-    if not {prompts, completions} <= {*dataset.column_names}:
-        return
-    cells = table(dataset.select_columns([prompts, completions]))
-    if not all(is_list(cells[name].type) for name in (prompts, completions)):
-        return
-    lengths = pc.fill_null(pc.list_value_length(cells[completions]), 0).to_numpy()
-    for n in np.flatnonzero(lengths > 1)[:1].tolist():
-        raise InputError(
-            f"dataset: row {n} of {where}: {completions} has {lengths[n]} messages, of which only "
-            "the last could be trained; give the whole conversation as messages."
-        )

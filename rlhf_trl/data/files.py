@@ -122,30 +122,16 @@ def read(
     from datasets import load_dataset
 
     lines = forms(reader)[0].lines if reader else ()
-    source = Path(path)
-    folder = sorted(source.iterdir()) if source.is_dir() else []
-    files = [f for f in folder if f.suffix.lower() in FORMATS] or [source]
-    kinds = {FORMATS.get(file.suffix.lower()) for file in files}
-    if len(kinds) > 1:
-        shown = ", ".join(sorted({file.suffix for file in files}))
-        raise InputError(f"dataset.path: {path} has files of several kinds ({shown}); keep one.")
-    (kind,) = kinds
-    if not folder and kind and not source.is_file():
-        raise InputError(f"dataset: there is no file {path!r}; write the path of one.")
-    if source.is_file() and not kind:
-        raise InputError(
-            f"dataset.path: {path} is a {source.suffix or 'nameless'} file, which is not read; "
-            f"save it as {' or '.join(FORMATS)}."
-        )
-    if name and source.is_file():
-        raise InputError(f"dataset.name: {path} is a file, which has no configs; remove it.")
+    kind, files = _files(path, name)
+    folder = Path(path).is_dir()
     try:
-        if lines and kind in ("json", None):
-            found = load_dataset("text", **_line_files(path, split, lines), split=split)
-        elif source.is_file():
-            found = load_dataset(kind, data_files=path, split=split)
+        if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
+            given = {"path": "text", **_line_files(path, split, lines)}
+        elif kind and (not folder or any(f.suffix != f.suffix.lower() for f in files)):
+            given = {"path": kind, "data_files": list(map(str, files))}
         else:
-            found = load_dataset(path, name, split=split)
+            given = {"path": path, "name": name}
+        found = load_dataset(**given, split=split)
         table(found).validate(full=True)  # what is not UTF-8 is read all the same
     except Exception as error:  # the libraries below raise many kinds
         if kind == "json":
@@ -154,23 +140,46 @@ def read(
         raise InputError(
             f"dataset: {path} cannot be read at split {split!r} ({type(error).__name__}: {said}); "
             f"write the path of a file ({', '.join(FORMATS)}) or of a local copy of a hub data "
-            "set, and one of its splits or a slice that is not empty (a file is all train), such "
-            "as train[:90%]."
+            "set, its config as dataset.name where it has several, and one of its splits or a "
+            "slice that is not empty (a file is all train), such as train[:90%]."
         ) from error
-    if kind == "json" and found.column_names == ["text"]:  # what a list of anything becomes
+    if given["path"] == "json" and found.column_names == ["text"]:  # what a list of anything is
         list(map(_check_json, files))
     found = found.select(range(len(found))[:count])
     return _made(found, reader, path) if reader else (found, {})
+
+
+def _files(path: str, name: str | None) -> tuple[str | None, list[Path]]:
+    """Return the kind of a file, or of those in a folder, and the files; None: a hub name."""
+    from datasets.data_files import FILES_TO_IGNORE
+
+    source = Path(path)
+    there = sorted(source.iterdir()) if source.is_dir() else [source]
+    files = [f for f in there if f.suffix.lower() in FORMATS and f.name not in FILES_TO_IGNORE]
+    kinds = list(dict.fromkeys(FORMATS[file.suffix.lower()] for file in files))
+    if len(kinds) > 1:
+        raise InputError(
+            f"dataset.path: {path} has files of several kinds ({' and '.join(kinds)}); write the "
+            "path of a folder with one."
+        )
+    if files == [source] and not source.is_file():
+        raise InputError(f"dataset: there is no file {path!r}; write the path of one.")
+    if source.is_file() and not files:
+        raise InputError(
+            f"dataset.path: {path} is a file of a kind that is not read; save it as one of "
+            f"{', '.join(FORMATS)}."
+        )
+    if name and source.is_file():
+        raise InputError(f"dataset.name: {path} is a file, which has no configs; remove it.")
+    return next(iter(kinds), None), files
 
 
 def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
     """Return what names the files of a data set that is read line by line."""
     from huggingface_hub import hf_hub_download
 
-    if Path(path).is_dir():
-        return {"data_dir": path}
-    if Path(path).is_file():
-        return {"data_files": path}
+    if Path(path).exists():
+        return {"data_dir": path} if Path(path).is_dir() else {"data_files": path}
     splits = [part.partition("[")[0] for part in split.split("+")]
     found = {
         part: [hf_hub_download(path, name.format(part), repo_type="dataset") for name in names]
@@ -190,7 +199,8 @@ def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[st
         lacking = next(column for column in each[0] if column not in there)
         raise InputError(
             f"dataset: row 0 of {where} has no column {lacking}; the reader {name} needs "
-            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}."
+            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}; name another "
+            "reader, or none."
         )
     needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
     made = dataset.select_columns(needs).map(
@@ -208,9 +218,11 @@ def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[st
             f"dataset: the reader {name} makes no example of the {len(made)} rows of {where} "
             f"({', '.join(dropped)}); there is nothing to train on."
         )
-    if dropped:
-        made = made.filter(_kept, input_columns=[LEFT_OUT], batched=True).flatten_indices()
-    return made.remove_columns(LEFT_OUT), dropped
+    if not dropped:
+        return made.remove_columns(LEFT_OUT), {}
+    given = {"batched": True, "remove_columns": [LEFT_OUT], "fn_kwargs": {"code": code()}}
+    # `filter` would leave neighbors apart, which makes all that follows slow
+    return made.with_format("arrow").map(_kept, **given).with_format(None), dropped
 
 
 def _make(
@@ -229,8 +241,8 @@ def _make(
     return {column: [row.get(column) for row in found] for column in (*reader.makes, LEFT_OUT)}
 
 
-def _kept(reasons: list[str | None]) -> list[bool]:
-    return [reason is None for reason in reasons]
+def _kept(batch: "pa.Table", code: str) -> "pa.Table":
+    return batch.filter(batch[LEFT_OUT].is_null()).drop([LEFT_OUT])
 
 
 def _feature(kind: Any) -> Any:

@@ -144,11 +144,13 @@ class TracesFile(_Steps, FileData):
 ProcessData = SyntheticTraces | SampledTraces | TracesFile
 
 
-def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sample) -> Examples:
+def load_pairs_or_ranked(
+    config: RewardData, max_samples: int | None, sample: Sample, margin: bool = True
+) -> Examples:
     """Make or read pairs, or lists for a K-wise model, of so many training rows or questions.
 
     `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
-    each, and their side, "train" or "held-out".
+    each, and their side, "train" or "held-out". `margin` says whether that column is read.
 
     Raises:
         InputError: see `load_preferences`, `checked_ranked` and `ranked_demonstrations`.
@@ -163,7 +165,7 @@ def load_pairs_or_ranked(config: RewardData, max_samples: int | None, sample: Sa
         held[side] = sample(rows, number, side)
         return held[side]
 
-    found = load_preferences(config, max_samples, sample=answers, margin=True)
+    found = load_preferences(config, max_samples, sample=answers, margin=margin)
     found.candidates = _candidates(config, found.tasks, sample, held.get("held-out"))
     return found
 

@@ -144,25 +144,23 @@ def checked_pairs(
         for n, value in enumerate(dataset["margin"][:]):
             _check_margin(value, f"row {n} of {where}")
         dataset = dataset.cast_column("margin", Value("float64"))
-        rated = dataset.filter(_no_tie, input_columns=["margin"], batched=True)
-        if not len(rated):
-            raise InputError(
-                f"dataset: margin is 0 in all {len(dataset)} rows of {where}, so there is nothing "
-                "to prefer."
-            )
-        if ties := len(dataset) - len(rated):
-            dataset, dropped = rated, dropped | {"a tie: margin is 0": ties}
     found = differing(dataset, "chosen", "rejected")
     if not len(found):
         raise InputError(
             f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}, so "
             "there is nothing to prefer."
         )
-    return found, {**dropped, "chosen identical to rejected": len(dataset) - len(found)}
-
-
-def _no_tie(margins: list[float]) -> list[bool]:
-    return [margin != 0 for margin in margins]
+    dropped["chosen identical to rejected"] = len(dataset) - len(found)
+    if "margin" in found.column_names:
+        apart = [n for n, margin in enumerate(found["margin"]) if margin]
+        if not apart:
+            raise InputError(
+                f"dataset: margin is 0 in all {len(found)} rows of {where}, so there is nothing to "
+                "prefer."
+            )
+        if ties := len(found) - len(apart):
+            found, dropped = found.select(apart), dropped | {"a tie: margin is 0": ties}
+    return found, dropped
 
 
 def _check_margin(value: Any, where: str) -> None:

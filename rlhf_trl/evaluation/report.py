@@ -172,11 +172,11 @@ def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
 
 
 def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
-    """Return the first and the last log of training, in the form of evaluations.
+    """Return the first and the last log of training with a headline, in the form of evaluations.
 
-    The last one, at the end, has no loss but what was measured since the one before.
+    The very last one has no loss, but what was measured since the one before, if anything was.
     """
-    logged = [entry for entry in log if {"loss", "train_loss"} & entry.keys()]
+    logged = [entry for entry in log if entry.keys() & {name for name, _ in HEADLINES}]
     return {
         entry["step"]: {
             "metrics": {key: value for key, value in entry.items() if key.startswith(TRAINING)},
@@ -188,6 +188,8 @@ def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
 
 def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run: of its evaluations, or of `training_metrics`."""
+    if not evaluations:
+        return f"trained with seed {seed}; nothing is held out or logged"
     before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
     measured = before.keys() & after.keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""

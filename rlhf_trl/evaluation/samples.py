@@ -24,7 +24,8 @@ def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> Non
     """
     if config.every < 0 or config.count < 1:
         raise InputError("samples: write every: 0 (never) or more, and count: 1 or more.")
-    if config.temperature < 0 or not 0 < config.top_p <= 1 or (config.max_tokens or 1) < 1:
+    limit = 1 if config.max_tokens is None else config.max_tokens
+    if config.temperature < 0 or not 0 < config.top_p <= 1 or limit < 1:
         raise InputError(
             "samples: write temperature: 0 (the likeliest) or more, top_p: above 0 and at most 1, "
             "and max_tokens: 1 or more."

@@ -32,7 +32,8 @@ def load_reward_model(
         tokenizer: the policy's, whose end-of-sequence token ends a completion.
         args (`TrainingArguments`): where the model goes.
         aggregate: which of the scores of a token or step model is the reward: "mean" (default)
-            or "last" of an outcome model; "min" (default), "last" or "product" of a process model.
+            or "last" (default with formulation: code) of an outcome model; "min" (default), "last"
+            or "product" of a process model.
         strip_think: whether completions are read `without_thoughts`.
 
     Raises:

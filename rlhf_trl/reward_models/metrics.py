@@ -1,8 +1,9 @@
 """What the scores of a reward model are worth: plain functions of scores, labels and prompts.
 
 Every result is a finite Python float. A number that the input does not define (an AUC without a
-wrong candidate, a recall of a class that does not occur) is left out of the dictionary. Scores that
-are not finite, labels outside their set and lengths that differ are an `InputError`.
+wrong candidate, a recall of a class that does not occur) is left out of the dictionary, all of them
+where there is no input. Scores that are not finite, labels outside their set and lengths that
+differ are an `InputError` of every function.
 """
 
 import math
@@ -20,20 +21,10 @@ STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
 
 
 def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
-    """Return how well rewards separate the two sides of preference pairs.
+    """Return how well the rewards (N,) of both sides separate preference pairs.
 
     pair_accuracy = mean of 1[r_c > r_r] + 1/2 1[r_c = r_r];  margin = mean(r_c - r_r);
-    calibration_error: that of `pair_calibration`.
-
-    Args:
-        chosen: (N,) rewards of the preferred completions.
-        rejected: (N,) rewards of the others.
-
-    Returns:
-        pair_accuracy, margin, chosen_mean, rejected_mean, calibration_error; nothing for N = 0.
-
-    Raises:
-        InputError: numbers of different length, or not finite.
+    calibration_error: that of `pair_calibration`; chosen_mean, rejected_mean.
     """
     chosen, rejected = finite(chosen, "chosen"), finite(rejected, "rejected")
     _same_length(chosen=chosen, rejected=rejected)
@@ -53,15 +44,8 @@ def pair_calibration(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return `calibration` of p = sigmoid(r_c - r_r), the probability that the first of two wins.
 
-    Each pair counts in both orders, (p, won) and (1 - p, lost). In one order every outcome would be
-    "won", and the error would be nothing but the mean of 1 - p.
-
-    Args:
-        chosen: (N,) rewards of the preferred completions.
-        rejected: (N,) rewards of the others.
-
-    Raises:
-        InputError: N = 0, numbers of different length, or not finite.
+    Each of the N > 0 pairs counts in both orders, (p, won) and (1 - p, lost). In one order every
+    outcome would be "won", and the error would be nothing but the mean of 1 - p.
     """
     chosen, rejected = finite(chosen, "chosen"), finite(rejected, "rejected")
     _same_length(chosen=chosen, rejected=rejected)
@@ -79,16 +63,12 @@ def calibration(
     Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. Empty bins are left out.
 
     Args:
-        probabilities: (N,) between 0 and 1.
+        probabilities: (N,) between 0 and 1; N > 0.
         outcomes: (N,) truth values.
         bins: number of bins.
 
     Returns:
         Mean probability, mean outcome and count of each bin that is not empty, and the error.
-
-    Raises:
-        InputError: N = 0, lengths that differ, a probability outside [0, 1], an outcome that is no
-            truth value.
     """
     probabilities, outcomes = finite(probabilities, "probabilities"), truth(outcomes, "outcomes")
     _same_length(probabilities=probabilities, outcomes=outcomes)
@@ -110,11 +90,7 @@ def calibration(
 
 
 def prompt_groups(prompts: Sequence[Any]) -> list[int]:
-    """Return an integer per prompt, (N,), equal where prompts are equal, in order of appearance.
-
-    Args:
-        prompts: (N,) texts, or lists of messages.
-    """
+    """Return an integer per prompt, (N,), equal where they are equal, in order of appearance."""
     known: dict[str, int] = {}
     return [known.setdefault(repr(prompt), len(known)) for prompt in prompts]
 
@@ -140,13 +116,6 @@ def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dic
         scores: (N,) scores.
         labels: (N,) whether the candidate is right.
         groups: (N,) its prompt's id; candidates of a prompt need not be neighbours.
-
-    Returns:
-        These numbers; without a right, or without a wrong candidate, those that need one are left
-        out, and nothing is left for N = 0.
-
-    Raises:
-        InputError: lengths that differ, a score that is not finite, a label that is no truth value.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
     if not prompts:
@@ -188,18 +157,8 @@ def ranking_by_budget(
     right: the exact mean over all subsets of n without repetition, ties with equal probability.
 
     With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
-
-    Args:
-        scores: (N,) scores.
-        labels: (N,) whether the candidate is right.
-        groups: (N,) its prompt's id.
-        sizes: the n.
-
-    Returns:
-        Best-of-n by n; an n that exceeds the candidates of some prompt is left out.
-
-    Raises:
-        InputError: as in `ranking_metrics`, or a size below 1.
+    The arguments are those of `ranking_metrics`, and the n; one that exceeds the candidates of some
+    prompt is left out, one below 1 an InputError.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
@@ -232,17 +191,9 @@ def majority_by_budget(
 
     Args:
         answers: (N,) answers, equal strings where the answers are equal; None: no answer.
-        labels: (N,) whether the candidate is right.
-        groups: (N,) its prompt's id.
-        sizes: the n.
+        labels: this, `groups` and `sizes` as in `ranking_by_budget`.
         seed: of the random subsets.
         draws: most subsets per prompt and n.
-
-    Returns:
-        The share by n; an n that exceeds the candidates of some prompt is left out.
-
-    Raises:
-        InputError: as in `ranking_by_budget`.
     """
     _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
     random = np.random.default_rng(seed)
@@ -279,16 +230,8 @@ def step_metrics(
     bad step is the first bad one, or which have none in both; first_error_trivial = the same for
     the best constant guess, always none or always step k.
 
-    Args:
-        predicted: per trace the predicted classes, -1, 0 or 1.
-        labels: per trace the true ones; a trace without steps is left out.
-
-    Returns:
-        These numbers; the recall of a class that does not occur in `labels` is left out (for the
-        binary form that of neutral), and nothing is left where there is no step.
-
-    Raises:
-        InputError: traces or steps of different number, or a class outside -1, 0, 1.
+    Both hold the classes -1, 0 or 1 of each trace; a trace without steps is left out, and so is the
+    recall of a class that does not occur in `labels` (for the binary form that of neutral).
     """
     _same_length(predicted=predicted, labels=labels)
     pairs = [
@@ -320,11 +263,7 @@ def first_bad(trace: Sequence[int]) -> int | None:
 
 
 def finite(values: Any, name: str) -> np.ndarray:
-    """Return a list, array or tensor of N numbers as float64, (N,).
-
-    Raises:
-        InputError: another shape, or a number that is not finite.
-    """
+    """Return a list, array or tensor of N finite numbers as float64, (N,)."""
     if hasattr(values, "detach"):  # a tensor, maybe in bfloat16 or on a GPU
         values = values.detach().double().cpu().numpy()
     values = np.asarray(values, dtype=float)
@@ -340,11 +279,7 @@ def finite(values: Any, name: str) -> np.ndarray:
 
 
 def truth(values: Any, name: str) -> np.ndarray:
-    """Return a list, array or tensor of N truth values (true, false, 1, 0) as booleans, (N,).
-
-    Raises:
-        InputError: another shape or value.
-    """
+    """Return a list, array or tensor of N truth values (true, false, 1, 0) as booleans, (N,)."""
     numbers = finite(values, name)
     if not np.isin(numbers, (0, 1)).all():
         wrong = numbers[~np.isin(numbers, (0, 1))][0]

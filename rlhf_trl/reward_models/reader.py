@@ -82,7 +82,8 @@ class Reader:
     @property
     def names(self) -> tuple[str, ...]:
         """The scores that a text gets; the first is the usual one."""
-        return AGGREGATES.get(self.algorithm, ("score",))
+        names = AGGREGATES.get(self.algorithm, ("score",))
+        return names[::-1] if (self.algorithm, self.formulation) == ("orm", "code") else names
 
     def save(self, folder: str | Path) -> None:
         """Write `reward_model.json`, from which `read` makes an equal reader."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
+from datasets.utils import tqdm
 from transformers import AutoConfig, GenerationConfig
 from trl.data_utils import is_conversational
 
@@ -84,8 +84,8 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any,
     if limit is None:
         return
     template, longest = getattr(args, "chat_template_kwargs", None), (0, "")
-    for first in tqdm(range(0, len(rows), 1000), "lengths of prompts", disable=len(rows) < 50_000):
-        batch = [rows[n] for n in range(first, min(first + 1000, len(rows)))]
+    few = len(rows) < 50_000
+    for batch in tqdm(_batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=few):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte, so most texts need no look
         if texts := [t for t in texts if len(t.encode()) + args.max_completion_length > limit]:
@@ -99,6 +99,15 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any,
             f"context of {limit}: it ends in {longest[1][-80:]!r}; leave it out, or shorten it or "
             "max_completion_length."
         )
+
+
+def _batches(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
+    """Return rows by the thousand; those of a data set are not read one by one."""
+    if isinstance(rows, list):
+        yield from (rows[first : first + 1000] for first in range(0, len(rows), 1000))
+        return
+    for batch in rows.iter(1000):
+        yield [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -89,7 +89,8 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
         elif isinstance(config, OutcomeData):
             data = load_outcomes(config, own.max_samples, sample)
         else:
-            data = load_pairs_or_ranked(config, own.max_samples, sample)
+            margin = own.formulation != "code"  # the code has none
+            data = load_pairs_or_ranked(config, own.max_samples, sample, margin)
     train.report_dropped(data, args)
     return data, load_tokenizer(model, args, data.conversational)
 

@@ -360,8 +360,8 @@ def run(
     if extra is not None:
         extra(trainer, folder, title)
     report.learning_curve(folder / "learning_curve.png", log, evaluations, title)
-    told = until or report.training_metrics(log)
-    print(f"\n{report.table(told)}")
+    if told := until or report.training_metrics(log):
+        print(f"\n{report.table(told)}")
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
     print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")

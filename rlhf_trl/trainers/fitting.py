@@ -133,7 +133,7 @@ def kto_order(
             "per_device_train_batch_size is 1, and KTO's reference point needs another example in "
             "the batch; write 2 or more."
         )
-    keys = [tuple(ids) for ids in prompts]
+    keys = [hash(tuple(ids)) for ids in prompts]
     for _ in range(ATTEMPTS):
         places = []
         for side, members in enumerate(classes):

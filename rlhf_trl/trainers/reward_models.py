@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -168,6 +169,11 @@ class _Judges(OnTRL, RewardTrainer):
         """Keep what one evaluation batch gave, of all processes, in the data set's order."""
         self._seen += gather_object(rows)
 
+    def _collating(self, collate: Any) -> Any:
+        """Return a collator that pads with this tokenizer."""
+        filler, multiple = self.processing_class.pad_token_id, self.args.pad_to_multiple_of
+        return partial(collate, pad_token_id=filler, multiple=multiple)
+
     def _fitting(self, dataset: Any, name: str, count: int, args: RewardConfig) -> Any:
         """Note how many of the rows were too long, and refuse a data set of which none is left."""
         if not len(dataset):
@@ -217,9 +223,7 @@ class ComparisonTrainer(_Judges):
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
-            self.data_collator = RankedCollator(
-                self.processing_class.pad_token_id, args.pad_to_multiple_of
-            )
+            self.data_collator = self._collating(collate_ranked)
 
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
@@ -295,18 +299,13 @@ def _sides(rows: list[list[float]]) -> tuple[list[float], list[float]]:
     return [better for better, _ in pairs], [worse for _, worse in pairs]
 
 
-@dataclass
-class RankedCollator:
-    """Puts the completions of all lists of `ranked_ids` below each other, list by list."""
-
-    pad_token_id: int
-    pad_to_multiple_of: int | None = None
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return one batch."""
-        texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-        batch = pad_texts(texts, self.pad_token_id, multiple=self.pad_to_multiple_of)
-        return {**batch, "list_length": len(rows[0]["ranked_ids"])}
+def collate_ranked(
+    rows: list[dict[str, Any]], pad_token_id: int, multiple: int | None = None
+) -> dict[str, Any]:
+    """Put the completions of all lists of `ranked_ids` below each other, list by list."""
+    texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
+    batch = pad_texts(texts, pad_token_id, multiple=multiple)
+    return {**batch, "list_length": len(rows[0]["ranked_ids"])}
 
 
 class TokenRewardTrainer(_Judges):
@@ -361,9 +360,7 @@ class TokenRewardTrainer(_Judges):
         super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
-            self.data_collator = TokenCollator(
-                self.processing_class.pad_token_id, pad_to_multiple_of=args.pad_to_multiple_of
-            )
+            self.data_collator = self._collating(pad_texts)
 
     # Replaces RewardTrainer._prepare_dataset, which knows pairs only.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
@@ -481,19 +478,6 @@ def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
     """Return the configuration of a model that `from_pretrained` would load."""
     known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
     return AutoConfig.from_pretrained(source, **known)
-
-
-@dataclass
-class TokenCollator:
-    """Pads rows of `input_ids` and `labels`."""
-
-    pad_token_id: int
-    padding_side: str = "right"
-    pad_to_multiple_of: int | None = None
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Return one batch."""
-        return pad_texts(rows, self.pad_token_id, self.padding_side, self.pad_to_multiple_of)
 
 
 def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
