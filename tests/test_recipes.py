@@ -606,6 +606,21 @@ def test_the_warm_start_rebuilds_from_nothing(run):
     assert abs(new - shipped) <= 0.03
 
 
+@pytest.mark.promise
+def test_sums_in_words_are_learnt_from_the_number_alone(run, tmp_path):
+    words = {}
+    for name, more in (("right", []), ("slips", ["--slips", "0.6"])):
+        words[name] = tmp_path / f"{name}.jsonl"
+        script = [sys.executable, str(ROOT / "scripts" / "word_sums.py"), str(words[name]), *more]
+        subprocess.run(script, check=True)
+    start, _ = run("sft", "sft_word_sums", "--dataset.path", words["slips"])
+    options = ["--model_name_or_path", start / "model", "--dataset.path", words["right"]]
+    folder, _ = run("grpo", "grpo_word_sums", *options, folder=tmp_path / "grpo")
+    summary = json.loads((folder / "summary.json").read_text())
+    for metric in ("eval_number", "eval_sampled_number"):
+        assert summary["after"][metric] > summary["before"][metric] + 0.3
+
+
 def run_shipped(run, rebuilt):
     folder, _ = run(
         "grpo", "grpo", "--max_steps", 1, "--learning_rate", 0, folder=rebuilt.parent / "shipped"

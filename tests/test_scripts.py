@@ -1,8 +1,11 @@
 """What scripts/setup.sh does, without installing anything."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,29 @@ def test_an_old_system_python_does_not_matter_where_the_environment_is_there(set
         done = setup(*extras)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not calls.exists()
+
+
+@pytest.mark.parametrize(("slips", "least", "most"), [(0.0, 0.0, 0.0), (0.6, 0.55, 0.65)])
+def test_sums_in_words_count_right_and_end_right_but_for_the_slips(tmp_path, slips, least, most):
+    path = tmp_path / "new" / "sums.jsonl"
+    words = [str(path), "--count", "800", "--slips", str(slips)]
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "word_sums.py"), *words], check=True)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({row["question"] for row in rows}) == 800
+    wrong = 0
+    for row in rows:
+        first, *events = re.findall(r"(\w+) (\d)", row["question"])
+        counts, lines = [int(first[1])], []
+        for verb, change in events:
+            sign = "+" if verb in ("buys", "finds", "gets") else "-"
+            counts.append(counts[-1] + int(sign + change))
+            sum_ = f"{counts[-2]}{sign}{change}"
+            lines.append(f"{sum_}=<<{sum_}={counts[-1]}>>{counts[-1]}")
+        *steps, end = row["answer"].split("\n")
+        assert steps == lines and 1 <= len(lines) <= 2 and min(counts) >= 0
+        assert end in (f"#### {counts[-1]}", f"#### {counts[-2]}")
+        wrong += end != f"#### {counts[-1]}"
+    assert least <= wrong / 800 <= most
 
 
 def test_an_old_python_makes_no_environment(setup, tmp_path):
