@@ -566,27 +566,26 @@ def _check_reads(
     row: PolicyGradient, params: Mapping[str, Any], given: set[str], beta_given: bool
 ) -> None:
     """Refuse optional tensors that the row does not read, and ask for those it needs."""
-    reads: dict[str, str] = {}
+    reads: set[str] = set()
     needs: dict[str, str] = {}
-    penalty = row.kl != "none" and params["beta"] > 0
     if row.ratio != "none" or (row.kl == "reward" and beta_given):
-        reads["old_logps"] = "old_logps"
+        reads.add("old_logps")
     if row.kl != "none" and beta_given:
-        reads["ref_logps"] = "ref_logps"
-    if penalty:
+        reads.add("ref_logps")
+    if row.kl != "none" and params["beta"] > 0:
         needs["ref_logps"] = f"beta={params['beta']}"
     if row.value_loss != "none":
         needs |= {"values": "its critic", "old_values": "its critic (on-policy: values.detach())"}
     advantage = _function(book.advantages, row.advantage)
     if "binary_rewards" in inspect.signature(advantage).parameters:
         needs["binary_rewards"] = "its advantages"
-    for name in sorted(given - reads.keys() - needs.keys()):
+    for name in sorted(given - reads - needs.keys()):
         hint = ""
         if name == "ref_logps" and row.kl != "none":
             hint = " unless beta is given"
         if name == "old_logps" and "importance_cap" in params:
             hint = " unless importance_cap is given"
-        known = ", ".join(sorted(reads.keys() | needs.keys())) or "none of the optional tensors"
+        known = ", ".join(sorted(reads | needs.keys())) or "none of the optional tensors"
         raise InputError(f"{row.label} does not read {name}{hint}; it reads {known}")
     for name, why in needs.items():
         if name not in given:

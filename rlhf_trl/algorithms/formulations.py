@@ -34,9 +34,8 @@ class Formulation:
     # the TRL config fields that the formulation fixes; a value that depends on the parameters is a
     # function of them, whose docstring is its formula (see `fixed`)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    trl: bool | str = (
-        ""  # True: the stock trainer with `settings` computes this; or why it does not
-    )
+    # True: the stock trainer with `settings` computes this; a string: why it does not
+    trl: bool | str = ""
     # what to add to a parameter when it is handed to TRL, which means another thing
     trl_offset: Mapping[str, float] = field(default_factory=dict)
     # config fields that only the trainer reads, with their defaults

@@ -80,8 +80,9 @@ class Subject:
         """The windows on which it is measured."""
         names = {"heavy", "ragged", "accumulation"}
         if self.base in POLICY:
-            names |= {"on_policy"}
-            names |= {"steps_per_generation"} if self.generation > self.accumulation else set()
+            names.add("on_policy")
+            if self.generation > self.accumulation:
+                names.add("steps_per_generation")
         return [batch for batch in policy.BATCHES if batch.name in names]
 
     @property

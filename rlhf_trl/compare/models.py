@@ -78,10 +78,8 @@ def quiet() -> Iterator[None]:
     import transformers
 
     bars = datasets.are_progress_bars_disabled()
-    level = transformers.logging.get_verbosity()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -89,7 +87,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-        transformers.logging.set_verbosity(level)
         transformers.logging.enable_progress_bar()
         if not bars:
             datasets.enable_progress_bars()
