@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,10 +149,12 @@ def _best_of_n(args: argparse.Namespace) -> None:
 
 
 def _overoptimise(args: argparse.Namespace) -> None:
-    from rlhf_trl.run.overoptimisation import overoptimise
+    from rlhf_trl.run.folders import home
 
+    campaign = home() / "recipes" / "experiments" / "2026-11-20-over-optimization"
+    script = runpy.run_path(str(campaign / "overoptimisation.py"))
     folder = Path(args.output_dir)
-    print(overoptimise(folder, args.seeds, jobs=args.jobs, extra=args.rest))
+    print(script["overoptimise"](folder, args.seeds, jobs=args.jobs, extra=args.rest))
     print(f"\noveroptimisation.md, overoptimisation.json and overoptimisation.png are in {folder}")
 
 

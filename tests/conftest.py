@@ -16,6 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "recipes" / "experiments" / "2026-11-20-over-optimization"))
 
 
 @contextmanager

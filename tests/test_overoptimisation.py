@@ -5,11 +5,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import overoptimisation
 import pytest
 
 from rlhf_trl.cli import main
 from rlhf_trl.errors import InputError
-from rlhf_trl.run import overoptimisation
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--dataset.eval_size", "8", "--per_device_train_batch_size", "8", "--max_steps", "2"]

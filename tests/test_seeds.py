@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import direct_alignment_cases
+import overoptimisation
 import policy_gradient_cases
 import pytest
 import reward_model_cases
@@ -28,7 +29,7 @@ from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.models import prepare_model
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.sampling import Completion
-from rlhf_trl.run import overoptimisation, preferences, race, reward_models
+from rlhf_trl.run import preferences, race, reward_models
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
