@@ -34,6 +34,15 @@ def test_columns_are_read_under_other_names(tmp_path):
     assert row == {"prompt": "q", "answer": "s", "more": [1, 2]}
 
 
+def test_what_rewards_read_may_be_empty_null_or_of_several_kinds(tmp_path):
+    more = [[], ["x"], None, [], ["y"], []]
+    mixed = [1, "one", None, {"a": []}, [], 2.5]
+    rows = [{**r, "more": a, "mixed": b} for r, a, b in zip(ROWS, more, mixed, strict=True)]
+    assert [row["more"] for row in loaded(tmp_path, rows).train] == more
+    found = loaded(tmp_path, rows[:1], eval_path=str(write_lines(tmp_path / "e.jsonl", rows[1:])))
+    assert [row["mixed"] for row in [*found.train, *found.held_out]] == mixed
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "part"),
     [

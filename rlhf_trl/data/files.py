@@ -391,10 +391,12 @@ def _check_alike(dataset: "Dataset", model: Row, where: str) -> None:
     """Refuse texts among messages, and examples with other columns than `model` has."""
     from datasets import Json
 
+    read = ("prompt", *SIDES, "ranked", "completions")  # what else there is, rewards make sense of
     mixed = any(isinstance(feature, Json) for feature in dataset.features.values())
     for n, row in enumerate(dataset if mixed else dataset.select([0])):
         for name in dict.fromkeys([*model, *row]):
-            one, other = (_form(r.get(name)) if name in r else "missing" for r in (row, model))
+            kinds = (_form(r[name], name in read) if name in r else "missing" for r in (row, model))
+            one, other = kinds
             if one != other:
                 raise InputError(
                     f"dataset: {where}: {name} is {one} in row {n} of those that are left and "
@@ -402,10 +404,10 @@ def _check_alike(dataset: "Dataset", model: Row, where: str) -> None:
                 )
 
 
-def _form(value: Any) -> str:
-    if isinstance(value, list):
-        return "messages" if isinstance(value[0], dict) else f"a list of {_form(value[0])}"
-    return "a text" if isinstance(value, str) else "a value"
+def _form(value: Any, read: bool) -> str:
+    if read and isinstance(value, list):
+        return "messages" if isinstance(value[0], dict) else f"a list of {_form(value[0], read)}"
+    return "a text" if read and isinstance(value, str) else "a value"
 
 
 # --- columns -------------------------------------------------------------------------------------
