@@ -161,7 +161,7 @@ def test_a_file_without_evaluation(run, refused, tmp_path):
     path.write_text(json.dumps(rows))
     source = ["--dataset.source", "path", "--dataset.path", path]
     sentence = refused("kto", "kto", *STEPS, *source, folder=tmp_path / "refused")
-    assert "eval_strategy is steps, but no row is held out; name some with" in sentence
+    assert "eval_strategy is steps, but no row is held out; write dataset.eval_size" in sentence
     folder, out = run("kto", "kto", *STEPS, *source, "--eval_strategy", "no")
     assert "nothing was evaluated" in out.splitlines()[-1]
     assert json.loads((folder / "summary.json").read_text())["after"] == {}
@@ -245,7 +245,10 @@ FILES = {
         "dataset.size is not read with dataset.source: path; remove it, or write dataset.source: "
         "reasoning_gym",
     ),
-    "nothing held out": (["--dataset.path", "a.json", "--dataset.eval_size", 2], "eval_path"),
+    "all held out": (
+        ["--dataset.path", "a.json", "--dataset.eval_size", 2],
+        "leave nothing to train",
+    ),
 }
 
 
