@@ -39,6 +39,11 @@ def recipe(main: Callable[[], None]) -> None:
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 
+def world_size() -> int:
+    """Return the number of processes that the launcher started."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
 def check_process_count_asked() -> None:
     """Stop a launch that was to have several processes and has one.
 
@@ -103,7 +108,7 @@ def check_processes(args: Any, expect: Expect | None = None) -> None:
         args (`TrainingArguments`): holds the live world size.
         expect (`Expect`, *optional*): what the config is meant for.
     """
-    live, launched = args.world_size, int(os.environ.get("WORLD_SIZE") or 1)
+    live, launched = args.world_size, world_size()
     if live != launched:
         raise InputError(
             f"{launched} processes were launched but this one sees {live}, so each would train on "
