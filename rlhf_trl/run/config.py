@@ -8,8 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from enum import Enum
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import EnumType
 from importlib import import_module
 from itertools import takewhile
 from json import dumps
@@ -181,15 +181,12 @@ def read_fields(
     return config.check_block(config.values, {k: known[k] for k in config.values}, ())
 
 
-@dataclass(frozen=True)
-class _Words:
+class _Words(tuple[str, ...]):
     """What followed an option on the command line; the type of its field says what it means."""
-
-    words: tuple[str, ...]
 
     def untyped(self) -> Any:
         """Return the value these words have where no type is known; a bare option is true."""
-        values = [read_word(word) for word in self.words] or [True]
+        values = [read_word(word) for word in self] or [True]
         return values[0] if len(values) == 1 else values
 
 
@@ -211,7 +208,7 @@ def _read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, _Words]]]:
     configs = [words for name, words in options if name == "config"]
     if len(configs) != 1 or len(configs[0]) != 1 or not configs[0][0]:
         raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
-    overrides = [(name, _Words(tuple(words))) for name, words in options if name != "config"]
+    overrides = [(name, _Words(words)) for name, words in options if name != "config"]
     return configs[0][0], overrides
 
 
@@ -266,10 +263,11 @@ class _Config:
 
     def override(self, option: str, new: Any) -> None:
         """Set one option of the command line; dots lead into blocks, mappings and lists."""
-        path = head, *tail = (option.partition(".")[0].replace("-", "_"), *option.split(".")[1:])
-        if head.startswith("no_") and not tail and not new.words:
-            path, new = (head.removeprefix("no_"),), False
-        written, node = self.layers[-1][1], self.values
+        head, *tail = option.split(".")
+        head = head.replace("-", "_")
+        if head.startswith("no_") and not tail and not new:
+            head, new = head.removeprefix("no_"), False
+        path, written, node = (head, *tail), self.layers[-1][1], self.values
         for depth, key in enumerate(path):
             parent, place = ".".join(path[:depth]), key
             if isinstance(node, list):
@@ -392,7 +390,7 @@ class _Config:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
         members = _members(kind)
         if isinstance(value, _Words):
-            value = self._mean(value.words, kind, path)
+            value = self._mean(value, kind, path)
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
         member = next((m for m in members if _fits(value, m)), UNSET)
@@ -413,13 +411,13 @@ class _Config:
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
 
-    def _mean(self, words: tuple[str, ...], kind: Any, path: Key) -> Any:
+    def _mean(self, words: _Words, kind: Any, path: Key) -> Any:
         """Return the plain value that command-line words have for a field of this type."""
         members = _members(kind)
         if not words and bool not in members and Any not in members:
             self.fail(path, f"has no value; write {_describe(kind)}")
         if not words or Any in members:
-            return _Words(words).untyped()
+            return words.untyped()
         lists = [(type_args(m) or (Any,))[0] for m in members if _shape(m) in (list, tuple)]
         if len(words) == 1:
             value = read_word(words[0])
@@ -430,7 +428,7 @@ class _Config:
                 return [*fitting, value][0]
         if not lists:
             self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
-        return [self._mean((word,), lists[0], path) for word in words]
+        return [self._mean(_Words([word]), lists[0], path) for word in words]
 
     def build(self, value: Any, kind: Any, path: Key) -> Any:
         """Turn a checked plain value into instances of the dataclasses and enums of its type."""
@@ -452,7 +450,7 @@ class _Config:
             return tuple(built) if _shape(member) is tuple else built
         if isinstance(value, dict):
             return _copy(value)
-        return member(value) if isinstance(member, type) and issubclass(member, Enum) else value
+        return member(value) if isinstance(member, EnumType) else value
 
 
 def _merge(base: dict[str, Any], new: dict[str, Any], file: str, path: Key = ()) -> None:
@@ -507,7 +505,7 @@ def _fields(cls: Any) -> dict[str, tuple[Any, Field]]:
 def _members(kind: Any) -> list[Any]:
     """Return the alternatives of a type; beside an enum, `str` only stands for its values."""
     members = list(type_args(kind)) if type_origin(kind) in (Union, UnionType) else [kind]
-    has_enum = any(isinstance(m, type) and issubclass(m, Enum) for m in members)
+    has_enum = any(isinstance(m, EnumType) for m in members)
     return [m for m in members if not (has_enum and m is str)]
 
 
@@ -515,7 +513,7 @@ def _choices(member: Any) -> list[Any]:
     """Return the values that a Literal or an Enum allows, or [] for another type."""
     if type_origin(member) is Literal:
         return list(type_args(member))
-    if isinstance(member, type) and issubclass(member, Enum):
+    if isinstance(member, EnumType):
         return [item.value for item in member]
     return []
 
