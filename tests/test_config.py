@@ -579,6 +579,8 @@ def test_a_block_replaced_on_the_command_line_names_the_command_line(load):
     text = "extends: a.yaml\nexpect: {processes: 1}\n"
     sentence = refusal(load, text, "--expect", "{processes: x}", head="", files=files)
     assert sentence.startswith('command line: expect.processes is "x", a string')
+    sentence = refusal(load, text, "--dataset", "{size: 3}", head="", files=files)
+    assert sentence.startswith("command line: dataset.specs is missing; write a list")
 
 
 def test_a_key_that_the_child_overrides_names_the_child(load, tmp_path):

@@ -246,6 +246,8 @@ class _Config:
     def source(self, path: Key) -> str:
         """Return where the key at `path`, or the block it is missing from, was last written."""
         prefixes = [path[:n] for n in range(len(path), 0, -1)]
+        if not self.layers[-1][1].keys().isdisjoint(prefixes):  # it replaces blocks whole
+            return COMMAND_LINE
         wrote = (file for p in prefixes for file, keys in reversed(self.layers) if p in keys)
         return next(wrote, self.file)
 
