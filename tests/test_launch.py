@@ -16,7 +16,8 @@ from transformers.training_args import OptimizerNames
 from rlhf_trl import output
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
-from rlhf_trl.run.config import load_config
+from rlhf_trl.run.config import load_config, read_fields
+from rlhf_trl.run.fields import Run
 from rlhf_trl.run.launch import Expect
 
 
@@ -79,13 +80,18 @@ def test_expected_processes_and_strategy(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     launch.check_processes(args_with(2), Expect(processes=2, strategy="ddp"))
     refused("expects 4 processes and 2 came up", launch.check_processes, args_with(2), Expect(4))
-    refused("not one of none, ddp", launch.check_processes, args_with(2), Expect(2, "dpp"))
     refused(
         "strategy fsdp was asked for and ddp came up",
         launch.check_strategy,
         trainer_with("MULTI_GPU", 2),
         Expect(strategy="fsdp"),
     )
+
+
+def test_a_strategy_that_does_not_exist(tmp_path):
+    (tmp_path / "x.yaml").write_text("expect: {strategy: dpp}\n")
+    what = 'x.yaml: expect.strategy is "dpp"; write one of none, ddp, fsdp, deepspeed'
+    refused(what, read_fields, tmp_path / "x.yaml", [Run])
 
 
 @pytest.mark.parametrize("name", ["fsdp", "deepspeed"])

@@ -8,8 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from enum import Enum
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import EnumType
 from importlib import import_module
 from itertools import takewhile
 from json import dumps
@@ -20,9 +20,10 @@ from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, Union, 
 from typing import get_args as type_args
 from typing import get_origin as type_origin
 
+from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.output import write_whole
-from rlhf_trl.run.launch import cpu_settings
+from rlhf_trl.run.launch import cpu_settings, world_size
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
 
 COMMAND_LINE = "command line"
@@ -44,9 +45,17 @@ BOOLEAN_WORDS = {
     **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
     **dict.fromkeys(("no", "false", "f", "n", "0"), False),
 }
+# What to write for a value of a type; its name as that of a value is mostly the same.
+REMEDIES = {
+    **{bool: "true or false", int: "an integer", float: "a number", str: "a string"},
+    **{list: "a list", dict: "a mapping", NoneType: "null", Any: "any value"},
+}
+NAMES = REMEDIES | {bool: "a boolean", float: "a float"}
 
 Own = TypeVar("Own")
 Trl = TypeVar("Trl")
+Key = tuple[str, ...]  # the way to a key: ("dataset", "specs", "0", "name")
+Known = Mapping[str, tuple[Any, Field]]  # the fields of a dataclass, each with its type
 
 
 class Loaded(NamedTuple, Generic[Own, Trl]):
@@ -86,7 +95,7 @@ def load_config(
         _print_help(own, trl)
         raise SystemExit(0)
     path, overrides = _read_command_line(words)
-    config = _read(path)
+    config = _Config(path)
     for option, values in overrides:
         config.override(option, values)
     for old, new in RENAMED.items():
@@ -94,12 +103,14 @@ def load_config(
     if "env" in config.values:
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
-    own_fields = _fields(own)
-    if runs := own_fields["algorithm"][1].metadata.get("runs") if "algorithm" in own_fields else ():
-        _check_recipe(config, runs)
-    own_given = config.check_block(config.pick(own_fields), own_fields, ())
+    own_fields, fixed = _fields(own), {}
+    runs = own_fields["algorithm"][1].metadata.get("runs", ()) if "algorithm" in own_fields else ()
+    name = config.value(("algorithm",))
+    if runs and name not in runs and name in list(algorithms.ALGORITHMS):
+        what = f"is {_show(name)}, which this recipe does not run; write {_one_of(runs)}"
+        config.fail(("algorithm",), what)  # before its other data are checked
+    own_given = config.take(own_fields)
     own_run = config.build(own_given, own, ())
-    fixed = {}
     if "algorithm" in own_fields:
         fixed = _check_algorithm(config, own_run, runs)
 
@@ -108,8 +119,8 @@ def load_config(
     if twice := own_fields.keys() & (trl_fields.keys() | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
-    trl_given = config.check_block(config.pick(trl_fields), trl_fields, ())
-    model_given = config.check_block(config.pick(model_fields), model_fields, ())
+    trl_given, model_given = config.take(trl_fields), config.take(model_fields)
+    checked = {**own_given, **trl_given, **model_given}
     for key, value in {**trl_given, **model_given}.items():
         least = LEAST.get(key)
         if least is None or value is None:
@@ -117,13 +128,10 @@ def load_config(
         if value <= 0 if least == ">0" else value < least:
             wanted = "a number above 0" if least == ">0" else f"{least} or more"
             config.fail((key,), f"is {_show(value)}; write {wanted}")
-    settings = config.check_block(
-        {key: value for key, value in fixed.items() if key in trl_fields}, trl_fields, ()
-    )
-    _check_generation_batch(config, {**settings, **trl_given}, trl_fields)
-
-    checked = {**own_given, **trl_given, **model_given}
-    settings |= trl_given | cpu_settings(trl_given, world_size())
+    fixed = {key: value for key, value in fixed.items() if key in trl_fields}
+    settings = config.check_block(fixed, trl_fields, ()) | trl_given
+    _check_generation_batch(config, settings, trl_fields)
+    settings |= cpu_settings(trl_given, world_size())
     for old, new in RENAMED.items():
         if settings.get(new) is None and {old, new} <= trl_fields.keys():
             settings[new] = trl_fields[old][1].default
@@ -142,7 +150,7 @@ def load_config(
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the mapping of a YAML file with everything it extends, without checking its keys."""
-    return _read(str(path)).values
+    return _Config(path).values
 
 
 def read_fields(
@@ -162,33 +170,23 @@ def read_fields(
     Raises:
         InputError: if a key belongs to none of them, or a value does not fit its type.
     """
-    config = _read(str(path))
+    config = _Config(path)
     for key in ignore:
         config.values.pop(key, None)
     for key, means in (words or {}).items():
         if isinstance(config.values.get(key), bool):
             config.values[key] = means[config.values[key]]
-    known: dict[str, tuple[Any, Field]] = {}
-    for each in classes:
-        known = {**_fields(each), **known}
+    known = {name: field for each in reversed(classes) for name, field in _fields(each).items()}
     config.refuse_unknown(config.values, known, ())
     return config.check_block(config.values, {k: known[k] for k in config.values}, ())
 
 
-def world_size() -> int:
-    """Return the number of processes that the launcher started."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-@dataclass(frozen=True)
-class _Words:
+class _Words(tuple[str, ...]):
     """What followed an option on the command line; the type of its field says what it means."""
-
-    words: tuple[str, ...]
 
     def untyped(self) -> Any:
         """Return the value these words have where no type is known; a bare option is true."""
-        values = [read_word(word) for word in self.words] or [True]
+        values = [read_word(word) for word in self] or [True]
         return values[0] if len(values) == 1 else values
 
 
@@ -210,111 +208,70 @@ def _read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, _Words]]]:
     configs = [words for name, words in options if name == "config"]
     if len(configs) != 1 or len(configs[0]) != 1 or not configs[0][0]:
         raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
-    overrides = [(name, _Words(tuple(words))) for name, words in options if name != "config"]
+    overrides = [(name, _Words(words)) for name, words in options if name != "config"]
     return configs[0][0], overrides
 
 
-def _read_files(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
     """Return (file, content) for a config and all it extends, the deepest base first."""
-    files: list[tuple[str, dict[str, Any]]] = []
-    seen: list[Path] = []
-    while True:
-        name = os.path.normpath(path)
-        chain = " extends ".join([*(file for file, _ in files), name])
-        if path.resolve() in seen:
-            raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
-        if files and not path.is_file():
-            raise InputError(
-                f"{chain}, which is not a file; the path is relative to the file that declares it."
-            )
-        content = read_yaml(path)
-        files.append((name, content))
-        seen.append(path.resolve())
-        if "extends" not in content:
-            return files[::-1]
-        base = content.pop("extends")
-        if not isinstance(base, str):
-            raise InputError(f"{name}: extends is {_show(base)}; write the path of one YAML file.")
-        path = path.parent / base
-
-
-def _read(path: str) -> "_Config":
-    config = _Config(path)
-    for file, content in _read_files(Path(path)):
-        config.merge(content, file)
-    return config
+    chain = " extends ".join(os.path.normpath(each) for each in (*extended_by, path))
+    if path.resolve() in [each.resolve() for each in extended_by]:
+        raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
+    if extended_by and not path.is_file():
+        raise InputError(
+            f"{chain}, which is not a file; the path is relative to the file that declares it."
+        )
+    content, name = read_yaml(path), os.path.normpath(path)
+    if "extends" not in content:
+        return [(name, content)]
+    base = content.pop("extends")
+    if not isinstance(base, str):
+        raise InputError(f"{name}: extends is {_show(base)}; write the path of one YAML file.")
+    return [*_read_files(path.parent / base, (*extended_by, path)), (name, content)]
 
 
 class _Config:
-    """The merged mapping, where each of its keys was written, and the checks on it."""
+    """The merged mapping, what each file and the command line gave to it, and the checks on it."""
 
-    def __init__(self, file: str):
-        self.file = file
+    def __init__(self, path: str | Path):
         self.values: dict[str, Any] = {}
-        self._written: dict[tuple[str, ...], str] = {}
-        self._history: dict[tuple[str, ...], list[tuple[str, Any]]] = {}  # of each plain value
-        self._layers: list[str] = []  # the files, the deepest base first
+        self.file = str(path)
+        # (file, every key it writes), the deepest base first, the command line last
+        self.layers: list[tuple[str, dict[Key, Any]]] = []
+        for file, content in _read_files(Path(path)):
+            self.layers.append((file, _keys(content)))
+            _merge(self.values, content, file)
+        self.layers.append((COMMAND_LINE, {}))
 
-    def source(self, path: tuple[str, ...]) -> str:
-        """Return where the key at `path`, or the block it is missing from, was written."""
+    def source(self, path: Key) -> str:
+        """Return where the key at `path`, or the block it is missing from, was last written."""
         prefixes = [path[:n] for n in range(len(path), 0, -1)]
-        return next((self._written[p] for p in prefixes if p in self._written), self.file)
+        if not self.layers[-1][1].keys().isdisjoint(prefixes):  # it replaces blocks whole
+            return COMMAND_LINE
+        wrote = (file for p in prefixes for file, keys in reversed(self.layers) if p in keys)
+        return next(wrote, self.file)
 
-    def fail(self, path: tuple[str, ...], message: str) -> NoReturn:
+    def fail(self, path: Key, message: str) -> NoReturn:
         """Raise an `InputError` about the key at `path`."""
         raise InputError(f"{self.source(path)}: {'.'.join(path)} {message}.")
 
-    def pick(self, names: dict[str, Any]) -> dict[str, Any]:
-        """Return the values whose top-level key is one of `names`."""
-        return {key: value for key, value in self.values.items() if key in names}
+    def value(self, path: Key, default: Any = None) -> Any:
+        """Return the plain value at `path`."""
+        node: Any = self.values
+        for key in path:
+            if (node := _plain(node).get(key, UNSET)) is UNSET:
+                return default
+        return _plain(node)
 
-    def merge(self, content: dict[str, Any], source: str) -> None:
-        """Lay the mapping of one file over the files it extends."""
-        self._layers.append(source)
-        self._merge(self.values, content, source, ())
-
-    def _merge(self, base: dict, new: dict, source: str, path: tuple[str, ...]) -> None:
-        for key, value in new.items():
-            here = (*path, key)
-            if value is UNSET and key not in base:
-                raise InputError(
-                    f"{source}: {'.'.join(here)} is !unset, but no base file sets it"
-                    f"{nearest(key, base)}."
-                )
-            if value is UNSET:
-                del base[key]
-                self._forget(here)
-                self._history.setdefault(here, []).append((source, UNSET))
-            elif isinstance(value, dict):
-                if not isinstance(base.get(key), dict):
-                    base[key] = {}
-                    self._note(here, source)
-                self._merge(base[key], value, source, here)
-            else:
-                base[key] = _copy(value)
-                self._note(here, source)
-                self._history.setdefault(here, []).append((source, value))
-
-    def _note(self, path: tuple[str, ...], source: str) -> None:
-        self._forget(path)
-        self._written[path] = source
-
-    def _forget(self, path: tuple[str, ...]) -> None:
-        for old in [p for p in self._written if p[: len(path)] == path]:
-            del self._written[old]
-
-    def override(self, option: str, value: _Words) -> None:
+    def override(self, option: str, new: Any) -> None:
         """Set one option of the command line; dots lead into blocks, mappings and lists."""
         head, *tail = option.split(".")
         head = head.replace("-", "_")
-        new: Any = value
-        if head.startswith("no_") and not tail and not value.words:
+        if head.startswith("no_") and not tail and not new:
             head, new = head.removeprefix("no_"), False
-        path = (head, *tail)
-        node: Any = self.values
+        path, written, node = (head, *tail), self.layers[-1][1], self.values
         for depth, key in enumerate(path):
-            parent = ".".join(path[:depth])
-            place: Any = key
+            parent, place = ".".join(path[:depth]), key
             if isinstance(node, list):
                 if not key.isdecimal() or int(key) >= len(node):
                     raise InputError(
@@ -329,16 +286,11 @@ class _Config:
             if depth == len(path) - 1:
                 node[place] = new
                 break
-            child = node[place] if isinstance(node, list) else node.get(place)
-            if isinstance(child, _Words):
-                child = child.untyped()
+            child = _plain(node[place] if isinstance(node, list) else node.get(place))
             if child is None:
-                child = {}
-                self._note(path[: depth + 1], COMMAND_LINE)
-            node[place] = child
-            node = child
-        self._note(path, COMMAND_LINE)
-        self._history.setdefault(path, []).append((COMMAND_LINE, _plain(new)))
+                child = written[path[: depth + 1]] = {}
+            node[place] = node = child
+        written |= {path: _plain(new), **_keys(_plain(new), path)}
 
     def rename(self, old: str, new: str) -> None:
         """Take the old name of a key for the new one; what was written later wins.
@@ -349,84 +301,62 @@ class _Config:
         if old not in self.values:
             return
         value, layers = self.values.pop(old), [self._layer((name,)) for name in (old, new)]
-        if new in self.values and layers[0] <= layers[1]:
-            if layers[0] == layers[1] and _plain(value) != _plain(self.values[new]):
-                self.fail((old,), f"is the old name of {new}, which has another value; remove it")
-            return
-        self.values[new] = value
-        self._note((new,), self.source((old,)))
+        if new not in self.values or layers[0] > layers[1]:
+            self.values[new] = value
+            self.layers[layers[0]][1][new,] = _plain(value)
+        elif layers[0] == layers[1] and _plain(value) != _plain(self.values[new]):
+            self.fail((old,), f"is the old name of {new}, which has another value; remove it")
 
-    def kind_of(self, value: dict[str, Any], kinds: list[Any], path: tuple[str, ...]) -> Any:
+    def _layer(self, path: Key) -> int:
+        """Return the place of what last wrote the key or part of it; -1: nobody did."""
+        wrote = [any(p[: len(path)] == path for p in keys) for _, keys in self.layers]
+        return max((n for n, did in enumerate(wrote) if did), default=-1)
+
+    def _since(self, path: Key) -> int:
+        """Return the place since which a key has had its value; -1: nobody wrote it."""
+        wrote = [(n, keys[path]) for n, (_, keys) in enumerate(self.layers) if path in keys]
+        same = takewhile(lambda each: each[1] == wrote[-1][1], reversed(wrote))
+        return min((n for n, _ in same), default=-1)
+
+    def kind_of(self, value: dict[str, Any], kinds: list[Any], path: Key) -> Any:
         """Return which of several dataclasses a block is: the first whose tags all hold.
 
-        Tags are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`.
+        Tags are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`. Keys
+        that were written for another dataclass before this one was chosen are removed.
 
         Raises:
-            InputError: a tag that holds for none of them.
+            InputError: a tag that holds for none of them, or a key for another dataclass that was
+                written with the choice or after it.
         """
         if len(kinds) == 1:
             return kinds[0]
         tags = [_tags(kind, path) for kind in kinds]
-        for tag in (tag for tag in tags[0] if len(tag) > len(path)):
-            allowed = dict.fromkeys(v for each in tags for v in each.get(tag, ()))
-            if (given := self._tag(tag, tags)) not in allowed:
-                self._refuse_choice(given, list(allowed), tag)
-        found = (
-            kind
-            for kind, each in zip(kinds, tags, strict=True)
-            if all(self._tag(tag, tags) in allowed for tag, allowed in each.items())
-        )
-        return next(found, kinds[0])
-
-    def _tag(self, tag: tuple[str, ...], tags: list[dict[tuple[str, ...], list[Any]]]) -> Any:
-        """Return the value of a tag: the one that is given, or that of the first dataclass."""
-        node: Any = self.values
-        for key in tag:
-            if (node := _plain(node).get(key, UNSET)) is UNSET:
-                return next(each[tag] for each in tags if tag in each)[0]
-        return _plain(node)
-
-    def _lay_aside(
-        self, value: dict[str, Any], kind: Any, kinds: list[Any], path: tuple[str, ...]
-    ) -> None:
-        """Remove the keys that were written for another dataclass before this one was chosen.
-
-        Raises:
-            InputError: such a key was written with the choice or after it.
-        """
-        known, own, tags = _fields(kind), _tags(kind, path), [_tags(k, path) for k in kinds]
-        for key in [key for key in value if (*path, key) not in own]:
-            missed = {
+        given = {t: self.value(t, default=v[0]) for each in reversed(tags) for t, v in each.items()}
+        for tag in tags[0]:
+            allowed = [*dict.fromkeys(v for each in tags for v in each.get(tag, ()))]
+            if len(tag) > len(path) and given[tag] not in allowed:
+                self._refuse_choice(given[tag], allowed, tag)
+        missed = [{t: v for t, v in each.items() if given[t] not in v} for each in tags]
+        chosen = missed.index({}) if {} in missed else 0
+        known = _fields(kinds[chosen])
+        for key in [key for key in value if (*path, key) not in tags[chosen]]:
+            others = {
                 tag: allowed
-                for other, each in zip(kinds, tags, strict=True)
+                for kind, each in zip(kinds, missed, strict=True)
                 for tag, allowed in each.items()
-                if key in _fields(other) and self._tag(tag, tags) not in allowed
+                if key in _fields(kind)
             }
             # another source, the first tag, starts the block anew
-            chosen = [next(iter(own))] if key in known else missed
-            if any(self._since(tag) > self._layer((*path, key)) for tag in chosen):
+            choices = [next(iter(tags[chosen]))] if key in known else others
+            if any(self._since(tag) > self._layer((*path, key)) for tag in choices):
                 del value[key]
-            elif key not in known and missed:
-                tag, allowed = next(iter(missed.items()))
-                name, shown = ".".join(tag), self._tag(tag, tags)
-                remedy = f"remove it, or write {name}: {' or '.join(allowed)}"
-                self.fail((*path, key), f"is not read with {name}: {shown}; {remedy}")
+            elif key not in known and others:
+                tag, allowed = next(iter(others.items()))
+                remedy = f"remove it, or write {'.'.join(tag)}: {' or '.join(allowed)}"
+                self.fail((*path, key), f"is not read with {'.'.join(tag)}: {given[tag]}; {remedy}")
+        return kinds[chosen]
 
-    def _since(self, tag: tuple[str, ...]) -> int:
-        """Return the layer since which a tag has had its value; -1: nobody wrote it."""
-        history = self._history.get(tag, [])
-        same = takewhile(lambda entry: entry[1] == history[-1][1], reversed(history))
-        return min((self._places()[source] for source, _ in same), default=-1)
-
-    def _places(self) -> dict[str, int]:
-        return {source: n for n, source in enumerate([*self._layers, COMMAND_LINE])}
-
-    def _layer(self, path: tuple[str, ...]) -> int:
-        """Return the place of what last wrote the key, part of it or its block; -1: nobody did."""
-        written = [s for p, s in self._written.items() if p[: len(path)] == path[: len(p)]]
-        return max((self._places()[source] for source in written), default=-1)
-
-    def refuse_unknown(self, values: dict, known: dict[str, Any], path: tuple[str, ...]) -> None:
+    def refuse_unknown(self, values: dict[str, Any], known: Known, path: Key) -> None:
         """Stop at the first key of `values` that is not one of the `known`."""
         for key in values:
             if key not in known:
@@ -435,9 +365,12 @@ class _Config:
                     near = f" (known here: {', '.join(known)})"
                 self.fail((*path, key), f"is not a known key{near}")
 
-    def check_block(
-        self, values: dict[str, Any], known: dict[str, tuple[Any, Field]], path: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def take(self, known: Known) -> dict[str, Any]:
+        """Return the checked values of those top-level keys that are `known`."""
+        values = {key: value for key, value in self.values.items() if key in known}
+        return self.check_block(values, known, ())
+
+    def check_block(self, values: dict[str, Any], known: Known, path: Key) -> dict[str, Any]:
         """Return the plain values of a block, each checked against the type of its field."""
         self.refuse_unknown(values, known, path)
         for name, (kind, field) in known.items():
@@ -446,39 +379,33 @@ class _Config:
         checked = {}
         for key, value in values.items():
             kind, field = known[key]
-            here = (*path, key)
-            checked[key] = self.check(value, kind, here)
+            checked[key] = self.check(value, kind, (*path, key))
             choices = field.metadata.get("choices")
             if choices and checked[key] is not None and checked[key] not in choices:
-                self._refuse_choice(checked[key], choices, here)
+                self._refuse_choice(checked[key], choices, (*path, key))
         return checked
 
-    def _refuse_choice(self, value: Any, allowed: Sequence[Any], path: tuple[str, ...]) -> NoReturn:
+    def _refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
         self.fail(path, f"is {_show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
 
-    def check(self, value: Any, kind: Any, path: tuple[str, ...]) -> Any:
+    def check(self, value: Any, kind: Any, path: Key) -> Any:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
         members = _members(kind)
         if isinstance(value, _Words):
-            value = self._mean(value.words, members, path)
+            value = self._mean(value, kind, path)
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
-        member = next((m for m in members if _fits(value, m)), None)
-        if member is None:
-            self.fail(path, f"is {_show(value)}{_name(value)}; write {_remedy(value, members)}")
-        if member is Any and isinstance(value, dict | list):
-            member = dict[str, Any] if isinstance(value, dict) else list[Any]
+        member = next((m for m in members if _fits(value, m)), UNSET)
+        if member is UNSET:
+            name = f", {NAMES[type(value)]}" if value is not None else ""
+            self.fail(path, f"is {_show(value)}{name}; write {_remedy(value, kind)}")
         if is_dataclass(member):
-            kinds = [m for m in members if is_dataclass(m)]
-            member = self.kind_of(value, kinds, path)
-            if len(kinds) > 1:
-                self._lay_aside(value, member, kinds, path)
+            member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             return self.check_block(value, _fields(member), path)
+        item = (type_args(member) or (Any,))[-1]  # TRL's tuples are of one type, too
         if isinstance(value, list):
-            item = (type_args(member) or (Any,))[0]  # TRL's tuples are of one type, too
             return [self.check(v, item, (*path, str(i))) for i, v in enumerate(value)]
         if isinstance(value, dict):
-            item = (type_args(member) or (str, Any))[1]
             return {key: self.check(v, item, (*path, key)) for key, v in value.items()}
         if (allowed := _choices(member)) and value not in allowed:
             self._refuse_choice(value, allowed, path)
@@ -486,34 +413,31 @@ class _Config:
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
 
-    def _mean(self, words: tuple[str, ...], members: list[Any], path: tuple[str, ...]) -> Any:
-        """Return the plain value that command-line words have for a field of these types."""
-        if not words:
-            if bool in members or Any in members:
-                return True
-            self.fail(path, f"has no value; write {_describe_all(members)}")
-        lists = [m for m in members if _is(m, list) or _is(m, tuple)]
-        items = [_members((type_args(m) or (Any,))[0]) for m in lists]
-        if Any in members:
-            return _Words(words).untyped()
-        if len(words) > 1:
-            if not items:
-                self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
-            return [self._mean((word,), items[0], path) for word in words]
-        word = words[0]
-        if bool in members and str not in members and word.lower() in BOOLEAN_WORDS:
-            return BOOLEAN_WORDS[word.lower()]
-        value = read_word(word)
-        for candidate in (value, word):
-            if any(_fits(candidate, member) for member in members):
-                return candidate
-        return [self._mean((word,), items[0], path)] if items else value
+    def _mean(self, words: _Words, kind: Any, path: Key) -> Any:
+        """Return the plain value that command-line words have for a field of this type."""
+        members = _members(kind)
+        if not words and bool not in members and Any not in members:
+            self.fail(path, f"has no value; write {_describe(kind)}")
+        if not words or Any in members:
+            return words.untyped()
+        lists = [(type_args(m) or (Any,))[0] for m in members if _shape(m) in (list, tuple)]
+        if len(words) == 1:
+            value = read_word(words[0])
+            if bool in members and str not in members:
+                value = BOOLEAN_WORDS.get(words[0].lower(), value)
+            fitting = [v for v in (value, words[0]) if any(_fits(v, m) for m in members)]
+            if fitting or not lists:
+                return [*fitting, value][0]
+        if not lists:
+            self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
+        return [self._mean(_Words([word]), lists[0], path) for word in words]
 
-    def build(self, value: Any, kind: Any, path: tuple[str, ...]) -> Any:
+    def build(self, value: Any, kind: Any, path: Key) -> Any:
         """Turn a checked plain value into instances of the dataclasses and enums of its type."""
-        member = next(m for m in _members(kind) if _fits(value, m))
+        members = _members(kind)
+        member = next(m for m in members if _fits(value, m))
         if is_dataclass(member):
-            member = self.kind_of(value, [m for m in _members(kind) if is_dataclass(m)], path)
+            member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             known = _fields(member)
             inner = {k: self.build(v, known[k][0], (*path, k)) for k, v in value.items()}
             try:
@@ -525,13 +449,38 @@ class _Config:
         if isinstance(value, list):
             item = (type_args(member) or (Any,))[0]
             built = [self.build(v, item, (*path, str(i))) for i, v in enumerate(value)]
-            return tuple(built) if _is(member, tuple) else built
+            return tuple(built) if _shape(member) is tuple else built
         if isinstance(value, dict):
             return _copy(value)
-        return member(value) if isinstance(member, type) and issubclass(member, Enum) else value
+        return member(value) if isinstance(member, EnumType) else value
 
 
-def _tags(kind: Any, path: tuple[str, ...]) -> dict[tuple[str, ...], list[Any]]:
+def _merge(base: dict[str, Any], new: dict[str, Any], file: str, path: Key = ()) -> None:
+    """Lay the mapping of one file over those that it extends."""
+    for key, value in new.items():
+        if value is UNSET and key not in base:
+            name = ".".join((*path, key))
+            near = nearest(key, base)
+            raise InputError(f"{file}: {name} is !unset, but no base file sets it{near}.")
+        if value is UNSET:
+            del base[key]
+        elif isinstance(value, dict):
+            if not isinstance(base.get(key), dict):
+                base[key] = {}
+            _merge(base[key], value, file, (*path, key))
+        else:
+            base[key] = _copy(value)
+
+
+def _keys(content: Any, path: Key = ()) -> dict[Key, Any]:
+    """Return everything that a mapping writes, by its key."""
+    found = {}
+    for key, value in content.items() if isinstance(content, dict) else ():
+        found |= {(*path, key): value, **_keys(value, (*path, key))}
+    return found
+
+
+def _tags(kind: Any, path: Key) -> dict[Key, list[Any]]:
     """Return what chooses a dataclass among those that a block may be, and its allowed values."""
     literals = {(*path, n): _choices(k) for n, (k, _) in _fields(kind).items() if _choices(k)}
     outside = {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
@@ -558,63 +507,58 @@ def _fields(cls: Any) -> dict[str, tuple[Any, Field]]:
 def _members(kind: Any) -> list[Any]:
     """Return the alternatives of a type; beside an enum, `str` only stands for its values."""
     members = list(type_args(kind)) if type_origin(kind) in (Union, UnionType) else [kind]
-    has_enum = any(isinstance(m, type) and issubclass(m, Enum) for m in members)
+    has_enum = any(isinstance(m, EnumType) for m in members)
     return [m for m in members if not (has_enum and m is str)]
-
-
-def _is(member: Any, container: type) -> bool:
-    return member is container or type_origin(member) is container
 
 
 def _choices(member: Any) -> list[Any]:
     """Return the values that a Literal or an Enum allows, or [] for another type."""
     if type_origin(member) is Literal:
         return list(type_args(member))
-    if isinstance(member, type) and issubclass(member, Enum):
+    if isinstance(member, EnumType):
         return [item.value for item in member]
     return []
 
 
+def _shape(member: Any) -> Any:
+    """Return the class that a plain value of a type has, or Any."""
+    if is_dataclass(member):
+        return dict
+    return NoneType if member is None else type_origin(member) or member
+
+
 def _fits(value: Any, member: Any) -> bool:
     """Whether a plain value has the shape of one alternative of a type."""
-    if member is Any:
-        return True
     if choices := _choices(member):
         return type(value) in {type(choice) for choice in choices}
-    if member in (None, NoneType):
-        return value is None
-    if member in (bool, int, str):
-        return type(value) is member
-    if member is float:
-        return type(value) in (int, float)
-    if _is(member, tuple):
+    shape = _shape(member)
+    if shape is tuple:
         return isinstance(value, list) and len(value) == len(type_args(member))
-    if _is(member, list):
-        return isinstance(value, list)
-    if _is(member, dict) or is_dataclass(member):
-        return isinstance(value, dict)
-    raise TypeError(f"a config field cannot be typed {member}")
+    if shape not in REMEDIES:
+        raise TypeError(f"a config field cannot be typed {member}")
+    return shape in (Any, type(value)) or (shape is float and type(value) is int)
 
 
 def _describe(kind: Any) -> str:
-    return _describe_all(_members(kind))
+    """Return what to write for a value of this type."""
+    words = []
+    for member in _members(kind):
+        if choices := _choices(member):
+            words.append(_one_of(choices))
+        elif _shape(member) is tuple:
+            words.append(f"a list of {len(type_args(member))}")
+        else:
+            words.append(REMEDIES[_shape(member)])
+    return " or ".join(dict.fromkeys(words))
 
 
-def _describe_all(members: list[Any]) -> str:
-    return " or ".join(dict.fromkeys(_describe_one(member) for member in members))
-
-
-def _describe_one(member: Any) -> str:
-    if choices := _choices(member):
-        return _one_of(choices)
-    if _is(member, tuple):
-        return f"a list of {len(type_args(member))}"
-    if _is(member, list):
-        return "a list"
-    if _is(member, dict) or is_dataclass(member):
-        return "a mapping"
-    simple = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
-    return simple.get(member, "any value" if member is Any else "null")
+def _remedy(value: Any, kind: Any) -> str:
+    members = set(_members(kind))
+    if int in members and isinstance(value, float) and value.is_integer():
+        return f"{int(value)}"
+    if str in members and {str, NoneType} >= members and isinstance(value, bool | int | float):
+        return f'it in quotes ("{_show(value)}")'
+    return _describe(kind)
 
 
 def _one_of(choices: Sequence[Any]) -> str:
@@ -627,41 +571,11 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _name(value: Any) -> str:
-    names = {bool: "a boolean", int: "an integer", float: "a float", str: "a string"}
-    names |= {list: "a list", dict: "a mapping"}
-    return f", {names[type(value)]}" if type(value) in names else ""
-
-
-def _remedy(value: Any, members: list[Any]) -> str:
-    if int in members and isinstance(value, float) and value.is_integer():
-        return f"{int(value)}"
-    if str in members and {str, NoneType} >= set(members) and not isinstance(value, list | dict):
-        return f'it in quotes ("{_show(value)}")' if value is not None else "a string"
-    return _describe_all(members)
-
-
-def _check_recipe(config: _Config, runs: Sequence[str]) -> None:
-    """Refuse an algorithm that the recipe does not run; its data are others, too."""
-    from rlhf_trl.algorithms import ALGORITHMS
-
-    name = _plain(config.values.get("algorithm", runs[0]))
-    if isinstance(name, str) and name in ALGORITHMS and name not in runs:
-        config.fail(
-            ("algorithm",),
-            f"is {_show(name)}, which this recipe does not run; write {_one_of(runs)}",
-        )
-
-
-def _check_algorithm(
-    config: _Config, run: Any, runs: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Refuse an algorithm that the recipe does not run, and loss fields that it does not read.
+def _check_algorithm(config: _Config, run: Any, runs: Sequence[str]) -> dict[str, Any]:
+    """Refuse an algorithm that is unknown, and loss fields that it does not read.
 
     Returns what the algorithm fixes, and its defaults for what it reads and nobody gave.
     """
-    from rlhf_trl import algorithms
-
     formulation = getattr(run, "formulation", "chapter")
     try:
         row = algorithms.formulation(run.algorithm, formulation)
@@ -683,9 +597,7 @@ def _check_algorithm(
     return {k: v for k, v in values.items() if k not in given and v != algorithms.REQUIRED}
 
 
-def _check_generation_batch(
-    config: _Config, args: dict[str, Any], known: dict[str, tuple[Any, Field]]
-) -> None:
+def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known) -> None:
     """Say which num_generations divide the generation batch, where the given one does not."""
     if not {"num_generations", "generation_batch_size", "steps_per_generation"} <= known.keys():
         return
@@ -694,6 +606,7 @@ def _check_generation_batch(
         return args.get(name, known[name][1].default)
 
     generations, batch = value("num_generations"), value("generation_batch_size")
+    how = "generation_batch_size"
     if batch is None:
         per_device, processes = value("per_device_train_batch_size"), world_size()
         steps = "steps_per_generation"
@@ -704,16 +617,13 @@ def _check_generation_batch(
             f"per_device_train_batch_size {per_device} x {processes} "
             f"process{'es' * (processes > 1)} x {steps} {value(steps)}"
         )
-    else:
-        how = "generation_batch_size"
-    if batch > 0 and generations and batch % generations == 0:
-        return
-    divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
-    config.fail(
-        ("num_generations",),
-        f"is {_show(generations)}, which does not divide the generation batch of {batch} ({how}); "
-        + (f"write {_one_of(divisors)}, or change the batch" if divisors else "raise the batch"),
-    )
+    if batch <= 0 or not generations or batch % generations:
+        divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
+        remedy = (
+            f"write {_one_of(divisors)}, or change the batch" if divisors else "raise the batch"
+        )
+        shown = f"is {_show(generations)}, which does not divide the generation batch of {batch}"
+        config.fail(("num_generations",), f"{shown} ({how}); {remedy}")
 
 
 def _import(name: Any) -> Any:

@@ -5,11 +5,10 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_trl.errors import InputError
 
-STRATEGIES = ("none", "ddp", "fsdp", "deepspeed")
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -18,7 +17,7 @@ class Expect:
     """The `expect:` block: the launch a config is meant for; a different one is refused."""
 
     processes: int | None = None
-    strategy: str | None = None
+    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None
 
 
 def recipe(main: Callable[[], None]) -> None:
@@ -37,6 +36,11 @@ def recipe(main: Callable[[], None]) -> None:
     except ValueError as error:
         traceback.print_exc()
         sys.exit(f"error: {' '.join(str(error).split())}")
+
+
+def world_size() -> int:
+    """Return the number of processes that the launcher started."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def check_process_count_asked() -> None:
@@ -103,24 +107,18 @@ def check_processes(args: Any, expect: Expect | None = None) -> None:
         args (`TrainingArguments`): holds the live world size.
         expect (`Expect`, *optional*): what the config is meant for.
     """
-    live, launched = args.world_size, int(os.environ.get("WORLD_SIZE") or 1)
+    live, launched = args.world_size, world_size()
     if live != launched:
         raise InputError(
             f"{launched} processes were launched but this one sees {live}, so each would train on "
             "its own into the same output_dir; on a machine without GPUs write use_cpu: true in "
             "the config (or set ACCELERATE_USE_CPU=true)."
         )
-    if expect is None:
-        return
-    if expect.processes is not None and expect.processes != live:
+    wanted = expect.processes if expect else None
+    if wanted not in (None, live):
         raise InputError(
-            f"this config expects {expect.processes} processes and {live} came up; launch with "
-            f"--num_processes {expect.processes}, or change expect.processes together with the "
-            "batch sizes."
-        )
-    if expect.strategy is not None and expect.strategy not in STRATEGIES:
-        raise InputError(
-            f"expect.strategy: {expect.strategy!r} is not one of {', '.join(STRATEGIES)}."
+            f"this config expects {wanted} processes and {live} came up; launch with "
+            f"--num_processes {wanted}, or change expect.processes together with the batch sizes."
         )
 
 
@@ -138,10 +136,7 @@ def check_strategy(trainer: Any, expect: Expect | None = None) -> None:
     On a CPU, accelerate silently falls back from FSDP to DDP.
     """
     came_up = strategy_of(trainer.accelerator)
-    asked = expect.strategy if expect else None
-    for name in ("fsdp", "deepspeed"):
-        if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() == "true":
-            asked = name
+    asked = _launched_for() or (expect.strategy if expect else None)
     if asked is not None and asked != came_up:
         raise InputError(
             f"strategy {asked} was asked for and {came_up} came up on "
@@ -175,7 +170,7 @@ def describe_launch(args: Any, name: str) -> str:
     processes = args.world_size
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
-        f"strategy {_asked_strategy(processes)}, "
+        f"strategy {_launched_for() or ('ddp' if processes > 1 else 'none')}, "
         f"{_precision(args)}, {innermost_optimizer(args)}; "
     )
     per_step = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
@@ -224,8 +219,9 @@ def _deepspeed_config(args: Any) -> dict[str, Any]:
     return args.deepspeed_plugin.deepspeed_config if args.deepspeed_plugin else {}
 
 
-def _asked_strategy(processes: int) -> str:
-    for name in ("fsdp", "deepspeed"):
-        if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() == "true":
+def _launched_for() -> str | None:
+    """Return the strategy that accelerate's launcher was told to shard the model with, if any."""
+    for name in ("deepspeed", "fsdp"):
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true":
             return name
-    return "ddp" if processes > 1 else "none"
+    return None

@@ -5,6 +5,7 @@ YAML 1.1, which PyYAML reads, takes `1e-6` for a string, `no` for a boolean and 
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,17 @@ import yaml
 
 from rlhf_trl.errors import InputError
 
-_SCALARS = [
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
-    (
-        "float",
+_TAG = "tag:yaml.org,2002:"
+_SCALARS: dict[str, tuple[str, list[str], Callable[[str], Any]]] = {  # pattern, starts, reader
+    "null": (r"~|null|Null|NULL|", ["", *"~nN"], lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"], lambda text: text.lower() == "true"),
+    "int": (r"[-+]?[0-9]+", [*"-+0123456789"], int),
+    "float": (
         r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
+        [*"-+.0123456789"],
+        lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
     ),
-]
+}
 
 
 class Unset:
@@ -36,7 +38,7 @@ UNSET = Unset()
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML's own registry)
-    yaml_constructors = {}  # noqa: RUF012
+    yaml_constructors = {_TAG + "str": yaml.SafeLoader.construct_scalar}  # noqa: RUF012
 
     def _fail(self, problem: str, node: yaml.Node) -> None:
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
@@ -50,9 +52,8 @@ class _Loader(yaml.SafeLoader):
             if key == "<<":
                 self._fail("the merge key '<<' is not read here; use extends: PATH", key_node)
             if key in mapping:
-                self._fail(
-                    f"{key!r} is given twice, first on line {lines[key]}; keep one", key_node
-                )
+                first = f"first on line {lines[key]}"
+                self._fail(f"{key!r} is given twice, {first}; keep one", key_node)
             lines[key] = key_node.start_mark.line + 1
             mapping[key] = self.construct_object(value_node, deep=True)
         return mapping
@@ -63,40 +64,19 @@ class _Loader(yaml.SafeLoader):
             self._fail("!unset removes a key of a base file, and lists replace whole", node)
         return items
 
-    def _float(self, node: yaml.ScalarNode) -> float:
-        text = node.value.lower()
-        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
     def _unset(self, node: yaml.Node) -> Unset:
         if node.value:
             self._fail("!unset takes no value", node)
         return UNSET
 
     def _unknown_tag(self, node: yaml.Node) -> None:
-        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        tag = node.tag.replace(_TAG, "!!")
         self._fail(f"the tag {tag} is not read here; write a plain value", node)
 
 
 def _holds_unset(value: Any) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return value is UNSET or any(_holds_unset(v) for v in inner)
-
-
-def _core(kind: str) -> str:
-    return f"tag:yaml.org,2002:{kind}"
-
-
-for _kind, _pattern, _first in _SCALARS:
-    _Loader.add_implicit_resolver(_core(_kind), re.compile(f"^(?:{_pattern})$"), _first)
-_Loader.add_constructor(_core("null"), lambda loader, node: None)
-_Loader.add_constructor(_core("bool"), lambda loader, node: node.value.lower() == "true")
-_Loader.add_constructor(_core("int"), lambda loader, node: int(node.value))
-_Loader.add_constructor(_core("str"), lambda loader, node: loader.construct_scalar(node))
-_Loader.add_constructor(_core("float"), _Loader._float)
-_Loader.add_constructor(_core("map"), _Loader._mapping)
-_Loader.add_constructor(_core("seq"), _Loader._list)
-_Loader.add_constructor("!unset", _Loader._unset)
-_Loader.add_constructor(None, _Loader._unknown_tag)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -106,8 +86,16 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-for _kind, _pattern, _first in _SCALARS:
-    _Dumper.add_implicit_resolver(_core(_kind), re.compile(f"^(?:{_pattern})$"), _first)
+for _kind, (_pattern, _starts, _read) in _SCALARS.items():
+    for _each in (_Loader, _Dumper):
+        _each.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), _starts)
+    _Loader.add_constructor(
+        _TAG + _kind, lambda loader, node, read=_read: read(loader.construct_scalar(node))
+    )
+_Loader.add_constructor(_TAG + "map", _Loader._mapping)
+_Loader.add_constructor(_TAG + "seq", _Loader._list)
+_Loader.add_constructor("!unset", _Loader._unset)
+_Loader.add_constructor(None, _Loader._unknown_tag)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
