@@ -12,6 +12,7 @@ from policy_gradient_cases import (
     END,
     LIMIT,
     NAMES,
+    WEIGHTS,
     WORDS,
     Reference,
     build,
@@ -31,6 +32,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rlhf_trl.algorithms import LOSS_FIELDS, formulation
 from rlhf_trl.compare.measure import accumulate, batches
 from rlhf_trl.errors import InputError
+from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 
 # --- kept: with a formulation that stock TRL computes, both gradients stay equal ------------------
@@ -510,6 +512,16 @@ def test_every_reward_is_computed_once_per_completion():
     lengths = list(trainer._logs["extra"]["length"])
     assert len(lengths) == 32
     assert trainer._metrics["train"]["completions/mean_length"] == [statistics.mean(lengths)]
+
+
+def test_evaluation_leaves_out_answers_to_which_no_reward_applies():
+    def even(completion_ids, **kwargs):
+        return [None if len(ids) % 2 else len(ids) for ids in completion_ids]
+
+    trainer = build("grpo", rewards=[even, even])
+    said = [Completion("", True, [5] * n) for n in (1, 2, 3, 4)]
+    rows, trainer.scores = [{"prompt": "p"}] * 4, {}
+    assert trainer.judge(rows, said)["reward"] == [None, 2 * sum(WEIGHTS), None, 4 * sum(WEIGHTS)]
 
 
 def test_a_value_that_a_reward_logs_counts_for_the_completions_that_stay():

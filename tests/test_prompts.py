@@ -50,7 +50,10 @@ def test_what_rewards_read_may_be_empty_null_or_of_several_kinds(tmp_path):
         ([{"prompt": "q"}], {"answer": "anser"}, "has no column 'anser'"),
         ([{"prompt": "q", "a": 1}], {"b": "a", "c": "a"}, "maps two names to one column"),
         ([{"prompt": "q"}, {"prompt": " "}], {}, "row 1 of f: prompt is empty"),
+        ([{"prompt": "q"}, {"prompt": '[{"role": "user"}]'}], {}, "row 1 of f: prompt is a text"),
+        ([{"prompt": str([said("user", "q")])}], {}, "spells out messages"),
         ([{"prompt": "q", "completions": 1}], {}, "as in {my_completions: completions}"),
+        ([{"prompt": "q", "image": "a.png"}], {}, "as in {my_image: image}"),
         ([{"prompt": "q", "trainer_state": 1}], {}, "as in {my_trainer_state: trainer_state}"),
     ],
 )

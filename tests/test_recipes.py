@@ -399,6 +399,10 @@ BAD = {
         ["--reward_weights", 1.0],
         ["1 weights for 2 reward_funcs", "exact_match", "format"],
     ),
+    "a name for two numbers": (
+        ["--reward_funcs", "format", "format"],
+        ["'format' is what logs", "another name"],
+    ),
     "no steps": (["--max_steps", 0], ["max_steps is 0"]),
     "folder that is not there": (
         ["--model_name_or_path", "outputs/no/model"],

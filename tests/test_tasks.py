@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from datetime import date
 from types import SimpleNamespace
 
 import pytest
@@ -245,6 +246,7 @@ def test_answers_are_compared_as_numbers_patterns_and_parts():
     [same] = load_rewards(["exact_match"], None, ["answer"])
     texts = ["<answer>7</answer>", "<answer> 7.0</answer>", "7"]
     assert same(completions=texts, answer=[7, "7", "7"]) == [1, 0, 0]
+    assert same(completions=texts[:2], answer=[7.0, 7.5]) == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -269,6 +271,8 @@ def test_verifiers_that_cannot_read_the_data(name, parts):
         ("number", "seven", ["'seven' holds no number", "number:COLUMN"]),
         ("regex", "(7", ["'(7' is not a regular expression", "regex:COLUMN"]),
         ("contains", " ", ["empty"]),
+        ("contains", date(2026, 1, 2), ["'2026-01-02', a date;", "own"]),
+        ("exact_match", ["7", "seven"], ["a list;", "own"]),
     ],
 )
 def test_right_answers_that_are_none_are_refused(name, answer, parts):

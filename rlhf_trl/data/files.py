@@ -1,6 +1,7 @@
 """Data sets of one's own: files and the hub, as `datasets.Dataset`s in TRL's formats."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 LEFT_OUT = "left_out"  # a column: why a reader makes nothing of a row
+WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -638,7 +640,8 @@ def _sound(cells: "pa.Array") -> "np.ndarray":
 
     kind = cells.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _mask(pc.and_not(pc.greater(pc.utf8_length(cells), 0), pc.utf8_is_space(cells)))
+        blank = pc.or_(pc.equal(pc.utf8_length(cells), 0), pc.utf8_is_space(cells))
+        return _mask(pc.invert(pc.or_(blank, pc.match_substring_regex(cells, WRITTEN_CHAT))))
     inner = kind.value_type if is_list(kind) else pa.null()
     if not pa.types.is_struct(inner) or not {"role", "content"} <= {f.name for f in inner}:
         return np.zeros(len(cells), dtype=bool)
@@ -675,6 +678,11 @@ def check_cell(name: str, value: Any, where: str) -> None:
     elif value is not None and not isinstance(value, str | list):
         raise InputError(
             f"dataset: {where}: {name} is {value!r}; write a text or a list of messages."
+        )
+    elif isinstance(value, str) and re.match(WRITTEN_CHAT, value):
+        raise InputError(
+            f"dataset: {where}: {name} is a text that spells out messages, as a CSV file has them; "
+            "save them as messages, in JSON lines or Parquet."
         )
     if not value or not value.strip():
         raise InputError(f"dataset: {where}: {name} is empty; fill it or remove the row.")

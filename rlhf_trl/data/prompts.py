@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 PromptData = GymData | FileData  # the `dataset:` block of recipes that learn from rewards
-# What TRL and the trainers here hand to reward functions beside the columns.
+# What TRL and the trainers here hand to reward functions beside the columns, or read themselves.
 TAKEN = (
     *("prompts", "completions", "completion_ids", "finished"),
     *("trainer_state", "log_extra", "log_metric", "environments"),
+    *("image", "images"),  # make TRL's trainer a multimodal one
 )
 
 
@@ -40,7 +41,7 @@ def checked_prompts(
 
     Raises:
         InputError: no `prompt`, an empty one, a column to map that is not there, or one whose name
-            means something else to reward functions.
+            means something else to the trainer.
     """
     there = dataset.column_names
     for theirs in columns.values():
@@ -61,8 +62,8 @@ def checked_prompts(
         )
     if taken := [name for name in dataset.column_names if name in TAKEN]:
         raise InputError(
-            f"dataset: {where} has a column {taken[0]}, which means something else to reward "
-            f"functions; read it under another name with dataset.columns, as in "
+            f"dataset: {where} has a column {taken[0]}, which means something else to the "
+            f"trainer; read it under another name with dataset.columns, as in "
             f"{{my_{taken[0]}: {taken[0]}}}."
         )
     dataset = without_none(dataset, ["prompt"], where)

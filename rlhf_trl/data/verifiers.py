@@ -149,9 +149,21 @@ def _compared(
 ) -> list[float | None]:
     rows = zip(completions, answers, *columns, strict=True)
     return [
-        None if answer is None else float(right(completion_text(completion), str(answer), *more))
-        for completion, answer, *more in rows
+        None if answer is None else float(right(completion_text(said), _written(answer), *more))
+        for said, answer, *more in rows
     ]
+
+
+def _written(answer: Any) -> str:
+    """Return a right answer as a text."""
+    if not isinstance(answer, str | int | float):
+        raise InputError(
+            f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; a "
+            "text or a number is compared, so write one in all rows (texts that all look like "
+            "dates are read as dates), or name a reward function of your own."
+        )
+    # where another cell is empty, a column of whole numbers is read as 12.0
+    return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
 
 
 def format_reward(completions: list[Any], **_: Any) -> list[float]:

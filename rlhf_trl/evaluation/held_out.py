@@ -160,7 +160,7 @@ def _shown(
     return [
         {
             "question": row.get("question", completion_text(row["prompt"])),
-            "answer": row.get("answer"),
+            "answer": right if isinstance(right := row.get("answer"), str | None) else str(right),
             "greedy": one.text,
             "sampled": other.text,
         }

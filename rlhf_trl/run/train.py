@@ -191,7 +191,7 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
     if own.reward_model:
         how = (own.reward_aggregate, own.reward_model_strips_think)
         rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
-    check_reward_weights(args, rewards)
+    check_rewards(args, rewards)
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, model, args)
     return data, {
@@ -249,13 +249,20 @@ def check_generation_batch(args: Any, rows: Any) -> None:
         )
 
 
-def check_reward_weights(args: Any, rewards: list[Any]) -> None:
-    """Stop unless there is one weight per reward function."""
+def check_rewards(args: Any, rewards: list[Any]) -> None:
+    """Stop unless there is one weight per reward function, and a name for each in the logs."""
+    names = [function.__name__ for function in rewards]
+    taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
+    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
+        raise InputError(
+            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
+            "function another name."
+        )
     weights = args.reward_weights
     if weights is not None and len(weights) != len(rewards):
         raise InputError(
             f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
-            f"({', '.join(f.__name__ for f in rewards)}); write one weight for each."
+            f"({', '.join(names)}); write one weight for each."
         )
 
 

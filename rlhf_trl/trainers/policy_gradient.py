@@ -208,11 +208,12 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         self._pending_extra_logs, self._pending_metrics = pending
         rewards = rewards[: len(rows)]
         weights = self.reward_weights.to(rewards.device)
-        columns = [[None if isnan(v) else v for v in each] for each in rewards.T.tolist()]
+        total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
+        columns = torch.cat([rewards, total[:, None]], dim=1).T.tolist()
+        columns = [[None if isnan(value) else value for value in each] for each in columns]
+        named = zip([*self.reward_func_names, "reward"], columns, strict=True)
         scores = super().judge(rows, said)
-        named = zip(self.reward_func_names, columns, strict=True)
-        scores |= {name: values for name, values in named if name not in scores}
-        return scores | {"reward": (rewards * weights).nansum(dim=1).tolist()}
+        return scores | {name: values for name, values in named if name not in scores}
 
     # Extends GRPOTrainer._generate_and_score_completions: the row's advantages replace TRL's.
     def _generate_and_score_completions(self, inputs):
