@@ -245,9 +245,9 @@ FILES = {
         "dataset.size is not read with dataset.source: path; remove it, or write dataset.source: "
         "reasoning_gym",
     ),
-    "all held out": (
-        ["--dataset.path", "a.json", "--dataset.eval_size", 2],
-        "leave nothing to train",
+    "none held out": (
+        ["--dataset.path", "a.json", "--dataset.eval_size", 0],
+        "leaves nothing to evaluate on",
     ),
 }
 

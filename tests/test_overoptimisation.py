@@ -115,6 +115,7 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_the_whole_command_on_two_steps_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny = {

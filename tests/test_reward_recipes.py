@@ -478,7 +478,7 @@ def test_outcomes_flat_and_grouped_and_those_of_another_run(finished, run, tmp_p
     assert weights(flat) == weights(second)
 
 
-def test_traces_and_those_of_prm800k(run, tmp_path):
+def test_traces_of_a_file(run, tmp_path):
     rows = [
         {"prompt": p, "completions": ["so", "then"], "labels": [1, (n % 3) - 1]}
         for n, p in enumerate(PLAIN)
@@ -490,14 +490,6 @@ def test_traces_and_those_of_prm800k(run, tmp_path):
     assert not (folder / "scores.jsonl").exists()
     said = json.loads((folder / "model" / "reward_model.json").read_text())
     assert said["step_separator"] == "\n\n"
-    steps = [
-        {"completions": [{"text": "so", "rating": 1}, {"text": "no", "rating": None}]},
-        {"completions": [{"text": "then", "rating": -1}]},
-    ]
-    rows = [{"question": {"problem": p}, "label": {"steps": steps}} for p in PLAIN]
-    path = written(tmp_path, rows)
-    _, out = run("prm", "prm", *from_file(path, *SILENT), folder=tmp_path / "prm800k")
-    assert "left out 16: completions of a step without a rating" in out
 
 
 # --- bad input
