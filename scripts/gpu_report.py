@@ -80,12 +80,47 @@ def recipe_line(recipe: str, length: int, checkpointing: bool = False, lora: boo
     return Line(name + (" checkpointing" if checkpointing else ""), minutes, "recipe", arguments)
 
 
+def book_line(recipe: str, model: str, minutes: float, prompt: int, answer: int, **values) -> Line:
+    """Return a line on the book's settings, with random weights of the book's model."""
+    limit = "max_completion_length" if recipe in ("grpo", "ppo") else "max_length"
+    values |= {"recipe": recipe, "base": f"configs/book/{recipe}.yaml", "model": model}
+    values |= {"prompt": prompt, "answer": answer, limit: answer if recipe in ("grpo", "ppo") else 2 * (answer + 1)}
+    return Line(f"book {recipe}", minutes, "recipe", values)
+
+
 def lines() -> list[Line]:
     """Return all lines, the most telling first."""
     order = ("sft", "grpo", "dpo", "ppo", "reward", "kto")
+    gym = {"reward_weights": [1.0]}
+    short = {"model": "qwen3-0.6b", "prompt": 64, "answer": 64, "dtype": "bfloat16"}
+    short |= {"per_device_train_batch_size": 8, "activation_checkpointing": False}
+    sampled = {"num_generations": 4, "max_completion_length": 64, "algorithm": "grpo"}
+    packed = {"model": "qwen3-0.6b", "length": 2048, "dtype": "bfloat16"}
     return [
         Line("device", 0.3, "device"),
         *(recipe_line(recipe, 512) for recipe in order),
+        Line("bf16 rows", 0.2, "bf16_rows"),
+        Line("demo autocast", 0.5, "demo", {"max_steps": 100}),
+        Line("demo bf16 weights", 0.5, "demo", {"max_steps": 100, "dtype": "bfloat16"}),
+        book_line("grpo", "qwen3-1.7b", 2.5, 256, 512, batch=4, updates=4, **gym),
+        book_line("ppo", "qwen3-1.7b", 2, 256, 512, batch=16, updates=2, **gym),
+        book_line("dpo", "olmo2-1b", 2.5, 1024, 1023, batch=64),
+        book_line("reward", "qwen3-0.6b", 1, 256, 255, batch=16),
+        Line("resume grpo", 1.5, "resume", {"how": "HERE", "recipe": "grpo", **short, **sampled}),
+        *(
+            Line(f"{how} sft", 1.5, "resume", {"how": how, "recipe": "sft", **short}, gpu=True)
+            for how in ("fsdp2", "zero2", "zero3")
+        ),
+        *(
+            Line(f"two processes {name}", 1, "two_processes", {"backend": name, **short}, gpu=True)
+            for name in ("nccl", "gloo")
+        ),
+        Line("packing sdpa", 0.7, "packing", {"attn_implementation": "sdpa", **packed}),
+        Line(
+            "packing flash",
+            *(0.7, "packing", {"attn_implementation": "flash_attention_2", **packed}),
+            gpu=True,
+        ),
         *(recipe_line(recipe, 2048, checkpointing=True) for recipe in order),
         *(recipe_line(recipe, 2048) for recipe in order),
         *(recipe_line(recipe, 2048, lora=True) for recipe in order),
@@ -99,12 +134,16 @@ def settings(line: Line, args: argparse.Namespace) -> dict:
     if "model" in found and args.model:
         found["model"] = args.model
     if found.get("model") == "tiny":  # whose context is 256 tokens
-        for key in ("prompt", "answer", "max_length", "max_completion_length"):
+        for key in ("prompt", "answer", "max_length", "max_completion_length", "length"):
             if key in found:
                 found[key] = max(found[key] // 16, 8) + (key == "max_length")
         for key in ("batch", "per_device_train_batch_size"):
             if key in found:
                 found[key] = found[key] // 2
+    if args.device == "cpu" and "max_steps" in found:
+        found["max_steps"] = 10
+    if found.get("how") == "HERE":
+        found["how"] = {"cpu": "cpu", "cuda": "one_gpu"}[args.device]
     return {"device": args.device, "function": line.function, **found}
 
 

@@ -1,11 +1,13 @@
 """What a line of the report does, in a process of its own: train with a recipe, and measure it."""
 
 import copy
+import inspect
 import json
 import os
 import random
 import runpy
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,13 +23,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 
 from rlhf_trl import algorithms, losses, tiny
 from rlhf_trl.run import train
+from rlhf_trl.run.config import read_config
 from rlhf_trl.trainers.policy_gradient import updates_per_generation
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WARM_UP, MEASURED = 1, 5  # rounds: an optimizer step, or all steps on one generation
 STOCK = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "grpo": "GRPO"}
-UNSET = "!unset"
 
 
 class Memory:
@@ -133,7 +135,8 @@ class Meter(TrainerCallback):
             ids = kwargs.get("input_ids", args[0] if args else None)
             past, grad = kwargs.get("past_key_values"), torch.is_grad_enabled()
             context = ids.shape[1] + (past.get_seq_length() if past is not None else 0)
-            self._add(forward_flops(module, ids.numel(), context, grad), ids.numel(), grad)
+            tokens = len(ids) if self.doing == "generation" else ids.numel()  # one is new
+            self._add(forward_flops(module, ids.numel(), context, grad), tokens, grad)
 
         backbone.register_forward_pre_hook(passes, with_kwargs=True)
         if head is None:  # a reward or value model's is one row
@@ -291,7 +294,7 @@ def write_data(path: Path, recipe: str, rows: int, prompt: int, answer: int) -> 
 def write_config(folder: Path, values: dict) -> Path:
     """Write a config for a recipe."""
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False).replace(f"'{UNSET}'", UNSET))
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
     return path
 
 
@@ -344,6 +347,7 @@ def recipe(
     batch: int,
     updates: int = 1,
     base: str | None = None,
+    rows: int | None = None,
     **values,
 ) -> dict:
     """Measure rounds of a recipe.
@@ -357,7 +361,8 @@ def recipe(
         answer: tokens of a completion.
         batch: examples (prompts) of an optimizer step (a generation).
         updates: optimizer steps of a round.
-        base: a config to extend.
+        base: a config whose settings hold where nothing else is said.
+        rows: of the data; None: what the rounds take.
         **values: for the config.
     """
     memory = Memory()
@@ -366,14 +371,12 @@ def recipe(
     stock = getattr(trl, f"{STOCK[recipe]}Trainer") if recipe in STOCK else None
     rounds = WARM_UP + MEASURED
     config = {
-        **({"extends": str(ROOT / base)} if base else {}),
+        **(read_config(ROOT / base) if base else {}),
         **common(recipe, model_folder(model, scratch), folder),
         "max_steps": rounds * updates * (2 if stock else 1),
         **values,
     }
-    if base:
-        config["dataset"] |= {"eval_size": UNSET, "reader": UNSET, "split": UNSET}
-    write_data(folder / "data.jsonl", recipe, rounds * batch, prompt, answer)
+    write_data(folder / "data.jsonl", recipe, rows or rounds * batch, prompt, answer)
     found = {}
 
     def look(trainer):
@@ -401,3 +404,235 @@ def device(folder: Path, scratch: Path) -> dict:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     return {"flops_per_second": 2 * size**3 / statistics.median(times[3:]), "size": size}
+
+
+def bf16_rows(folder: Path, scratch: Path) -> dict:
+    """Compare every row's loss and gradient in bfloat16 with float64.
+
+    Twice: on the numbers as bfloat16 has them (what the arithmetic loses), and on those before they
+    were rounded (what bfloat16 inputs lose). Losses differ relatively, gradients by the norm of the
+    difference over the norm.
+    """
+    at = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {}
+    for name, algorithm in algorithms.ALGORITHMS.items():
+        for formulation in algorithm.formulations:
+            exact, learned, loss = loss_of_row(name, formulation, at)
+            rounded = {k: t.bfloat16() if t.is_floating_point() else t for k, t in exact.items()}
+            ways = (exact, {k: as_double(t) for k, t in rounded.items()}, rounded)
+            results = []
+            for tensors in ways:
+                for key in learned:
+                    tensors[key] = tensors[key].detach().requires_grad_()
+                value = loss(**tensors)
+                value.backward()
+                gradient = torch.cat([tensors[key].grad.double().flatten() for key in learned])
+                results.append((value.item(), gradient))
+            right, same, bf16 = results
+            found[f"{name} {formulation}"] = {
+                "arithmetic": differences(bf16, same),
+                "inputs": differences(bf16, right),
+            }
+    return {"rows": found}
+
+
+def as_double(tensor: torch.Tensor) -> torch.Tensor:
+    """Return floating-point numbers in float64."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def differences(one, other) -> list[float]:
+    """Return the relative difference of losses and of gradients."""
+    loss = abs(one[0] - other[0]) / max(abs(other[0]), 1e-12)
+    return [loss, ((one[1] - other[1]).norm() / other[1].norm().clamp(min=1e-30)).item()]
+
+
+def loss_of_row(name: str, formulation: str, at: str):
+    """Return float64 tensors that a row reads, which of them are learned, and its loss of them."""
+    torch.manual_seed(0)
+    row = algorithms.ALGORITHMS[name].formulations[formulation]
+    count, length = 32, 256
+
+    def logps(*shape, mean=-1.0, spread=0.5):
+        return (mean + spread * torch.randn(*shape, dtype=torch.float64)).clamp(max=-1e-3).to(at)
+
+    if row.family == "policy_gradient":
+        tensors = {"logps": logps(count, length), "mask": torch.ones(count, length, device=at)}
+        tensors["rewards"] = torch.rand(count, dtype=torch.float64).to(at)
+        params = {"num_generations": 8}
+        if row.ratio != "none":
+            tensors["old_logps"] = tensors["logps"] + 0.05 * logps(count, length, mean=0, spread=1)
+        if "beta" in row.reads and row.kl != "none":
+            params["beta"] = 0.04
+            tensors["ref_logps"] = tensors["logps"] + 0.2 * logps(count, length, mean=0, spread=1)
+        if "max_completion_length" in row.reads:
+            params["max_completion_length"] = length
+        if row.value_loss != "none":
+            values = torch.rand(2, count, length, dtype=torch.float64).to(at)
+            tensors["values"], tensors["old_values"] = values.unbind()
+        if name == "maxrl":
+            tensors["binary_rewards"] = (torch.arange(count, device=at) % 3 == 0).double()
+        learned = [key for key in ("logps", "values") if key in tensors]
+
+        def loss(**given):
+            more = {**params, "formulation": formulation}
+            return losses.policy_gradient_loss(name, **given, **more).loss
+
+        return tensors, learned, loss
+
+    module = losses.book.preference if row.family == "direct_alignment" else losses.book.reward_models
+    names = inspect.signature(losses._function(module, row.loss)).parameters
+    if row.family == "direct_alignment":
+        scale = 1 if row.logps == "mean" else 100
+        tensors = {
+            key: logps(count, mean=-1.0, spread=0.2) * (1 if key == "chosen_nll" else scale)
+            for key in names
+            if key.endswith(("_logps", "_nll"))
+        }
+        learned = [k for k in tensors if k.startswith(("policy_chosen", "policy_rej", "chosen_nll"))]
+
+        def loss(**given):
+            return losses.preference_loss(name, **given, formulation=formulation).loss
+
+        return tensors, learned, loss
+
+    shape = (count, 8, 3) if "class_weights" in names and formulation == "code" else (count, 8)
+    made = {key: torch.randn(shape, dtype=torch.float64).to(at) for key in ("rewards", "logits")}
+    made |= {key: torch.randn(count, dtype=torch.float64).to(at) for key in ("chosen", "rejected")}
+    made["labels"] = torch.arange(count * 8, device=at).reshape(count, 8) % (len(shape) if len(shape) == 3 else 2)
+    tensors = {key: tensor for key, tensor in made.items() if key in names}
+    learned = [key for key in tensors if key != "labels"]
+    kind = {"reward": "bradley_terry"}.get(name, name)
+    return tensors, learned, lambda **given: losses.reward_loss(kind, **given, formulation=formulation)
+
+
+def packing(folder: Path, scratch: Path, model: str, length: int, **values) -> dict:
+    """Compare SFT on rows of a quarter of the length, padded and packed: loss and time of a step."""
+    found = {}
+    for name, packed in (("padded", False), ("packed", True)):
+        part = folder / name
+        part.mkdir()
+        more = {**values, "packing": packed, "per_device_train_batch_size": 2 if packed else 8}
+        arguments = {"prompt": length // 8, "answer": length // 4 - length // 8 - 1, "batch": 8}
+        arguments |= {"rows": 8, "max_length": length if packed else length // 4}
+        arguments |= {"learning_rate": 0.0, "gradient_accumulation_steps": 1}
+        line = recipe(part, scratch, "sft", model, **arguments, **more)
+        kept = ("train_loss", "step_seconds", "tokens_per_second", "peak_bytes")
+        found[name] = {key: line[key] for key in kept}
+    loss = [found[name]["train_loss"] for name in ("padded", "packed")]
+    return {**found, "loss_difference": abs(loss[1] - loss[0]) / abs(loss[0])}
+
+
+def launch(folder: Path, config: Path, how: str, recipe: str, *words: str) -> str:
+    """Run a recipe through accelerate on one process; return what it printed."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
+    command += ["--config_file", str(ROOT / "configs" / "accelerate" / f"{how}.yaml")]
+    command += [str(ROOT / "recipes" / f"{recipe}.py"), "--config", str(config), *words]
+    return finished(subprocess.Popen(command, env=environment(), **PIPED))
+
+
+PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a launch, which finds the reward function here."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
+    return {**clean, "PYTHONPATH": os.pathsep.join([str(HERE), clean["PYTHONPATH"]]), **more}
+
+
+def finished(process: subprocess.Popen) -> str:
+    """Wait for a launch; return its output, or raise the line that says why it failed."""
+    said = process.communicate()[0]
+    print(said)
+    if process.returncode:
+        lines = [line for line in said.splitlines() if "Error" in line or "error: " in line]
+        raise RuntimeError((lines or said.splitlines()[-1:])[0])
+    return said
+
+
+def resume(
+    folder: Path, scratch: Path, model: str, how: str, recipe: str, prompt: int, answer: int, **values
+) -> dict:
+    """Run four steps and, from the checkpoint of the second one, the last two again; compare."""
+    config = common(recipe, model_folder(model, scratch), folder) | {"max_steps": 4, **values}
+    config |= {"save_strategy": "steps", "save_steps": 2}
+    write_data(folder / "data.jsonl", recipe, 64, prompt, answer)
+    path, whole, again = write_config(folder, config), folder / "run", folder / "again"
+    first = launch(folder, path, how, recipe)
+    again.mkdir()
+    shutil.copy(whole / "config.yaml", again)
+    shutil.move(whole / "checkpoint-2", again)
+    words = ("--output_dir", str(again), "--resume_from_checkpoint", "auto")
+    launch(folder, path, how, recipe, *words)
+    one, other = (AutoModelForCausalLM.from_pretrained(run / "model") for run in (whole, again))
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    difference = max((a.double() - b.double()).abs().max().item() for a, b in pairs)
+    tokenizer = AutoTokenizer.from_pretrained(again / "model")
+    said = other.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=4)
+    return {
+        "launched": next(line for line in first.splitlines() if " process" in line),
+        "resumed_identical": difference == 0.0,
+        "largest_difference": difference,
+        "exported_generates": said.shape[1] > 3,
+    }
+
+
+def two_processes(
+    folder: Path, scratch: Path, model: str, backend: str, prompt: int, answer: int, **values
+) -> dict:
+    """Run SFT on two processes, on two GPUs where there are two, else both on one."""
+    config = common("sft", model_folder(model, scratch), folder)
+    config |= {"max_steps": 4, "ddp_backend": backend, "expect": {"processes": 2}, **values}
+    write_data(folder / "data.jsonl", "sft", 64, prompt, answer)
+    path = write_config(folder, config)
+    spread = torch.cuda.device_count() > 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    if not torch.cuda.is_available():
+        shared["ACCELERATE_USE_CPU"] = "true"
+    command = [sys.executable, str(ROOT / "recipes" / "sft.py"), "--config", str(path)]
+    started = time.time()
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment(**shared, RANK=str(rank), LOCAL_RANK=str(rank if spread else 0)),
+            **PIPED,
+        )
+        for rank in range(2)
+    ]
+    said = [finished(process) for process in processes]
+    return {
+        "launched": next(line for line in said[0].splitlines() if " process" in line),
+        "gpus": 2 if spread else 1,
+        "run_seconds": time.time() - started,
+    }
+
+
+def demo(folder: Path, scratch: Path, model: str = "tiny", **values) -> dict:
+    """Train the embedded model to spell backward as the demo does, on the same words."""
+    ask = "Spell this word backward (example: sun -> nus): "
+    sides = (HERE / "words.txt").read_text().split("\n\n")
+    for name, words in zip(("data", "held_out"), sides, strict=True):
+        rows = [
+            {
+                "prompt": [{"role": "user", "content": ask + word}],
+                # the gym's rule: the last answer counts
+                "answer": rf"(?s)<answer>\s*{word[::-1]}\s*</answer>(?!.*<answer>)",
+            }
+            for word in words.split()
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "extends": str(ROOT / "configs" / "tiny" / "grpo.yaml"),
+        **common("grpo", "tiny", folder),
+        "reward_funcs": ["regex", "format"],
+        **{"eval_strategy": "steps", "eval_steps": 100, "use_cpu": not torch.cuda.is_available()},
+        **values,
+    }
+    config["dataset"] |= {"eval_path": str(folder / "held_out.jsonl"), "eval_size": 256}
+    start("grpo", write_config(folder, config))
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    exact = {when: summary[when]["eval_regex"] for when in ("before", "after")}
+    return {"exact_match": exact, "steps": summary["steps"], "held_out": summary["held_out"]}
