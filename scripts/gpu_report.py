@@ -26,7 +26,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,12 +161,8 @@ def about(device: str) -> dict:
         told = subprocess.run(query.split(), capture_output=True, text=True, check=False).stdout
         gpus = [line.split(", ") for line in told.splitlines()]
         found |= {"gpu": gpus[0][0], "gpus": len(gpus), "driver": gpus[0][1], "memory": gpus[0][2]}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    there = {name: distributions(name=name) for name in PACKAGES}
+    return found | {name: next((each.version for each in of), None) for name, of in there.items()}
 
 
 def preload() -> None:
@@ -227,9 +223,9 @@ def apart(line: Line, given: dict, scratch: Path, until: float | None) -> dict |
         work(line, given, folder, scratch)
         sys.stdout.flush()
         os._exit(0)
-    ended = (0, 0)
+    ended, limit = (0, 0), started + 60 * max(5, 5 * line.minutes)  # something waits for ever
     try:
-        while ended[0] == 0:
+        while ended[0] == 0 and time.time() < limit:
             if until is not None and time.time() > until:
                 return None
             time.sleep(0.05)
@@ -239,15 +235,18 @@ def apart(line: Line, given: dict, scratch: Path, until: float | None) -> dict |
             os.killpg(process, signal.SIGKILL)  # with what it may have launched
         if ended[0] == 0:
             os.waitpid(process, 0)
-    if (folder / "result.json").exists():
+    if ended[0] == 0:
+        found = {"status": "failed", "error": f"stopped after {time.time() - started:.0f} s"}
+    elif (folder / "result.json").exists():
         found = json.loads((folder / "result.json").read_text())
     else:
         code = os.waitstatus_to_exitcode(ended[1])
         said = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         found = {"status": "failed", "error": ": ".join([how, *said])}
-    if found["status"] == "ok":
-        shutil.rmtree(folder)  # the log of a failed line stays
+    for made in [folder] if found["status"] == "ok" else folder.iterdir():
+        if made.is_dir():  # the logs of a failed line stay
+            shutil.rmtree(made)
     return {**found, "seconds": round(time.time() - started, 2)}
 
 

@@ -1,5 +1,6 @@
 """scripts/gpu_report.py in its dry form: lines in processes of their own, and what they measure."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_trl import algorithms, tiny
+from rlhf_trl.evaluation.report import versions
 
 SPEC = importlib.util.spec_from_file_location("gpu_report", ROOT / "scripts" / "gpu_report.py")
 gpu_report = sys.modules["gpu_report"] = importlib.util.module_from_spec(SPEC)
@@ -39,10 +41,11 @@ def report(tmp_path, monkeypatch):
     return report
 
 
-def test_lines_of_the_dry_form_have_the_figures_that_a_hand_counts(report, tmp_path):
-    names = ["sft 0.6b 512 full", "grpo 0.6b 512 full", "bf16 rows"]
+def test_lines_of_the_dry_form_have_the_figures_that_a_hand_counts(report, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # which a machine may lack
+    names = ["sft 0.6b 512 full", "grpo 0.6b 512 full", "bf16 rows", "demo autocast"]
     done = report("--only", *names)["lines"]
-    assert {name: line["status"] for name, line in done.items()} == dict.fromkeys(names, "ok")
+    assert {name: line["status"] for name, line in done.items()} == dict.fromkeys(names, "ok"), done
     sft, grpo = done[names[0]], done[names[1]]
     # 4 conversations of 16 + 15 tokens and an end; 2 prompts x 8 completions of 16 + 16 tokens
     assert (sft["trained_tokens"], grpo["trained_tokens"]) == (4 * 32, 16 * 32)
@@ -64,6 +67,9 @@ def test_lines_of_the_dry_form_have_the_figures_that_a_hand_counts(report, tmp_p
     # to the nearest of bfloat16's eight bits: a relative error of at most 2^-8
     assert max(row["arithmetic"][1] for row in rows.values()) < 2**-8
     assert max(row["arithmetic"][0] for row in rows.values()) < 1e-3
+    exact = done["demo autocast"]["exact_match"]
+    assert abs(exact["before"] - 0.477) < 0.03  # the README's, in float32
+    assert exact["after"] > exact["before"] + 0.1
     page = (tmp_path / "report.md").read_text()
     assert all(f"\n| {name} | " in page for name in [*names[:2], "grpo chapter"])
 
@@ -102,6 +108,15 @@ def test_a_report_that_is_killed_goes_on_where_it_was(report, tmp_path, monkeypa
     assert list(after) == ["first", "second", "third"]
     assert after["first"] == before["first"] and after["second"]["woke"]
     assert report(lines=lines)["lines"] == after
+
+
+def test_a_line_that_waits_for_ever_is_stopped(report, monkeypatch):
+    monkeypatch.setattr(measure, "sleepy", sleepy, raising=False)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: 100 * now())  # so that five minutes are three seconds
+    done = report(lines=[Line("stuck", 0.1, "sleepy"), Line("next", 1, "device")])["lines"]
+    assert done["stuck"]["error"].startswith("stopped after 3")
+    assert [line["status"] for line in done.values()] == ["failed", "ok"]
 
 
 def status_of(process):
@@ -211,6 +226,16 @@ def test_the_models_have_the_size_of_those_they_stand_for(name, parameters):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
     assert model.num_parameters() == parameters
+
+
+def test_a_library_that_is_missing_has_no_version(monkeypatch):
+    real = importlib.metadata.distributions
+    there = {"reasoning_gym": lambda **_: iter(())}
+    monkeypatch.setattr(
+        importlib.metadata, "distributions", lambda name: there.get(name, real)(name=name)
+    )
+    found = versions()
+    assert found["reasoning_gym"] is None and found["torch"] == torch.__version__
 
 
 def test_the_words_are_those_of_the_demo():

@@ -447,7 +447,7 @@ def launch(folder: Path, commands: list[list[str]], **environment) -> str:
         if process.returncode:
             lines = said.splitlines() or ["nothing was printed"]
             wrong = [line for line in lines if "Error: " in line or "error: " in line]
-            raise RuntimeError((wrong or lines)[-1].strip())
+            raise RuntimeError((wrong or lines[-1:])[0].strip())
     return logs[0].read_text()
 
 
