@@ -1,5 +1,6 @@
 """Every config in the repository loads, for the number of processes it is meant for."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -56,6 +57,13 @@ def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(mo
     assert args.temperature == 1.0  # scoring
     assert args.generation_kwargs == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
     assert (args.loss_type, args.scale_rewards) == ("grpo", "group")
+
+
+def test_every_config_of_the_book_says_what_it_takes_or_that_nobody_measured():
+    for path in (ROOT / "configs" / "book").glob("*.yaml"):
+        head = path.read_text().partition("\n\n")[0]
+        assert re.search(r"^# .*GPU with \d+ GB", head, re.MULTILINE), path
+        assert re.search(r"emory and time: (not measured yet|\d.* GiB.* s )", head), path
 
 
 BOOK = {  # beta, learning rate, pairs; 300 steps of 64 pairs, or 600, as the book's configs say

@@ -201,7 +201,8 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     return told if prefix else f"{told}; nothing is held out, so nothing was evaluated"
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide what a run computes."""
+def versions() -> dict[str, str | None]:
+    """Return the versions of the libraries that decide what a run computes; None: not installed."""
     names = ("rlhf_trl", "trl", "transformers", "torch", "accelerate", "peft", "reasoning_gym")
-    return {name: importlib.metadata.version(name) for name in names}
+    found = {name: importlib.metadata.distributions(name=name) for name in names}
+    return {name: next((each.version for each in of), None) for name, of in found.items()}
