@@ -222,6 +222,23 @@ def test_a_metric_that_one_evaluation_lacks(tmp_path, monkeypatch):
     ]
     del evaluations[4]
     assert report.headline(evaluations, set(), 3) == "loss 0.700 -> 0.600 (seed 3)"
+    del evaluations[0]
+    assert report.headline(evaluations, set(), 3) == "loss 0.600 (seed 3)"
+    assert report.table(evaluations).split() == ["step", "2", "loss", "0.600"]
+
+
+def test_a_table_shows_one_question_under_its_own_name():
+    """A run may go on with other held-out questions, or with rewards that apply to none of them."""
+
+    def answered(*questions, **metrics):
+        answers = [{"question": q, "answer": None, "greedy": f"to {q}"} for q in questions]
+        return {**evaluation(cut_off=0.5, **metrics), "answers": answers}
+
+    evaluations = {0: answered("a", "b", reward=1), 3: answered("c", "b", "d")}
+    assert report.table(evaluations).splitlines()[-3:] == [
+        *["  b", "    step 0      'to b'", "    step 3      'to b'"]
+    ]
+    assert report.headline(evaluations, set(), 3).startswith("cut off 0.500 -> 0.500 (greedy, 3")
 
 
 def test_lora_exports_an_adapter_that_plain_transformers_loads(run):

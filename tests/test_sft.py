@@ -317,6 +317,8 @@ def test_a_donor_without_a_template_is_refused(refused, own_model, tmp_path):
     path = write_lines(tmp_path / "rows.jsonl", TALKS)
     words = ["--dataset.path", path, "--chat_template_path", tmp_path / "donor"]
     assert "has no chat template to take over" in refused("sft", CONFIG, *SPELLER, *words)
+    words = ["--dataset.path", path, "--model_name_or_path", tmp_path / "donor"]
+    assert "or write chat_template_path" in refused("sft", CONFIG, *SPELLER, *words)
 
 
 def test_reward_models_have_no_panels(refused):

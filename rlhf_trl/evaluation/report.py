@@ -52,7 +52,7 @@ class RewardProgress(ProgressCallback):
                 self.training_bar.set_postfix({key: f"{logs[key]:.3f}"}, refresh=False)
                 break
         for key, name in HEADLINES[:2]:
-            if f"eval_sampled_{key}" in logs:
+            if {f"eval_{key}", f"eval_sampled_{key}"} <= logs.keys():
                 self.training_bar.write(
                     f"step {state.global_step:>5}  {name} {logs[f'eval_{key}']:.3f} greedy, "
                     f"{logs[f'eval_sampled_{key}']:.3f} sampled"
@@ -103,28 +103,32 @@ def read_evaluations(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def table(evaluations: dict[int, dict[str, Any]]) -> str:
-    """Return the before/after table: every score, then sample answers side by side."""
-    first, last = min(evaluations), max(evaluations)
-    before, after = evaluations[first], evaluations[last]
-    lines = [f"{'':24}{f'step {first}':>12}{f'step {last}':>12}"]
-    for key in before["metrics"] | after["metrics"]:
+    """Return the before/after table: every score, then sample answers side by side.
+
+    Questions that were not asked both times (a run may go on with other data) have no sample.
+    """
+    ends = _ends(evaluations)
+    lines = [" " * 24 + "".join(f"{f'step {step}':>12}" for step in ends)]
+    for key in dict.fromkeys(key for each in ends.values() for key in each["metrics"]):
         name = key.removeprefix("eval_").replace("_", " ")
         # AUC and its like are not defined where only one class is left
-        values = [each["metrics"].get(key) for each in (before, after)]
+        values = [each["metrics"].get(key) for each in ends.values()]
         cells = [f"{'-':>12}" if value is None else f"{value:12.3f}" for value in values]
         lines.append(f"{name:24}{''.join(cells)}")
-    if not before["answers"]:
-        return "\n".join(lines)
-    lines += ["", "greedy answers to held-out questions"]
-    pairs = zip(before["answers"], after["answers"], strict=True)
-    for old, new in list(pairs)[:SAMPLES_SHOWN]:
-        right = "" if old["answer"] is None else f"   (right: {old['answer']})"
-        lines += [
-            f"  {old['question']}{right}",
-            f"    step {first:<6} {old['greedy']!r}",
-            f"    step {last:<6} {new['greedy']!r}",
-        ]
+    said = {step: {a["question"]: a for a in each["answers"]} for step, each in ends.items()}
+    first, last = said[min(said)], said[max(said)]
+    if asked := [question for question in last if question in first][:SAMPLES_SHOWN]:
+        lines += ["", "greedy answers to held-out questions"]
+    for question in asked:
+        right = last[question]["answer"]
+        lines.append(f"  {question}{'' if right is None else f'   (right: {right})'}")
+        lines += [f"    step {step:<6} {each[question]['greedy']!r}" for step, each in said.items()]
     return "\n".join(lines)
+
+
+def _ends(evaluations: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the first and the last evaluation by step, which may be the same one."""
+    return {step: evaluations[step] for step in (min(evaluations), max(evaluations))}
 
 
 def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], title: str) -> None:
@@ -190,14 +194,15 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run: of its evaluations, or of `training_metrics`."""
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
-    before, after = (evaluations[f(evaluations)]["metrics"] for f in (min, max))
-    measured = before.keys() & after.keys()
+    ends = [each["metrics"] for each in _ends(evaluations).values()]
+    measured = ends[0].keys() & ends[-1].keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
-    key, name = next((f"{prefix}{k}", name) for k, name in HEADLINES if f"{prefix}{k}" in measured)
-    count = len(evaluations[min(evaluations)]["answers"])
+    names = ((f"{prefix}{key}", name) for key, name in (*HEADLINES, ("cut_off", "cut off")))
+    key, name = next((key, name) for key, name in names if key in measured)
+    count = len(evaluations[max(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"
     how = f"greedy, {count} held-out {noun}, " if count else "" if prefix else "of training; "
-    told = f"{name} {before[key]:.3f} -> {after[key]:.3f} ({how}seed {seed})"
+    told = f"{name} {' -> '.join(f'{each[key]:.3f}' for each in ends)} ({how}seed {seed})"
     return told if prefix else f"{told}; nothing is held out, so nothing was evaluated"
 
 

@@ -355,7 +355,7 @@ def run(
             "processes": args.world_size,
             "held_out": len(held_out),
             "passed_over": tasks.passed_over if tasks is not None else 0,
-            "before": until[min(until)]["metrics"] if until else {},
+            "before": until[min(until)]["metrics"] if len(until) > 1 else {},
             "after": until[max(until)]["metrics"] if until else {},
             "train_seconds": round(seconds, 2),
             "train_cpu_seconds": round(cpu_seconds, 2),
