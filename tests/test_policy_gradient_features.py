@@ -1,7 +1,6 @@
 """What the policy-gradient trainer keeps of TRL, refuses, and adds."""
 
 import inspect
-import json
 import statistics
 
 import pytest
@@ -275,22 +274,6 @@ REFUSED = {
         "dapo",
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
         "dapo (chapter) is normalised over the accumulation window",
-    ),
-    "save inside a generation": (
-        "grpo",
-        {"steps_per_generation": 4, "save_strategy": "steps", "save_steps": 6},
-        "save_steps is 6, which would save inside a generation of 4 optimizer steps, where a run "
-        "cannot be resumed; write 4 or 8.",
-    ),
-    "save early in a generation": (
-        "grpo",
-        {"num_iterations": 3, "save_strategy": "steps", "save_steps": 2},
-        "write 3.",
-    ),
-    "save a share of the run": (
-        "grpo",
-        {"num_iterations": 2, "save_strategy": "steps", "save_steps": 0.1},
-        "save_steps is 0.1, a share of the run",
     ),
     "a critic": ("ppo", {}, "ppo (chapter) has a critic: use recipes/ppo.py (PPOTrainer)"),
 }
@@ -657,20 +640,16 @@ def test_resumed_between_generations_is_bit_identical(name, config, tmp_path):
     pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert resumed._carried == whole._carried
-    state = json.loads((tmp_path / "checkpoint-2" / "policy_gradient_state.json").read_text())
+    file = tmp_path / "checkpoint-2" / "policy_gradient_state_0.pt"
+    state = torch.load(file, weights_only=True)["carried"]
     if name == "dapo":
         assert 0 < state["stream_position"] < whole._carried["stream_position"]
     if config.get("baseline") == "moving_average":
         assert state["baseline_value"] != whole._carried["baseline_value"]
-    if name in ("dapo", "reinforce", "grpo"):
-        (tmp_path / "checkpoint-2" / "policy_gradient_state.json").unlink()
-        again = build(name, output_dir=str(tmp_path / "without"), **config)
-        if name == "dapo" or config.get("baseline") == "moving_average":
-            with pytest.raises(InputError, match=r"lacks policy_gradient_state.json"):
-                again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-        else:  # nothing that it needs stands there
-            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-            assert again.state.global_step == 4
+    file.unlink()
+    again = build(name, output_dir=str(tmp_path / "without"), **config)
+    with pytest.raises(InputError, match=r"lacks policy_gradient_state_0.pt"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_resumed_in_a_later_epoch_is_bit_identical(tmp_path):
@@ -693,14 +672,58 @@ def test_resumed_in_a_later_epoch_is_bit_identical(tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_resuming_inside_a_generation_is_refused(tmp_path):
-    config = {"max_steps": 1, "save_strategy": "steps", "learning_rate": 1e-3}
-    trainer = build("grpo", output_dir=str(tmp_path), save_steps=1, **config)
-    trainer.train()
-    config |= {"max_steps": 4, "save_steps": 2, "num_iterations": 2}
-    longer = build("grpo", output_dir=str(tmp_path), **config)
-    with pytest.raises(InputError, match="lies inside a generation of 2 optimizer steps"):
-        longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+# num_iterations, steps_per_generation, gradient_accumulation_steps
+GRID = [(n, steps, window) for n in (1, 3) for steps in (1, 4) for window in (1, 2)]
+STEPS = 12
+
+
+def resumed_at(folder, steps, forget=None, **config):
+    """Return, for every step, whether a run resumed there ends as one that was never stopped."""
+    config = {
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 6,
+        "max_steps": STEPS,
+        "learning_rate": 1e-3,
+        "answer": None,
+        **config,
+    }
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    whole = build("grpo", output_dir=str(folder), **config, **saving)
+    whole.train()
+    found = {}
+    for step in steps:
+        checkpoint = folder / f"checkpoint-{step}"
+        if forget is not None:
+            file = checkpoint / "policy_gradient_state_0.pt"
+            state = torch.load(file, weights_only=True)
+            torch.save({**state, **forget}, file)
+        resumed = build("grpo", output_dir=str(folder / "again"), **config)
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+        found[step] = all(torch.equal(a, b) for a, b in pairs)
+    return found
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(("iterations", "steps", "window"), GRID)
+def test_resumed_at_every_step_is_bit_identical(iterations, steps, window, tmp_path):
+    config = {"num_iterations": iterations, "steps_per_generation": steps}
+    config["gradient_accumulation_steps"] = window
+    assert all(resumed_at(tmp_path, range(1, STEPS), **config).values())
+
+
+def test_resumed_inside_a_generation_is_bit_identical(tmp_path):
+    # a generation lasts 6 optimizer steps
+    config = {"num_iterations": 3, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
+    assert resumed_at(tmp_path, (1, 5, 6, 9), **config) == {1: True, 5: True, 6: True, 9: True}
+
+
+@pytest.mark.parametrize(
+    "forget", [{"step": 0}, {"buffered_inputs": None}], ids=lambda forget: min(forget)
+)
+def test_what_a_checkpoint_must_hold_of_a_generation(forget, tmp_path):
+    config = {"num_iterations": 3, "steps_per_generation": 4, "max_steps": 7}
+    assert resumed_at(tmp_path, [5], forget, **config) == {5: False}
 
 
 def test_own_fields_are_read():

@@ -95,7 +95,7 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path):
     resumed, out = run("grpo", "grpo", *saving, *resume, folder=stopped)
     assert "resuming from" in out and "checkpoint-2" in out
     changed = [line for line in out.splitlines() if line.startswith("changed")]
-    assert [line.split()[5] for line in changed] == ["output_dir:", "save_total_limit:"]
+    assert [line.split()[3] for line in changed] == ["output_dir:", "save_total_limit:"]
     assert (stopped / "config-from-step-2.yaml").exists()
     weights = [(f / "model" / "model.safetensors").read_bytes() for f in (whole, resumed)]
     assert weights[0] == weights[1]
@@ -106,7 +106,8 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--max_steps", 2], ["at step 2 of max_steps 2", "raise max_steps"]),
+        (["--max_steps", 1], ["at step 2 of max_steps 1", "raise max_steps"]),
+        (["--max_steps", 4, "--seed", 7], ["seed was 0 and is now 7", "resume_changed: [seed]"]),
         (["--max_steps", 4, "--model_name_or_path", "tiny_untrained"], ["model_name_or_path was"]),
         (["--max_steps", 4, "--algorithm", "gspo"], ["algorithm was grpo and is now gspo"]),
     ],
@@ -324,7 +325,7 @@ def test_the_users_own_reward_by_dotted_path(run, tmp_path, monkeypatch):
 def test_divergence_is_named(refused):
     words = ["--max_steps", 6, "--eval_strategy", "no", "--eval_on_start", "false"]
     sentence = refused("grpo", "grpo", *SMALL, *words, "--learning_rate", 1e6)
-    assert "diverged; lower learning_rate" in sentence
+    assert "diverged; no good step was saved; lower learning_rate" in sentence
 
 
 def test_a_tracker_that_is_not_installed(refused, monkeypatch):
