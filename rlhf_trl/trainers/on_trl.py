@@ -91,12 +91,13 @@ class OnTRL:
         args, limit = self.args, self.args.save_total_limit
         if args.should_save:
             (folder / output.MANIFEST).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save_state(folder)  # before the random state is saved, which it may move
         args.save_total_limit = None
         try:
             super()._save_checkpoint(model, trial)
         finally:
             args.save_total_limit = limit
-        self._save_state(folder)
         self.accelerator.wait_for_everyone()
         if args.should_save:
             told = {"world_size": args.world_size, "save_only_model": args.save_only_model}
