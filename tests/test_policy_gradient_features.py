@@ -1,6 +1,7 @@
 """What the policy-gradient trainer keeps of TRL, refuses, and adds."""
 
 import inspect
+import math
 import statistics
 
 import pytest
@@ -24,12 +25,14 @@ from policy_gradient_cases import (
     right,
     shaped,
 )
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 
 from rlhf_trl.algorithms import LOSS_FIELDS, formulation
 from rlhf_trl.compare.measure import accumulate, batches
 from rlhf_trl.errors import InputError
+from rlhf_trl.output import checkpoint_fault
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 
 # --- kept: with a formulation that stock TRL computes, both gradients stay equal ------------------
@@ -677,7 +680,7 @@ GRID = [(n, steps, window) for n in (1, 3) for steps in (1, 4) for window in (1,
 STEPS = 12
 
 
-def resumed_at(folder, steps, forget=None, **config):
+def resumed_at(folder, steps, spoil=lambda saved: None, **config):
     """Return, for every step, whether a run resumed there ends as one that was never stopped."""
     config = {
         "per_device_train_batch_size": 4,
@@ -692,13 +695,9 @@ def resumed_at(folder, steps, forget=None, **config):
     whole.train()
     found = {}
     for step in steps:
-        checkpoint = folder / f"checkpoint-{step}"
-        if forget is not None:
-            file = checkpoint / "policy_gradient_state_0.pt"
-            state = torch.load(file, weights_only=True)
-            torch.save({**state, **forget}, file)
+        spoil(saved := folder / f"checkpoint-{step}")
         resumed = build("grpo", output_dir=str(folder / "again"), **config)
-        resumed.train(resume_from_checkpoint=str(checkpoint))
+        resumed.train(resume_from_checkpoint=str(saved))
         pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
         found[step] = all(torch.equal(a, b) for a, b in pairs)
     return found
@@ -719,11 +718,63 @@ def test_resumed_inside_a_generation_is_bit_identical(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "forget", [{"step": 0}, {"buffered_inputs": None}], ids=lambda forget: min(forget)
+    "forgotten", [{"step": 0}, {"buffered_inputs": None}], ids=lambda forgotten: min(forgotten)
 )
-def test_what_a_checkpoint_must_hold_of_a_generation(forget, tmp_path):
+def test_what_a_checkpoint_must_hold_of_a_generation(forgotten, tmp_path):
+    def forget(saved):
+        file = saved / "policy_gradient_state_0.pt"
+        torch.save({**torch.load(file, weights_only=True), **forgotten}, file)
+
     config = {"num_iterations": 3, "steps_per_generation": 4, "max_steps": 7}
     assert resumed_at(tmp_path, [5], forget, **config) == {5: False}
+
+
+def test_a_synced_reference_is_kept(tmp_path):
+    def forget(saved):
+        model = AutoModelForCausalLM.from_pretrained(checkpoint())
+        torch.save(model.state_dict(), saved / "synced_reference.pt")
+
+    config = {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 2, "max_steps": 6}
+    assert resumed_at(tmp_path, [3], **config) == {3: True}
+    assert resumed_at(tmp_path / "forgotten", [3], forget, **config) == {3: False}
+
+
+class _Breaks(TrainerCallback):
+    def __init__(self, step, value):
+        self._step, self._value = step, value
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self._step:
+            next(model.parameters()).data.view(-1)[-1] = self._value
+
+
+@pytest.mark.parametrize(
+    ("step", "value", "last"),
+    [(3, math.nan, "the last good step is 2"), (1, math.inf, "no good step was saved")],
+)
+def test_weights_that_are_not_finite_are_not_saved(step, value, last, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    trainer = build("grpo", output_dir=str(tmp_path), **saving)
+    trainer.add_callback(_Breaks(step, value))
+    with pytest.raises(InputError, match=f"no longer finite at step {step}, so .*; {last}"):
+        trainer.train()
+    assert len(list(tmp_path.glob("checkpoint-*"))) == step - 1
+
+
+def test_a_checkpoint_is_whole_before_others_are_deleted(tmp_path, monkeypatch):
+    seen = []
+
+    def rotate(folder, limit, best):
+        seen.append((sorted(p.name for p in tmp_path.glob("checkpoint-*")), limit))
+        assert not any(checkpoint_fault(p) for p in tmp_path.glob("checkpoint-*"))
+        rotate_checkpoints(folder, limit, best)
+
+    monkeypatch.setattr("rlhf_trl.trainers.on_trl.rotate_checkpoints", rotate)
+    monkeypatch.setattr("transformers.trainer.rotate_checkpoints", lambda **kwargs: None)
+    config = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 3}
+    build("grpo", output_dir=str(tmp_path), **config).train()
+    pairs = [["checkpoint-1"], ["checkpoint-1", "checkpoint-2"], ["checkpoint-2", "checkpoint-3"]]
+    assert seen == [(pair, 1) for pair in pairs]
 
 
 def test_own_fields_are_read():

@@ -119,6 +119,73 @@ def test_a_resume_that_would_not_be_the_same_run(run, refused, words, parts):
     assert all(part in sentence for part in parts), sentence
 
 
+def flip(file):
+    """Damage one bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_auto_does_what_is_left_to_do(run):
+    words = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 2]
+    auto = [*words, "--resume_from_checkpoint", "auto"]
+    folder, _ = run("grpo", "grpo", *auto)  # nothing is there yet
+    weights, summary = (
+        weights_of(folder / "model"),
+        json.loads((folder / "summary.json").read_text()),
+    )
+
+    def same(out, *parts):
+        assert all(part in out for part in parts), out
+        assert weights_of(folder / "model") == weights
+        now = json.loads((folder / "summary.json").read_text())
+        assert all(now[key] == summary[key] for key in ("steps", "before", "after"))
+
+    before = sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
+    with pytest.raises(SystemExit) as stop:
+        run("grpo", "grpo", *auto)
+    assert stop.value.code == 0
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
+
+    shutil.rmtree(folder / "model")
+    (folder / ".model.part").mkdir()
+    (folder / "summary.json").unlink()
+    same(run("grpo", "grpo", *auto)[1], "resuming from", "checkpoint-4")
+    assert not list(folder.glob("earlier-*")) and not list(folder.glob(".*"))
+
+    flip(folder / "checkpoint-4" / "optimizer.pt")
+    same(
+        run("grpo", "grpo", *auto)[1],
+        "checkpoint-4, which has a damaged optimizer.pt",
+        f"resuming from {folder}/checkpoint-2",
+    )
+    assert (folder / "earlier-1" / "model").exists()
+
+    for step in (2, 4):
+        flip(folder / f"checkpoint-{step}" / "policy_gradient_state_0.pt")
+    (folder / "summary.json").unlink()
+    _, out = run("grpo", "grpo", *auto)
+    same(out, "checkpoint-2, which has a damaged policy_gradient_state_0.pt")
+    assert "resuming" not in out
+    assert {"checkpoint-2", "checkpoint-4", "model", "config.yaml"} <= {
+        path.name for path in (folder / "earlier-2").iterdir()
+    }
+
+
+def test_what_may_differ_in_a_resumed_run_is_named(run):
+    saving = [*SMALL, "--save_strategy", "steps", "--save_steps", 2]
+    run("grpo", "grpo", *saving)
+    meant = ["--resume_from_checkpoint", "auto", "--resume_changed", "seed", "dataset"]
+    _, out = run("grpo", "grpo", *saving, *meant, "--max_steps", 3, "--seed", 7)
+    assert "changed since checkpoint-2: seed: 0 -> 7" in out
+    assert "max_steps: 2 -> 3, which changes the schedule of the learning rate" in out
+
+
+@pytest.mark.parametrize("key", ["ignore_data_skip", "enable_jit_checkpoint"])
+def test_what_could_not_be_resumed_exactly_is_refused(refused, key):
+    assert f"{key}: a run resumed with it" in refused("grpo", "grpo", *SMALL, f"--{key}", "true")
+
+
 # Each step is worse than the one before.
 WORSENING = [
     *[*SMALL, "--dataset.eval_size", 32, "--max_steps", 3, "--eval_steps", 1],
