@@ -89,8 +89,8 @@ SAVING = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--value_model", "head"], ["--num_iterations", 2], ["--steps_per_generation", 2]],
-    ids=["separate", "head", "two iterations", "minibatches"],
+    [[], ["--value_model", "head"], ["--num_iterations", 3], ["--steps_per_generation", 4]],
+    ids=["separate", "head", "inside three iterations", "between minibatches"],
 )
 def test_stopped_and_resumed_is_bit_identical(run, tmp_path, words):
     whole, _ = run("ppo", "ppo", *SAVING, *words, folder=tmp_path / "whole")

@@ -457,7 +457,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
                 f"resume_from_checkpoint: {checkpoint!r} lacks {path.name}, without which "
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
             )
-        state = torch.load(path, map_location=self.args.device, weights_only=True)
+        state = torch.load(path, map_location=self.args.device.type, weights_only=True)
         self._carried, self._step = state["carried"], state["step"]
         if state["world_size"] == self.args.world_size:  # else TRL generates anew
             self._buffered_inputs = state["buffered_inputs"]
