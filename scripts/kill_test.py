@@ -30,6 +30,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive 
 from transformers import GenerationMixin
 
 from rlhf_trl.output import MANIFEST
+from rlhf_trl.run import preferences, supervised, train  # noqa: F401
+from rlhf_trl.run import reward_models as judges  # noqa: F401
 from rlhf_trl.trainers import (  # noqa: F401 - what the runs need, imported once
     direct_alignment,
     orpo,
@@ -43,7 +45,7 @@ ROOT = Path(__file__).parent.parent
 STEPS = 6
 COMMON = (
     f"--max_steps {STEPS} --save_strategy steps --save_steps 1 --save_total_limit 2 --eval_steps 3 "
-    "--dataset.eval_size 8 --disable_tqdm --lr_scheduler_type linear"
+    "--dataset.eval_size 8 --disable_tqdm"
 )
 POLICY = "--dataset.size 40 --num_generations 4 --per_device_train_batch_size 8"
 PAIRS = "--dataset.size 24 --dataset.pairs offline --per_device_train_batch_size 8"
@@ -63,13 +65,18 @@ RUNS = {
     "orpo": ("orpo", "orpo", PAIRS),
     "reward": ("reward", "reward", JUDGES),
     "prm": ("prm", "prm", JUDGES),
-    "sft": ("sft", "sft", "--dataset.size 48 --per_device_train_batch_size 8"),
+    "sft": (
+        *("sft", "sft"),
+        "--dataset.size 48 --per_device_train_batch_size 8 --warmup_steps 1 "
+        "--lr_scheduler_kwargs.num_decay_steps 4",
+    ),
 }
 PHASES = ("random", "start", "saving", "rotation", "export", "generation")
 SHORT = {"grpo_3": ["saving"], "ppo": ["export"], "dpo": ["start"]}
 GENERATES = "kill_test.generate"
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", GENERATES)
-COMPARED = r"(model|value_model|checkpoint-\d+|evaluations|checkpoint-\d+/value_model)/[^/]+"
+LAST = f"checkpoint-{STEPS}"  # of another one, a kill while it is deleted leaves half
+COMPARED = rf"(model|value_model|evaluations|{LAST}|{LAST}/value_model)/[^/]+"
 NOT_COMPARED = {"training_args.bin", "trainer_state.json", MANIFEST}  # paths and times
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import transformers
 
 from rlhf_trl import output
 from rlhf_trl.evaluation import report
@@ -170,6 +172,35 @@ def test_auto_does_what_is_left_to_do(run):
     assert {"checkpoint-2", "checkpoint-4", "model", "config.yaml"} <= {
         path.name for path in (folder / "earlier-2").iterdir()
     }
+
+
+# safetensors, torch and Python each say it in their own way
+@pytest.mark.parametrize("name", ["save_model", "_save_optimizer_and_scheduler", "_save_rng_state"])
+def test_a_file_that_cannot_be_written_costs_no_checkpoint(
+    refused, run, monkeypatch, name, tmp_path
+):
+    write, folder = getattr(transformers.Trainer, name), tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(trainer, path, *args, **kwargs):
+        if trainer.state.global_step == 2:
+            return write(trainer, path, *args, **kwargs)
+        if name == "_save_rng_state":
+            return open(f"{path}/{'x' * 300}", "w")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            return write(trainer, path, *args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    words = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.Trainer, name, limited)
+        sentence = refused("grpo", "grpo", *words)
+    assert "a file could not be written" in sentence and "checkpoints saved before are" in sentence
+    assert (folder / "checkpoint-4").exists()
+    _, out = run("grpo", "grpo", *words, "--resume_from_checkpoint", "auto")
+    assert "skipped" in out and f"resuming from {folder}/checkpoint-2" in out
 
 
 def test_what_may_differ_in_a_resumed_run_is_named(run):
