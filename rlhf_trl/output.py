@@ -162,7 +162,7 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
         str(p.relative_to(checkpoint)): (p.stat().st_size, _crc32(p) if checksums else None)
         for p in paths
     }
-    content = json.loads(json.dumps({**told, "files": files}))
+    content = json.loads(json.dumps({**told, "files": files}, default=str))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
 
 

@@ -3,6 +3,7 @@
 import inspect
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -718,7 +719,9 @@ def test_resumed_inside_a_generation_is_bit_identical(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "forgotten", [{"step": 0}, {"buffered_inputs": None}], ids=lambda forgotten: min(forgotten)
+    "forgotten",
+    [{"step": 0}, {"buffered_inputs": None}, {"world_size": 2}],
+    ids=lambda forgotten: min(forgotten),
 )
 def test_what_a_checkpoint_must_hold_of_a_generation(forgotten, tmp_path):
     def forget(saved):
@@ -761,8 +764,11 @@ def test_weights_that_are_not_finite_are_not_saved(step, value, last, tmp_path):
     assert len(list(tmp_path.glob("checkpoint-*"))) == step - 1
 
 
-def test_a_checkpoint_is_whole_before_others_are_deleted(tmp_path, monkeypatch):
-    seen = []
+def test_a_checkpoint_is_whole_before_it_is_pushed_or_others_are_deleted(tmp_path, monkeypatch):
+    seen, pushed = [], []
+
+    def push(trainer, folder):
+        pushed.append((Path(folder).name, checkpoint_fault(folder)))
 
     def rotate(folder, limit, best):
         seen.append((sorted(p.name for p in tmp_path.glob("checkpoint-*")), limit))
@@ -771,8 +777,12 @@ def test_a_checkpoint_is_whole_before_others_are_deleted(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rlhf_trl.trainers.on_trl.rotate_checkpoints", rotate)
     monkeypatch.setattr("transformers.trainer.rotate_checkpoints", lambda **kwargs: None)
+    monkeypatch.setattr("transformers.Trainer._push_from_checkpoint", push)
     config = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 3}
-    build("grpo", output_dir=str(tmp_path), **config).train()
+    trainer = build("grpo", output_dir=str(tmp_path), **config)
+    trainer.args.push_to_hub = True
+    trainer.train()
+    assert pushed == [(f"checkpoint-{step}", None) for step in (1, 2, 3)]
     pairs = [["checkpoint-1"], ["checkpoint-1", "checkpoint-2"], ["checkpoint-2", "checkpoint-3"]]
     assert seen == [(pair, 1) for pair in pairs]
 

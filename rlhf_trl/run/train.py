@@ -35,6 +35,7 @@ DECISIVE = {
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
     *("steps_per_generation", "num_generations", "num_iterations", "algorithm", "formulation"),
 }
+RESUMING = {"resume_from_checkpoint", "resume_changed"}
 LENGTH = {"max_steps", "num_train_epochs"}
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 
@@ -164,11 +165,11 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
 
 def _changed(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what a run was given before and what is given now, where the two differ."""
-    now = json.loads(json.dumps(loaded.given))  # as a manifest holds it
-    before = json.loads(json.dumps(before))
+    now = json.loads(json.dumps(loaded.given, default=str))  # as a manifest holds it
+    before = json.loads(json.dumps(before, default=str))
     return {
         key: (before.get(key, "unset"), now.get(key, "unset"))
-        for key in sorted((before.keys() | now.keys()) - {"resume_from_checkpoint"})
+        for key in sorted((before.keys() | now.keys()) - RESUMING)
         if before.get(key) != now.get(key)
     }
 

@@ -117,6 +117,11 @@ class OnTRL:
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and getattr(self.args, "sync_ref_model", False):
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                raise InputError(
+                    "resume_from_checkpoint: checkpoints do not hold the reference model that "
+                    "sync_ref_model moves where it may be shared out (DeepSpeed, FSDP); start anew."
+                )
             synced = torch.load(Path(checkpoint, SYNCED), map_location="cpu", weights_only=True)
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(synced)
 
