@@ -207,8 +207,11 @@ def test_what_may_differ_in_a_resumed_run_is_named(run):
     saving = [*SMALL, "--save_strategy", "steps", "--save_steps", 2]
     run("grpo", "grpo", *saving)
     meant = ["--resume_from_checkpoint", "auto", "--resume_changed", "seed", "dataset"]
-    _, out = run("grpo", "grpo", *saving, *meant, "--max_steps", 3, "--seed", 7)
+    _, out = run(
+        "grpo", "grpo", *saving, *meant, "--max_steps", 3, "--seed", 7, "--dataset.size", 41
+    )
     assert "changed since checkpoint-2: seed: 0 -> 7" in out
+    assert "changed since checkpoint-2: dataset.size: 40 -> 41" in out
     assert "max_steps: 2 -> 3, which changes the schedule of the learning rate" in out
 
 

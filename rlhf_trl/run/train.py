@@ -35,7 +35,7 @@ DECISIVE = {
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
     *("steps_per_generation", "num_generations", "num_iterations", "algorithm", "formulation"),
 }
-RESUMING = {"resume_from_checkpoint", "resume_changed"}
+RESUMING = ("resume_from_checkpoint", "resume_changed")
 LENGTH = {"max_steps", "num_train_epochs"}
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 
@@ -152,8 +152,9 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
         told = f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}"
         so = ", which changes the schedule of the learning rate" if key in LENGTH else ""
         print(told + so, flush=True)
-        if key in NEVER or (key in DECISIVE and key not in allowed):
-            remedy = "" if key in NEVER else f"write resume_changed: [{key}] if it is meant, or "
+        name = key.partition(".")[0]
+        if name in NEVER or (name in DECISIVE and name not in allowed):
+            remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
             raise InputError(
                 f"resume_from_checkpoint: {key} was {old} and is now {new}, so the run would not "
                 f"be the same one; restore it, {remedy}start a new run in another output_dir."
@@ -165,13 +166,22 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
 
 def _changed(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what a run was given before and what is given now, where the two differ."""
-    now = json.loads(json.dumps(loaded.given, default=str))  # as a manifest holds it
-    before = json.loads(json.dumps(before, default=str))
-    return {
-        key: (before.get(key, "unset"), now.get(key, "unset"))
-        for key in sorted((before.keys() | now.keys()) - RESUMING)
-        if before.get(key) != now.get(key)
-    }
+    # as a manifest holds them
+    old, new = (json.loads(json.dumps(given, default=str)) for given in (before, loaded.given))
+    return {k: v for k, v in _differences(old, new).items() if k not in RESUMING}
+
+
+def _differences(
+    before: dict[str, Any], now: dict[str, Any], block: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    found = {}
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key, "unset"), now.get(key, "unset")
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= _differences(old, new, f"{block}{key}.")
+        elif old != new:
+            found[block + key] = old, new
+    return found
 
 
 def _keep_config(loaded: Any, folder: Path) -> None:
