@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.fields import DemonstrationData, Samples
-from rlhf_trl.run.launch import Expect, recipe
+from rlhf_trl.run.fields import AnyRun, DemonstrationData, Samples
+from rlhf_trl.run.launch import recipe
 
 
-@dataclass
-class Run:
+@dataclass(kw_only=True)
+class Run(AnyRun):
     """The fields of this recipe beside TRL's SFTConfig and ModelConfig."""
 
     dataset: DemonstrationData
     demonstrator: Literal["imperfect", "right"] = "imperfect"  # of reasoning-gym tasks
     max_completion_length: int = 64  # of generated answers
     samples: Samples = field(default_factory=Samples)
-    expect: Expect | None = None
 
 
 def main() -> None:

@@ -3,15 +3,20 @@
 import json
 import os
 import shutil
-import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rlhf_trl.errors import InputError
+
+MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is no checkpoint
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
 AT_END = "model value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png"
+# What is there once a run is finished: the first and the last thing that it writes then, and one.
+FINISHED = "model summary.json learning_curve.png"
 
 
 def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
@@ -48,11 +53,12 @@ def claim(output_dir: str, resume: str | None) -> str | None:
 
     Args:
         output_dir: the run's folder; made if it does not exist.
-        resume: None, `auto` (the newest whole checkpoint in `output_dir`, if any) or a checkpoint.
+        resume: None, `auto` (the newest whole checkpoint in `output_dir`, if any; those that are
+            skipped are named) or a checkpoint.
 
     Raises:
         InputError: the folder is a file, cannot be written, holds another run (than that of the
-            checkpoint), or the checkpoint is missing or incomplete.
+            checkpoint) or no run, or the checkpoint is missing or damaged.
     """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
@@ -74,6 +80,8 @@ def claim(output_dir: str, resume: str | None) -> str | None:
                 "--resume_from_checkpoint auto, or write elsewhere with --output_dir."
             )
         return None
+    for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     if resume != "auto":
         if fault := checkpoint_fault(resume):
             raise InputError(f"resume_from_checkpoint: {resume!r} {fault}; name a whole one.")
@@ -83,16 +91,17 @@ def claim(output_dir: str, resume: str | None) -> str | None:
                 "in another folder; go on in that one, or name an empty one with --output_dir."
             )
         return resume
-    faults = []
     for _, checkpoint in sorted(numbered(folder, "checkpoint-").items(), reverse=True):
         fault = checkpoint_fault(checkpoint)
         if fault is None:
             return str(checkpoint)
-        faults.append(f"{checkpoint.name} {fault}")
-    if any(folder.iterdir()):
+        print(f"skipped {checkpoint}, which {fault}", flush=True)
+    # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
+    early = (path.name.startswith((".", "samples-")) for path in folder.iterdir())
+    if not (folder / "config.yaml").exists() and not all(early):
         raise InputError(
-            f"resume_from_checkpoint: {output_dir!r} holds files but no whole checkpoint "
-            f"({'; '.join(faults) or 'no checkpoint-N folder'}); write elsewhere with --output_dir."
+            f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "
+            "nor the config.yaml of a run; write elsewhere with --output_dir."
         )
     return None
 
@@ -107,6 +116,11 @@ def numbered(folder: Path, prefix: str) -> dict[int, Path]:
 def step_of(checkpoint: str | Path) -> int:
     """Return the optimizer step of a checkpoint."""
     return json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"]
+
+
+def finished(folder: Path) -> bool:
+    """Return whether a run has written all that it leaves at its end."""
+    return all((folder / name).exists() for name in FINISHED.split())
 
 
 def set_aside(folder: Path, step: int) -> None:
@@ -133,8 +147,51 @@ def set_aside(folder: Path, step: int) -> None:
     print(f"what this run left after step {step} before is now in {aside}", flush=True)
 
 
+def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
+    """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
+
+    Args:
+        checkpoint: the folder, with all else in it.
+        checksums: whether to read the files again for their CRC-32, which finds damage as well as a
+            cryptographic hash does, in half the time (about 0.5 s per GiB); without it, a bit that
+            flips on the disk goes unnoticed.
+        **told: what else is known of the checkpoint.
+    """
+    paths = (p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != MANIFEST)
+    files = {
+        str(p.relative_to(checkpoint)): (p.stat().st_size, _crc32(p) if checksums else None)
+        for p in paths
+    }
+    content = json.loads(json.dumps({**told, "files": files}, default=str))
+    write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
+
+
+def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
+    """Return what `write_manifest` wrote.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    content = json.loads((Path(checkpoint) / MANIFEST).read_text())
+    if content.pop("crc32") != _sum_of(content):
+        raise ValueError(MANIFEST)
+    return content
+
+
+def _sum_of(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content).encode())
+
+
+def _crc32(path: Path) -> int:
+    found = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return found
+
+
 def checkpoint_fault(checkpoint: str | Path) -> str | None:
-    """Return what keeps a checkpoint from being resumed (missing or cut-off file), or None.
+    """Return what keeps a checkpoint from being resumed (missing or damaged file), or None.
 
     transformers writes a checkpoint in place, so a killed save leaves half of one; and it starts a
     fresh optimizer without a word where that file is missing.
@@ -142,27 +199,23 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
     folder = Path(checkpoint)
     if not folder.is_dir():
         return "is not a folder"
+    if not (folder / MANIFEST).exists():
+        return f"has no {MANIFEST}, which is written last, so it is not whole"
+    name = MANIFEST
     try:
-        step_of(folder)
-    except (OSError, ValueError, KeyError, TypeError):
-        return "has no readable trainer_state.json"
-    for file in folder.glob("*.json"):
-        try:
-            json.loads(file.read_text())
-        except ValueError:
-            return f"has a cut-off {file.name}"
-    if fault := weights_fault(folder):
-        return fault
-    if not any(folder.glob("rng_state*.pth")):
-        return "has no rng_state*.pth"
-    # DeepSpeed and FSDP keep the optimizer in shards of their own.
-    if not _sharded(folder):
-        for name in ("optimizer.pt", "scheduler.pt"):
-            if not (folder / name).exists():
-                return f"has no {name} (was it saved with save_only_model?)"
-    for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
-        if not zipfile.is_zipfile(file):
-            return f"has a cut-off {file.name}"
+        manifest = read_manifest(folder)
+        if manifest["save_only_model"]:
+            return "has no optimizer, since it was saved with save_only_model"
+        for name, (size, checksum) in manifest["files"].items():
+            path = folder / name
+            if not path.exists():
+                return f"lacks {name}"
+            if path.stat().st_size != size:
+                return f"has a cut-off {name}"
+            if checksum is not None and _crc32(path) != checksum:
+                return f"has a damaged {name}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"has a damaged {name}"
     return None
 
 

@@ -56,6 +56,18 @@ CASES = [
 ]
 
 
+def resumed(folder):
+    """Return the weights of a run, and of one resumed inside a generation of 6 optimizer steps."""
+    config = {"steps_per_generation": 2, "num_iterations": 3, "per_device_train_batch_size": 4}
+    config |= {"max_steps": 6, "learning_rate": 1e-3, "answer": None}
+    whole = build("dapo", output_dir=str(folder), save_strategy="steps", save_steps=1, **config)
+    again = build("dapo", output_dir=str(folder / "again"), **config)
+    whole.train()
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    models = (each.accelerator.unwrap_model(each.model) for each in (whole, again))
+    return [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
+
+
 def main():
     """Run all cases on the processes that were launched."""
     import torch.distributed
@@ -66,6 +78,7 @@ def main():
         rank = torch.distributed.get_rank()
         file = "-".join(map(str, case)) + f".{rank}"
         torch.save({"weights": weights, "carried": carried}, Path(sys.argv[1]) / file)
+    torch.save(resumed(Path(sys.argv[1]) / "run"), Path(sys.argv[1]) / f"resumed.{rank}")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_the_answers_of_on_policy_pairs_are_kept_for_a_resumed_run(run, refused,
     shutil.copytree(whole / "checkpoint-1", stopped / "checkpoint-1")
     for name in ("config.yaml", "samples-train.jsonl", "samples-held-out.jsonl"):
         shutil.copy(whole / name, stopped)
-    resume = [*saving, "--resume_from_checkpoint", "auto"]
+    resume = [*saving, "--resume_from_checkpoint", "auto", "--resume_changed", "dataset"]
     for change, part in {
         ("--dataset.size", 20): "4 answers to each of the 20 train questions",
         ("--dataset.eval_size", 7): "4 answers to each of the 7 held-out questions",

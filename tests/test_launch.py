@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -294,7 +295,7 @@ def test_claim_refuses_what_it_must(tmp_path):
         None,
     )
     refused(
-        "no whole checkpoint.*no checkpoint-N folder", output.claim, str(tmp_path / "old"), "auto"
+        "neither a whole checkpoint nor the config", output.claim, str(tmp_path / "old"), "auto"
     )
     assert output.claim(str(tmp_path / "new"), None) is None
     assert output.claim(str(tmp_path / "new"), "auto") is None
@@ -306,16 +307,30 @@ def checkpoint(folder):
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         torch.save({"x": torch.zeros(8)}, folder / name)
     (folder / "trainer_state.json").write_text('{"global_step": 9}')
+    (folder / "value_model").mkdir()
+    (folder / "value_model" / "config.json").write_text("{}")
+    output.write_manifest(folder, True, save_only_model=False)
     return folder
 
 
-def test_auto_resumes_from_the_newest_whole_checkpoint(tmp_path):
+def test_auto_resumes_from_the_newest_whole_checkpoint(tmp_path, capsys):
     checkpoint(tmp_path / "checkpoint-9")
     half = checkpoint(tmp_path / "checkpoint-10")
     assert output.claim(str(tmp_path), "auto") == str(half)
-    (half / "trainer_state.json").unlink()  # written last by transformers
+    (half / "manifest.json").unlink()  # written last
     assert output.claim(str(tmp_path), "auto") == str(tmp_path / "checkpoint-9")
-    refused("checkpoint-10.*trainer_state.json", output.claim, str(tmp_path), str(half))
+    assert "checkpoint-10, which has no manifest.json" in capsys.readouterr().out
+    refused("checkpoint-10.*no manifest.json", output.claim, str(tmp_path), str(half))
+
+
+def test_where_only_a_start_was_made_a_run_starts_anew(tmp_path):
+    for name in (".writable", "samples-train.jsonl", ".model.part", ".summary.part.json"):
+        (tmp_path / name).write_text("")
+    assert output.claim(str(tmp_path), "auto") is None
+    assert {p.name for p in tmp_path.iterdir()} == {"samples-train.jsonl"}
+    (tmp_path / "config.yaml").write_text("")
+    (checkpoint(tmp_path / "checkpoint-1") / "manifest.json").unlink()
+    assert output.claim(str(tmp_path), "auto") is None
 
 
 def test_what_a_run_left_after_a_step_is_set_aside_whole(tmp_path, capsys):
@@ -347,36 +362,34 @@ def test_what_a_run_left_after_a_step_is_set_aside_whole(tmp_path, capsys):
     assert not (tmp_path / "earlier-11").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "fault"),
-    [
-        ("trainer_state.json", "{}", "no readable trainer_state.json"),
-        ("policy_gradient_state.json", "", "cut-off policy_gradient_state.json"),
-    ],
-)
-def test_broken_state_files_are_recognised(tmp_path, name, content, fault):
-    folder = checkpoint(tmp_path / "checkpoint-1")
-    (folder / name).write_text(content)
-    assert fault in output.checkpoint_fault(folder)
+FILES = [
+    *["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"],
+    *["value_model/config.json", "manifest.json"],
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("optimizer.pt", "optimizer.pt"),
-        ("scheduler.pt", "scheduler.pt"),
-        ("rng_state.pth", "rng_state"),
-        ("model.safetensors", "no model weights"),
-    ],
-)
-@pytest.mark.parametrize("cut", [False, True])
-def test_half_written_checkpoints_are_recognised(tmp_path, name, fault, cut):
+@pytest.mark.parametrize("name", FILES)
+def test_every_damage_to_a_checkpoint_is_named(tmp_path, name):
     folder = checkpoint(tmp_path / "checkpoint-1")
     assert output.checkpoint_fault(folder) is None
-    if cut:
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) - 7])
-        fault = f"cut-off {name}"
-    else:
-        (folder / name).unlink()
-    assert fault in output.checkpoint_fault(folder)
+    path, content = folder / name, (folder / name).read_bytes()
+    middle = len(content) // 2
+    flipped = bytes([content[middle] ^ 1])
+    for damage in (b"", content[:middle], content[:middle] + flipped + content[middle + 1 :]):
+        path.write_bytes(damage)
+        assert re.search(f"has a (cut-off|damaged) {name}", output.checkpoint_fault(folder))
+    path.unlink()
+    assert re.search(f"(lacks|has no) {name}", output.checkpoint_fault(folder))
+    path.write_bytes(content)
+    assert output.checkpoint_fault(folder) is None
+
+
+def test_without_checksums_only_sizes_are_compared(tmp_path):
+    folder = checkpoint(tmp_path / "checkpoint-1")
+    output.write_manifest(folder, checksums=False, save_only_model=False)
+    (folder / "trainer_state.json").write_text('{"global_step": 8}')
+    assert output.checkpoint_fault(folder) is None
+    (folder / "trainer_state.json").write_text('{"global_step": 10}')
+    assert output.checkpoint_fault(folder) == "has a cut-off trainer_state.json"
+    output.write_manifest(folder, True, save_only_model=True)
+    assert "save_only_model" in output.checkpoint_fault(folder)

@@ -1,8 +1,9 @@
 """What the policy-gradient trainer keeps of TRL, refuses, and adds."""
 
 import inspect
-import json
+import math
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,12 +27,14 @@ from policy_gradient_cases import (
     right,
     shaped,
 )
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 
 from rlhf_trl.algorithms import LOSS_FIELDS, formulation
 from rlhf_trl.compare.measure import accumulate, batches
 from rlhf_trl.errors import InputError
+from rlhf_trl.output import checkpoint_fault
 from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 
@@ -277,22 +280,6 @@ REFUSED = {
         "dapo",
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
         "dapo (chapter) is normalised over the accumulation window",
-    ),
-    "save inside a generation": (
-        "grpo",
-        {"steps_per_generation": 4, "save_strategy": "steps", "save_steps": 6},
-        "save_steps is 6, which would save inside a generation of 4 optimizer steps, where a run "
-        "cannot be resumed; write 4 or 8.",
-    ),
-    "save early in a generation": (
-        "grpo",
-        {"num_iterations": 3, "save_strategy": "steps", "save_steps": 2},
-        "write 3.",
-    ),
-    "save a share of the run": (
-        "grpo",
-        {"num_iterations": 2, "save_strategy": "steps", "save_steps": 0.1},
-        "save_steps is 0.1, a share of the run",
     ),
     "a critic": ("ppo", {}, "ppo (chapter) has a critic: use recipes/ppo.py (PPOTrainer)"),
 }
@@ -669,20 +656,16 @@ def test_resumed_between_generations_is_bit_identical(name, config, tmp_path):
     pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert resumed._carried == whole._carried
-    state = json.loads((tmp_path / "checkpoint-2" / "policy_gradient_state.json").read_text())
+    file = tmp_path / "checkpoint-2" / "policy_gradient_state_0.pt"
+    state = torch.load(file, weights_only=True)["carried"]
     if name == "dapo":
         assert 0 < state["stream_position"] < whole._carried["stream_position"]
     if config.get("baseline") == "moving_average":
         assert state["baseline_value"] != whole._carried["baseline_value"]
-    if name in ("dapo", "reinforce", "grpo"):
-        (tmp_path / "checkpoint-2" / "policy_gradient_state.json").unlink()
-        again = build(name, output_dir=str(tmp_path / "without"), **config)
-        if name == "dapo" or config.get("baseline") == "moving_average":
-            with pytest.raises(InputError, match=r"lacks policy_gradient_state.json"):
-                again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-        else:  # nothing that it needs stands there
-            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-            assert again.state.global_step == 4
+    file.unlink()
+    again = build(name, output_dir=str(tmp_path / "without"), **config)
+    with pytest.raises(InputError, match=r"lacks policy_gradient_state_0.pt"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_resumed_in_a_later_epoch_is_bit_identical(tmp_path):
@@ -705,14 +688,115 @@ def test_resumed_in_a_later_epoch_is_bit_identical(tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_resuming_inside_a_generation_is_refused(tmp_path):
-    config = {"max_steps": 1, "save_strategy": "steps", "learning_rate": 1e-3}
-    trainer = build("grpo", output_dir=str(tmp_path), save_steps=1, **config)
+# num_iterations, steps_per_generation, gradient_accumulation_steps
+GRID = [(n, steps, window) for n in (1, 3) for steps in (1, 4) for window in (1, 2)]
+STEPS = 12
+
+
+def resumed_at(folder, steps, spoil=lambda saved: None, **config):
+    """Return, for every step, whether a run resumed there ends as one that was never stopped."""
+    config = {
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 6,
+        "max_steps": STEPS,
+        "learning_rate": 1e-3,
+        "answer": None,
+        **config,
+    }
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    whole = build("grpo", output_dir=str(folder), **config, **saving)
+    whole.train()
+    found = {}
+    for step in steps:
+        spoil(saved := folder / f"checkpoint-{step}")
+        resumed = build("grpo", output_dir=str(folder / "again"), **config)
+        resumed.train(resume_from_checkpoint=str(saved))
+        pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+        found[step] = all(torch.equal(a, b) for a, b in pairs)
+    return found
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(("iterations", "steps", "window"), GRID)
+def test_resumed_at_every_step_is_bit_identical(iterations, steps, window, tmp_path):
+    config = {"num_iterations": iterations, "steps_per_generation": steps}
+    config["gradient_accumulation_steps"] = window
+    assert all(resumed_at(tmp_path, range(1, STEPS), **config).values())
+
+
+def test_resumed_inside_a_generation_is_bit_identical(tmp_path):
+    # a generation lasts 6 optimizer steps
+    config = {"num_iterations": 3, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
+    assert resumed_at(tmp_path, (1, 5, 6, 9), **config) == {1: True, 5: True, 6: True, 9: True}
+
+
+@pytest.mark.parametrize(
+    "forgotten",
+    [{"step": 0}, {"buffered_inputs": None}, {"world_size": 2}],
+    ids=lambda forgotten: min(forgotten),
+)
+def test_what_a_checkpoint_must_hold_of_a_generation(forgotten, tmp_path):
+    def forget(saved):
+        file = saved / "policy_gradient_state_0.pt"
+        torch.save({**torch.load(file, weights_only=True), **forgotten}, file)
+
+    config = {"num_iterations": 3, "steps_per_generation": 4, "max_steps": 7}
+    assert resumed_at(tmp_path, [5], forget, **config) == {5: False}
+
+
+def test_a_synced_reference_is_kept(tmp_path):
+    def forget(saved):
+        model = AutoModelForCausalLM.from_pretrained(checkpoint())
+        torch.save(model.state_dict(), saved / "synced_reference.pt")
+
+    config = {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 2, "max_steps": 6}
+    assert resumed_at(tmp_path, [3], **config) == {3: True}
+    assert resumed_at(tmp_path / "forgotten", [3], forget, **config) == {3: False}
+
+
+class _Breaks(TrainerCallback):
+    def __init__(self, step, value):
+        self._step, self._value = step, value
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self._step:
+            next(model.parameters()).data.view(-1)[-1] = self._value
+
+
+@pytest.mark.parametrize(
+    ("step", "value", "last"),
+    [(3, math.nan, "the last good step is 2"), (1, math.inf, "no good step was saved")],
+)
+def test_weights_that_are_not_finite_are_not_saved(step, value, last, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    trainer = build("grpo", output_dir=str(tmp_path), **saving)
+    trainer.add_callback(_Breaks(step, value))
+    with pytest.raises(InputError, match=f"no longer finite at step {step}, so .*; {last}"):
+        trainer.train()
+    assert len(list(tmp_path.glob("checkpoint-*"))) == step - 1
+
+
+def test_a_checkpoint_is_whole_before_it_is_pushed_or_others_are_deleted(tmp_path, monkeypatch):
+    seen, pushed = [], []
+
+    def push(trainer, folder):
+        pushed.append((Path(folder).name, checkpoint_fault(folder)))
+
+    def rotate(folder, limit, best):
+        seen.append((sorted(p.name for p in tmp_path.glob("checkpoint-*")), limit))
+        assert not any(checkpoint_fault(p) for p in tmp_path.glob("checkpoint-*"))
+        rotate_checkpoints(folder, limit, best)
+
+    monkeypatch.setattr("rlhf_trl.trainers.on_trl.rotate_checkpoints", rotate)
+    monkeypatch.setattr("transformers.trainer.rotate_checkpoints", lambda **kwargs: None)
+    monkeypatch.setattr("transformers.Trainer._push_from_checkpoint", push)
+    config = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 3}
+    trainer = build("grpo", output_dir=str(tmp_path), **config)
+    trainer.args.push_to_hub = True
     trainer.train()
-    config |= {"max_steps": 4, "save_steps": 2, "num_iterations": 2}
-    longer = build("grpo", output_dir=str(tmp_path), **config)
-    with pytest.raises(InputError, match="lies inside a generation of 2 optimizer steps"):
-        longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert pushed == [(f"checkpoint-{step}", None) for step in (1, 2, 3)]
+    pairs = [["checkpoint-1"], ["checkpoint-1", "checkpoint-2"], ["checkpoint-2", "checkpoint-3"]]
+    assert seen == [(pair, 1) for pair in pairs]
 
 
 def test_own_fields_are_read():

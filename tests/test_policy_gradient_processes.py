@@ -4,6 +4,8 @@ import pytest
 import torch
 from policy_gradient_processes import CASES, train
 
+from rlhf_trl.output import checkpoint_fault, read_manifest
+
 # a token mean per micro-batch depends on which rows share one: how far apart the weights may end
 APART = {("dapo", "code", ""): 5e-3}
 
@@ -25,3 +27,15 @@ def test_two_processes_train_like_one(case, two_processes):
         assert 1e-6 < apart < APART[case]
     else:
         assert apart <= 1e-6
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_two_processes_resumed_inside_a_generation(two_processes):
+    ends = [each for rank in (0, 1) for each in torch.load(two_processes / f"resumed.{rank}")]
+    assert all(torch.equal(end, ends[0]) for end in ends)
+    checkpoint = two_processes / "run" / "checkpoint-4"
+    assert checkpoint_fault(checkpoint) is None
+    manifest = read_manifest(checkpoint)
+    assert manifest["world_size"] == 2
+    assert {"rng_state_1.pth", "policy_gradient_state_1.pt"} < manifest["files"].keys()

@@ -89,8 +89,8 @@ SAVING = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--value_model", "head"], ["--num_iterations", 2], ["--steps_per_generation", 2]],
-    ids=["separate", "head", "two iterations", "minibatches"],
+    [[], ["--value_model", "head"], ["--num_iterations", 3], ["--steps_per_generation", 4]],
+    ids=["separate", "head", "inside three iterations", "between minibatches"],
 )
 def test_stopped_and_resumed_is_bit_identical(run, tmp_path, words):
     whole, _ = run("ppo", "ppo", *SAVING, *words, folder=tmp_path / "whole")
@@ -126,9 +126,9 @@ def test_the_best_policy_is_kept_with_the_value_model_of_its_step(run, kind):
 def test_a_checkpoint_without_its_value_model_is_refused(run, refused, tmp_path):
     folder, _ = run("ppo", "ppo", *SAVING)
     shutil.rmtree(folder / "checkpoint-4")
-    shutil.rmtree(folder / "checkpoint-2" / "value_model")
-    sentence = refused("ppo", "ppo", *SAVING, "--resume_from_checkpoint", "auto")
-    assert "without its value model PPO cannot go on" in sentence
+    (folder / "checkpoint-2" / "value_model" / "model.safetensors").unlink()
+    back = ["--resume_from_checkpoint", folder / "checkpoint-2"]
+    assert "lacks value_model/model.safetensors" in refused("ppo", "ppo", *SAVING, *back)
 
 
 def test_lora_on_the_policy_beside_a_fully_trained_value_model(run, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import transformers
 
 from rlhf_trl import output
 from rlhf_trl.evaluation import report
@@ -95,7 +97,7 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path):
     resumed, out = run("grpo", "grpo", *saving, *resume, folder=stopped)
     assert "resuming from" in out and "checkpoint-2" in out
     changed = [line for line in out.splitlines() if line.startswith("changed")]
-    assert [line.split()[5] for line in changed] == ["output_dir:", "save_total_limit:"]
+    assert [line.split()[3] for line in changed] == ["output_dir:", "save_total_limit:"]
     assert (stopped / "config-from-step-2.yaml").exists()
     weights = [(f / "model" / "model.safetensors").read_bytes() for f in (whole, resumed)]
     assert weights[0] == weights[1]
@@ -106,7 +108,8 @@ def test_stopped_and_resumed_is_bit_identical(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--max_steps", 2], ["at step 2 of max_steps 2", "raise max_steps"]),
+        (["--max_steps", 1], ["at step 2 of max_steps 1", "raise max_steps"]),
+        (["--max_steps", 4, "--seed", 7], ["seed was 0 and is now 7", "resume_changed: [seed]"]),
         (["--max_steps", 4, "--model_name_or_path", "tiny_untrained"], ["model_name_or_path was"]),
         (["--max_steps", 4, "--algorithm", "gspo"], ["algorithm was grpo and is now gspo"]),
     ],
@@ -116,6 +119,105 @@ def test_a_resume_that_would_not_be_the_same_run(run, refused, words, parts):
     run("grpo", "grpo", *saving)
     sentence = refused("grpo", "grpo", *saving, "--resume_from_checkpoint", "auto", *words)
     assert all(part in sentence for part in parts), sentence
+
+
+def flip(file):
+    """Damage one bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_auto_does_what_is_left_to_do(run):
+    words = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 2]
+    auto = [*words, "--resume_from_checkpoint", "auto"]
+    folder, _ = run("grpo", "grpo", *auto)  # nothing is there yet
+    weights, summary = (
+        weights_of(folder / "model"),
+        json.loads((folder / "summary.json").read_text()),
+    )
+
+    def same(out, *parts):
+        assert all(part in out for part in parts), out
+        assert weights_of(folder / "model") == weights
+        now = json.loads((folder / "summary.json").read_text())
+        assert all(now[key] == summary[key] for key in ("steps", "before", "after"))
+
+    before = sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
+    with pytest.raises(SystemExit) as stop:
+        run("grpo", "grpo", *auto)
+    assert stop.value.code == 0
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
+
+    shutil.rmtree(folder / "model")
+    (folder / ".model.part").mkdir()
+    (folder / "summary.json").unlink()
+    same(run("grpo", "grpo", *auto)[1], "resuming from", "checkpoint-4")
+    assert not list(folder.glob("earlier-*")) and not list(folder.glob(".*"))
+
+    flip(folder / "checkpoint-4" / "optimizer.pt")
+    same(
+        run("grpo", "grpo", *auto)[1],
+        "checkpoint-4, which has a damaged optimizer.pt",
+        f"resuming from {folder}/checkpoint-2",
+    )
+    assert (folder / "earlier-1" / "model").exists()
+
+    for step in (2, 4):
+        flip(folder / f"checkpoint-{step}" / "policy_gradient_state_0.pt")
+    (folder / "summary.json").unlink()
+    _, out = run("grpo", "grpo", *auto)
+    same(out, "checkpoint-2, which has a damaged policy_gradient_state_0.pt")
+    assert "resuming" not in out
+    assert {"checkpoint-2", "checkpoint-4", "model", "config.yaml"} <= {
+        path.name for path in (folder / "earlier-2").iterdir()
+    }
+
+
+# safetensors, torch and Python each say it in their own way
+@pytest.mark.parametrize("name", ["save_model", "_save_optimizer_and_scheduler", "_save_rng_state"])
+def test_a_file_that_cannot_be_written_costs_no_checkpoint(
+    refused, run, monkeypatch, name, tmp_path
+):
+    write, folder = getattr(transformers.Trainer, name), tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(trainer, path, *args, **kwargs):
+        if trainer.state.global_step == 2:
+            return write(trainer, path, *args, **kwargs)
+        if name == "_save_rng_state":
+            return open(f"{path}/{'x' * 300}", "w")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            return write(trainer, path, *args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    words = [*SMALL, "--max_steps", 4, "--save_strategy", "steps", "--save_steps", 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.Trainer, name, limited)
+        sentence = refused("grpo", "grpo", *words)
+    assert "a file could not be written" in sentence and "checkpoints saved before are" in sentence
+    assert (folder / "checkpoint-4").exists()
+    _, out = run("grpo", "grpo", *words, "--resume_from_checkpoint", "auto")
+    assert "skipped" in out and f"resuming from {folder}/checkpoint-2" in out
+
+
+def test_what_may_differ_in_a_resumed_run_is_named(run):
+    saving = [*SMALL, "--save_strategy", "steps", "--save_steps", 2]
+    run("grpo", "grpo", *saving)
+    meant = ["--resume_from_checkpoint", "auto", "--resume_changed", "seed", "dataset"]
+    _, out = run(
+        "grpo", "grpo", *saving, *meant, "--max_steps", 3, "--seed", 7, "--dataset.size", 41
+    )
+    assert "changed since checkpoint-2: seed: 0 -> 7" in out
+    assert "changed since checkpoint-2: dataset.size: 40 -> 41" in out
+    assert "max_steps: 2 -> 3, which changes the schedule of the learning rate" in out
+
+
+@pytest.mark.parametrize("key", ["ignore_data_skip", "enable_jit_checkpoint"])
+def test_what_could_not_be_resumed_exactly_is_refused(refused, key):
+    assert f"{key}: a run resumed with it" in refused("grpo", "grpo", *SMALL, f"--{key}", "true")
 
 
 # Each step is worse than the one before.
@@ -341,7 +443,7 @@ def test_the_users_own_reward_by_dotted_path(run, tmp_path, monkeypatch):
 def test_divergence_is_named(refused):
     words = ["--max_steps", 6, "--eval_strategy", "no", "--eval_on_start", "false"]
     sentence = refused("grpo", "grpo", *SMALL, *words, "--learning_rate", 1e6)
-    assert "diverged; lower learning_rate" in sentence
+    assert "diverged; no good step was saved; lower learning_rate" in sentence
 
 
 def test_a_tracker_that_is_not_installed(refused, monkeypatch):

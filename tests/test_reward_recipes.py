@@ -259,12 +259,13 @@ def test_samples_of_other_questions_are_refused(finished, no, tmp_path):
     stopped = tmp_path / "stopped"
     shutil.copytree(finished("orm")[0], stopped)
     shutil.rmtree(stopped / "checkpoint-4")
+    resume = [*RESUME, "--resume_changed", "dataset"]
     for change in (["--dataset.size", 23], ["--dataset.samples_per_prompt", 3]):
-        sentence = no("orm", *change, *RESUME, folder=stopped)
+        sentence = no("orm", *change, *resume, folder=stopped)
         assert "samples-train.jsonl does not hold" in sentence and "--output_dir" in sentence
     with (stopped / "samples-train.jsonl").open("a") as file:
         file.write('{"prompt": "half a li')
-    assert "samples-train.jsonl" in no("orm", *RESUME, folder=stopped)
+    assert "samples-train.jsonl" in no("orm", *resume, folder=stopped)
 
 
 LORA = ["--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj"]

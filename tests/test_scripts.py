@@ -88,3 +88,15 @@ def test_an_old_python_makes_no_environment(setup, tmp_path):
         "error: Python 3.9.2 is too old; set PYTHON to a Python 3.11 or newer.\n"
     )
     assert not (tmp_path / ".venv").exists()
+
+
+def test_killed_runs_end_as_if_they_had_never_been_stopped():
+    done = subprocess.run(
+        [sys.executable, "scripts/kill_test.py", "--short"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all: 3 identical" in done.stdout

@@ -22,12 +22,20 @@ def algorithm_of(recipe: str) -> Any:
 
 
 @dataclass(kw_only=True)
-class Run:
+class AnyRun:
+    """The fields of every recipe."""
+
+    expect: Expect | None = None
+    save_checksums: bool = True  # False: damage to a checkpoint that keeps its size is not noticed
+    resume_changed: list[str] = field(default_factory=list)  # what may differ in a resumed run
+
+
+@dataclass(kw_only=True)
+class Run(AnyRun):
     """The fields of every recipe with a row."""
 
     algorithm: str
     formulation: str = "chapter"
-    expect: Expect | None = None
 
 
 @dataclass(kw_only=True)

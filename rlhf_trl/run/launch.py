@@ -1,14 +1,22 @@
 """The guard around a launch: what came up is what was asked for, and errors are sentences."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from safetensors import SafetensorError
+
 from rlhf_trl.errors import InputError
 
+# How Python, safetensors and torch (in its own words) say that a file cannot be written.
+UNWRITABLE = (
+    "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
+    "inline_container|PytorchStreamWriter"
+)
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -23,7 +31,8 @@ class Expect:
 def recipe(main: Callable[[], None]) -> None:
     """Run a recipe's `main`; an `InputError` ends it with its sentence and exit code 1.
 
-    A `ValueError` of a library keeps its traceback, and its message is repeated as the last line.
+    So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
+    traceback, and its message is repeated as the last line.
     """
     try:
         check_process_count_asked()
@@ -33,6 +42,13 @@ def recipe(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
         sys.exit(130)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not re.search(UNWRITABLE, str(error)):
+            raise
+        sys.exit(
+            f"error: a file could not be written ({' '.join(str(error).split())}); checkpoints "
+            "saved before are whole: make room, then --resume_from_checkpoint auto goes on."
+        )
     except ValueError as error:
         traceback.print_exc()
         sys.exit(f"error: {' '.join(str(error).split())}")

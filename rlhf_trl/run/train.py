@@ -1,5 +1,6 @@
 """One run from trainer to report: train or resume, evaluate, export, summarise."""
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +28,15 @@ from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import read_config
 
+# What makes a resumed run another one: refused, but for what `resume_changed` names.
+NEVER = {"model_name_or_path", "use_peft"}
+DECISIVE = {
+    *("seed", "data_seed", "dataset", "max_samples", "world_size", "bf16", "fp16", "dtype"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
+    *("steps_per_generation", "num_generations", "num_iterations", "algorithm", "formulation"),
+}
+RESUMING = ("resume_from_checkpoint", "resume_changed")
+LENGTH = {"max_steps", "num_train_epochs"}
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 
 
@@ -59,20 +69,30 @@ def begin(loaded: Any, name: str) -> None:
                 f"report_to: {tracker} is not installed; run scripts/setup.sh {tracker}, or write "
                 "report_to: none."
             )
+    for key in ("ignore_data_skip", "enable_jit_checkpoint"):
+        if getattr(args, key):
+            raise InputError(f"{key}: a run resumed with it would not be the same one; remove it.")
     main_process = args.process_index == 0
-    found: list[Any] = [None, False, None]  # checkpoint, whether it was evaluated before, refusal
+    # checkpoint, whether it was evaluated before, refusal, what to say of a finished run
+    found: list[Any] = [None, False, None, None]
     if main_process:
         try:
             found[0] = checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
             if checkpoint is not None:
                 step = output.step_of(checkpoint)
-                _check_resume(loaded, checkpoint, step)
+                _check_resume(loaded, checkpoint)
                 found[1] = any(n <= step for n in output.numbered(folder, "evaluations/step-"))
+            if output.finished(folder) and not _left(loaded, checkpoint):
+                found[3] = f"{folder} holds a finished run; raise max_steps to go on."
         except InputError as error:
             found[2] = str(error)
-    args.resume_from_checkpoint, evaluated, refusal = broadcast_object_list(found)
+    args.resume_from_checkpoint, evaluated, refusal, finished = broadcast_object_list(found)
     if refusal is not None:  # on every process, or the others would wait for this one
         raise InputError(refusal)
+    if finished is not None:
+        if main_process:
+            print(finished, flush=True)
+        raise SystemExit(0)
     # What a tracker is told by config must not be overruled by transformers' own default.
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
@@ -88,50 +108,95 @@ def begin(loaded: Any, name: str) -> None:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
 
 
-def _check_resume(loaded: Any, checkpoint: str, step: int) -> None:
+def _left(loaded: Any, checkpoint: str | None) -> bool:
+    """Return whether there are steps to train after a checkpoint, or beyond a finished run."""
+    args, folder = loaded.trl, Path(loaded.trl.output_dir)
+    if checkpoint is None:
+        longer = _changed(loaded, read_config(folder / "config.yaml")).keys() & LENGTH
+        if longer:
+            raise InputError(
+                f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
+                f"from which it could go on with another {min(longer)}; write elsewhere with "
+                "--output_dir."
+            )
+        return False
+    state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
+    if args.max_steps > 0:
+        return state["global_step"] < args.max_steps
+    longer = _changed(loaded, _given(loaded, checkpoint)).keys() & LENGTH
+    return state["global_step"] < state["max_steps"] or bool(longer)
+
+
+def _given(loaded: Any, checkpoint: str) -> dict[str, Any]:
+    """Return the config that a checkpoint was saved under."""
+    return output.read_manifest(checkpoint).get("given", loaded.given)
+
+
+def _check_resume(loaded: Any, checkpoint: str) -> None:
     """Refuse to go on where the run would not be the same one; say what else changed."""
-    args = loaded.trl
-    if 0 < args.max_steps <= step:
+    args, step = loaded.trl, output.step_of(checkpoint)
+    if 0 < args.max_steps < step:
         raise InputError(
             f"resume_from_checkpoint: {checkpoint} is at step {step} of max_steps "
             f"{args.max_steps}, so there is nothing left to train; raise max_steps to go on."
         )
-    if getattr(args, "sync_ref_model", False):
-        raise InputError(
-            "resume_from_checkpoint: sync_ref_model moves the reference model and checkpoints do "
-            "not hold it, so the run would go on differently; start it anew, or without "
-            "sync_ref_model."
-        )
     print(f"resuming from {checkpoint}", flush=True)
-    for key, (old, new) in _changed(loaded, Path(checkpoint).parent).items():
-        print(f"changed since the run began: {key}: {old} -> {new}", flush=True)
-        if key in ("algorithm", "formulation", "model_name_or_path", "use_peft"):
+    manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
+    changed = _changed(loaded, _given(loaded, checkpoint))
+    for library, now in report.versions().items():
+        if (before := manifest.get("versions", {}).get(library, now)) != now:
+            changed[library] = before, now
+    if manifest["world_size"] != args.world_size:
+        changed["world_size"] = manifest["world_size"], args.world_size
+    for key, (old, new) in changed.items():
+        told = f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}"
+        so = ", which changes the schedule of the learning rate" if key in LENGTH else ""
+        print(told + so, flush=True)
+        name = key.partition(".")[0]
+        if name in NEVER or (name in DECISIVE and name not in allowed):
+            remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
             raise InputError(
-                f"resume_from_checkpoint: {key} was {old} and is now {new}, which a checkpoint "
-                "cannot take over; restore it, or start a new run in another output_dir."
+                f"resume_from_checkpoint: {key} was {old} and is now {new}, so the run would not "
+                f"be the same one; restore it, {remedy}start a new run in another output_dir."
             )
+    if "world_size" in changed or getattr(args, "use_vllm", False):
+        cause = "another number of processes" if "world_size" in changed else "vLLM"
+        print(f"with {cause}, it cannot go on exactly as it would have", flush=True)
 
 
-def _changed(loaded: Any, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return what a run's config says and what is given now, where the two differ."""
-    config, now = folder / "config.yaml", loaded.given
-    before = read_config(config) if config.exists() else now
-    return {
-        key: (before.get(key, "unset"), now.get(key, "unset"))
-        for key in sorted((before.keys() | now.keys()) - {"resume_from_checkpoint"})
-        if before.get(key) != now.get(key)
-    }
+def _changed(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what a run was given before and what is given now, where the two differ."""
+    # as a manifest holds them
+    old, new = (json.loads(json.dumps(given, default=str)) for given in (before, loaded.given))
+    return {k: v for k, v in _differences(old, new).items() if k not in RESUMING}
+
+
+def _differences(
+    before: dict[str, Any], now: dict[str, Any], block: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    found = {}
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key, "unset"), now.get(key, "unset")
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= _differences(old, new, f"{block}{key}.")
+        elif old != new:
+            found[block + key] = old, new
+    return found
 
 
 def _keep_config(loaded: Any, folder: Path) -> None:
     """Write what a new run, or one that goes on with other settings, is given."""
-    if checkpoint := loaded.trl.resume_from_checkpoint:
-        step = output.step_of(checkpoint)
-        output.set_aside(folder, step)
-        if _changed(loaded, folder):
-            loaded.save(folder / f"config-from-step-{step}.yaml")
-    if not (folder / "config.yaml").exists():
-        loaded.save(folder / "config.yaml")
+    config, checkpoint = folder / "config.yaml", loaded.trl.resume_from_checkpoint
+    if checkpoint is None:
+        output.set_aside(folder, 0)
+        loaded.save(config)
+        return
+    if _left(loaded, checkpoint):
+        output.set_aside(folder, output.step_of(checkpoint))
+    if not config.exists():
+        loaded.save(config)
+    elif _changed(loaded, read_config(config)):
+        loaded.save(folder / f"config-from-step-{output.step_of(checkpoint)}.yaml")
 
 
 def reading(args: Any, config: Any) -> AbstractContextManager[None]:
@@ -295,6 +360,12 @@ def run(
     args.eval_on_start &= can_evaluate
     launch.check_strategy(trainer, loaded.own.expect)
     trainer.on_answers = partial(report.save_answers, folder / "evaluations")
+    trainer.save_checksums = loaded.own.save_checksums
+    trainer.told = {
+        "given": loaded.given,
+        "launch": launch.describe_launch(args, name),
+        "versions": report.versions(),
+    }
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(report.Watch())
     if not args.disable_tqdm:
@@ -317,7 +388,7 @@ def run(
             raise
         raise InputError(
             f"the model's probabilities are no longer numbers at step "
-            f"{trainer.state.global_step}: training has diverged; lower learning_rate."
+            f"{trainer.state.global_step}: training has diverged; {trainer.last_good()}."
         ) from error
     seconds, cpu_seconds = time.time() - started, time.process_time() - cpu_started
     if result.global_step == 0:
@@ -336,6 +407,7 @@ def run(
             del log[logged:]
 
     main_process = trainer.is_world_process_zero()
+    trainer.check_finite()
     output.replace_folder(folder / "model", lambda p: trainer.save_model(str(p)), main_process)
     if save := getattr(trainer, "save_value_model", None):
         output.replace_folder(folder / "value_model", lambda p: save(str(p)), main_process)

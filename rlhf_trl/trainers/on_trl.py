@@ -1,26 +1,33 @@
 """What all our trainers have in common: they stand on methods of TRL and transformers."""
 
 import re
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from datasets import IterableDataset
+from transformers.trainer_utils import rotate_checkpoints
 
-from rlhf_trl import algorithms
+from rlhf_trl import algorithms, output
 from rlhf_trl.errors import InputError
 
+SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 OVERRIDDEN = {
     "Trainer": "create_optimizer create_scheduler evaluate evaluation_loop get_batch_samples "
-    "_init_training_state _load_best_model _load_from_checkpoint _save",
+    "_init_training_state _load_best_model _load_from_checkpoint _load_optimizer_and_scheduler "
+    "_push_from_checkpoint _run_epoch _save",
     "GRPOTrainer": "_calculate_rewards _compute_loss _generate_and_score_completions "
     "_generate_single_turn _get_per_token_logps_and_entropies _get_train_sampler "
     "_load_optimizer_and_scheduler _prepare_inputs _save_checkpoint",
-    "DPOTrainer": "_compute_loss _precompute_ref_logps _prepare_dataset evaluate",
-    "KTOTrainer": "_compute_loss _prepare_dataset evaluate",
-    "ORPOTrainer": "concatenated_forward evaluation_loop get_batch_loss_metrics",
-    "RewardTrainer": "_prepare_dataset _set_signature_columns_if_needed compute_loss evaluate",
-    "SFTTrainer": "_prepare_dataset evaluate",
+    "DPOTrainer": "_compute_loss _precompute_ref_logps _prepare_dataset _save_checkpoint evaluate",
+    "KTOTrainer": "_compute_loss _prepare_dataset _save_checkpoint evaluate",
+    "ORPOTrainer": "_save_checkpoint concatenated_forward evaluation_loop get_batch_loss_metrics",
+    "RewardTrainer": "_prepare_dataset _save_checkpoint _set_signature_columns_if_needed "
+    "compute_loss evaluate",
+    "SFTTrainer": "_prepare_dataset _save_checkpoint evaluate",
 }
 """What our trainers override, by the class that has it: renamed there, ours would never be called.
 
@@ -31,11 +38,19 @@ A test keeps it complete.
 class OnTRL:
     """Trainer mixin: a row, whose name is on the card; no streamed data, unless `streams`.
 
+    A checkpoint is whole once it holds a manifest (see `output`), which is written last.
+
+    Attributes:
+        told (`dict`): what manifests say beside what the trainer knows.
+        save_checksums (`bool`): whether manifests hold checksums.
+
     Raises:
         InputError: a streamed data set; and, when a class is defined on it, a method that is gone.
     """
 
     streams = False
+    told: Mapping[str, Any] = MappingProxyType({})
+    save_checksums = True
     _algorithm: str | None = None
 
     def _take(self, resolved: algorithms.Resolved) -> Any:
@@ -67,6 +82,83 @@ class OnTRL:
             general = [tag for tag in self._tag_names if tag not in algorithms.ALGORITHMS]
             self._tag_names, self._paper = [*general, algorithm], paper(algorithm)
         super().__init__(*args, **kwargs)
+
+    # Extends Trainer._save_checkpoint, which deletes older checkpoints before all files of the new
+    # one are there; with a limit of 1, a kill would leave none.
+    def _save_checkpoint(self, model, trial):
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        self.check_finite()
+        args, limit = self.args, self.args.save_total_limit
+        if args.should_save:
+            (folder / output.MANIFEST).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save_state(folder)  # before the random state is saved, which it may move
+        args.save_total_limit = None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if args.should_save:
+            told = {"world_size": args.world_size, "save_only_model": args.save_only_model}
+            output.write_manifest(folder, self.save_checksums, **self.told, **told)
+        self.accelerator.wait_for_everyone()
+        if args.push_to_hub:
+            self._push_from_checkpoint(str(folder))
+        if args.should_save:
+            rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
+
+    def _save_state(self, folder: Path) -> None:
+        """Write what a trainer adds to a checkpoint; all processes call it."""
+        if getattr(self.args, "sync_ref_model", False) and self.args.should_save:
+            torch.save(self.accelerator.unwrap_model(self.ref_model).state_dict(), folder / SYNCED)
+
+    # Extends Trainer._load_optimizer_and_scheduler: the counterpart.
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and getattr(self.args, "sync_ref_model", False):
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                raise InputError(
+                    "resume_from_checkpoint: checkpoints do not hold the reference model that "
+                    "sync_ref_model moves where it may be shared out (DeepSpeed, FSDP); start anew."
+                )
+            synced = torch.load(Path(checkpoint, SYNCED), map_location="cpu", weights_only=True)
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(synced)
+
+    # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if Path(checkpoint_folder, output.MANIFEST).exists():
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    # Extends Trainer._run_epoch, which trains one step more where none is left.
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    def check_finite(self) -> None:
+        """Stop a run that has diverged, on all processes, before its weights are saved.
+
+        Raises:
+            InputError: a weight is infinite or not a number.
+        """
+        trained = (p for p in self.model.parameters() if p.requires_grad)
+        # what this process holds of a weight that FSDP or ZeRO-3 has shared out
+        mine = (getattr(p, "_local_tensor", getattr(p, "ds_tensor", p)) for p in trained)
+        bad = torch.tensor([not all(p.isfinite().all() for p in mine)], device=self.args.device)
+        if self.accelerator.gather(bad).any():
+            raise InputError(
+                f"the weights are no longer finite at step {self.state.global_step}, so they are "
+                f"not saved: training has diverged; {self.last_good()}."
+            )
+
+    def last_good(self) -> str:
+        """Return where a run that has diverged can go on."""
+        saved = output.numbered(Path(self.args.output_dir), "checkpoint-").items()
+        whole = [step for step, path in saved if (path / output.MANIFEST).exists()]
+        last = f"the last good step is {max(whole)}" if whole else "no good step was saved"
+        return f"{last}; lower learning_rate"
 
 
 def paper(algorithm: str) -> dict[str, str | None]:

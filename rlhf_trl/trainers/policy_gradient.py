@@ -1,12 +1,11 @@
 """Policy-gradient algorithms on TRL's GRPOTrainer: a row of the table, read over the book."""
 
 import inspect
-import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd, isnan
+from math import isnan
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from rlhf_trl.rollouts.generate import Completion, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import OnTRL
 
-STATE_FILE = "policy_gradient_state.json"
+STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each process
 
 
 @dataclass
@@ -145,6 +144,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0}
         self._ahead: list[dict[str, Any]] = []
+        self._window_tokens: torch.Tensor | None = None
         super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
@@ -417,15 +417,19 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
             tokens = self._window_tokens[place]
         return tokens.clamp(min=1)
 
-    # Extends GRPOTrainer._save_checkpoint, beside whose entropy_ctrl_state.json this file stands.
-    def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        if self.args.should_save and not self._stock:
-            folder = self._get_output_dir(trial=trial)
-            path = os.path.join(folder, f"checkpoint-{self.state.global_step}", STATE_FILE)
-            with open(f"{path}.part", "w", encoding="utf-8") as file:
-                json.dump(self._carried, file)
-            os.replace(f"{path}.part", path)
+    def _save_state(self, folder: Path) -> None:
+        super()._save_state(folder)
+        if self.args.save_only_model:
+            return
+        used = self._step % self._generate_every > 0
+        state = {
+            "world_size": self.args.world_size,
+            "carried": self._carried,
+            "step": self._step,
+            "buffered_inputs": self._buffered_inputs if used else None,
+            "window_tokens": self._window_tokens if used else None,
+        }
+        torch.save(state, folder / STATE_FILE.format(self.args.process_index))
 
     # Extends GRPOTrainer._get_train_sampler: kept for the next method.
     def _get_train_sampler(self, dataset=None):
@@ -441,34 +445,24 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
                 torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         return epochs, steps
 
-    # Extends GRPOTrainer._load_optimizer_and_scheduler: the counterpart, with a check that no
-    # half-used generation is needed, since checkpoints do not hold one.
+    # Extends GRPOTrainer._load_optimizer_and_scheduler: the counterpart of `_save_state`.
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        step, every = self.state.global_step, updates_per_generation(self.args)
-        if step % every:
+        path = Path(checkpoint, STATE_FILE.format(self.args.process_index))
+        if not path.exists():  # another number of processes
+            path = Path(checkpoint, STATE_FILE.format(0))
+        if not path.exists():
             raise InputError(
-                f"resume_from_checkpoint: step {step} of {checkpoint!r} lies inside a generation "
-                f"of {every} optimizer steps, whose completions are gone; name a checkpoint whose "
-                f"step is a multiple of {every}."
-            )
-        path = os.path.join(checkpoint, STATE_FILE)
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                self._carried = json.load(file)
-        elif self._rounds or self._row.advantage == "moving_average_baseline":
-            raise InputError(
-                f"resume_from_checkpoint: {checkpoint!r} lacks {STATE_FILE}, without which "
+                f"resume_from_checkpoint: {checkpoint!r} lacks {path.name}, without which "
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
             )
-
-
-def updates_per_generation(args: Any) -> int:
-    """Return after how many optimizer steps a new generation starts together with a step."""
-    every = args.steps_per_generation * args.num_iterations
-    return every // gcd(every, args.gradient_accumulation_steps)
+        state = torch.load(path, map_location=self.args.device.type, weights_only=True)
+        self._carried, self._step = state["carried"], state["step"]
+        if state["world_size"] == self.args.world_size:  # else TRL generates anew
+            self._buffered_inputs = state["buffered_inputs"]
+            self._window_tokens = state["window_tokens"]
 
 
 def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -514,26 +508,4 @@ def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:
             f"generation that goes on: make steps_per_generation ({every}) x num_iterations "
             f"({args.num_iterations}) a multiple of gradient_accumulation_steps ({window}), or "
             "the other way round."
-        )
-    _check_saving(args)
-
-
-def _check_saving(args: PolicyGradientConfig) -> None:
-    """Refuse checkpoints between whose generation and end of use a run could not be resumed."""
-    every = updates_per_generation(args)
-    names = {"steps": "save_steps", "best": "eval_steps"}
-    name = names.get(getattr(args.save_strategy, "value", args.save_strategy))
-    if every == 1 or name is None or args.save_only_model:
-        return
-    steps = getattr(args, name)
-    if steps < 1:
-        raise InputError(
-            f"{name} is {steps}, a share of the run, but a generation lasts {every} optimizer "
-            f"steps and only between two of them can a run be resumed; write a multiple of {every}."
-        )
-    if steps % every:
-        near = [n for n in (steps // every * every, -(-steps // every) * every) if n > 0]
-        raise InputError(
-            f"{name} is {steps:g}, which would save inside a generation of {every} optimizer "
-            f"steps, where a run cannot be resumed; write {' or '.join(f'{n:g}' for n in near)}."
         )

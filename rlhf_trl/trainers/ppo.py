@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -383,14 +384,9 @@ class PPOTrainer(PolicyGradientTrainer):
         state = state if self.args.should_save else None
         value_model.save(folder, self._policy, state, self.processing_class)
 
-    # Extends PolicyGradientTrainer's: the value model first, since trainer_state.json is written
-    # last and says that a checkpoint is whole.
-    def _save_checkpoint(self, model, trial):
-        folder = os.path.join(
-            self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}"
-        )
-        self.save_value_model(os.path.join(folder, value_model.NAME))
-        super()._save_checkpoint(model, trial)
+    def _save_state(self, folder: Path) -> None:
+        super()._save_state(folder)
+        self.save_value_model(str(folder / value_model.NAME))
 
     # Extends Trainer._load_from_checkpoint, which DeepSpeed does not use, and where FSDP restores
     # all modules at once.
