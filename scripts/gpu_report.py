@@ -264,9 +264,8 @@ def page(report: dict) -> str:
     parts = [
         f"# GPU report, {' to '.join(dict.fromkeys([days[0], days[-1]]))}",
         f"{machine}; Python {told['python']}, {packages}.",
-        LEGEND
-        + f" MFU: of {peak / 1e12:.4g} TFLOP/s ({top or 'measured'}, dense bf16); measured in "
-        f"a matrix product: {measured / 1e12:.4g}.",
+        f"{LEGEND} MFU: of {peak / 1e12:.4g} TFLOP/s ({top or 'this machine'}'s; in bf16 on a GPU); "
+        f"a matrix product reached {measured / 1e12:.4g}.",
         table(COLUMNS),
     ]
     others, failed = [], [f"- {name}: left out for lack of time" for name in report["left_out"]]
