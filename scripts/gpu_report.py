@@ -264,9 +264,8 @@ def page(report: dict) -> str:
     parts = [
         f"# GPU report, {' to '.join(dict.fromkeys([days[0], days[-1]]))}",
         f"{machine}; Python {told['python']}, {packages}.",
-        LEGEND
-        + f" MFU: of {peak / 1e12:.4g} TFLOP/s ({top or 'measured'}, dense bf16); measured in "
-        f"a matrix product: {measured / 1e12:.4g}.",
+        f"{LEGEND} MFU: of {peak / 1e12:.4g} TFLOP/s ({top or 'this machine'}'s); a matrix product "
+        f"reached {measured / 1e12:.4g}.",
         table(COLUMNS),
     ]
     others, failed = [], [f"- {name}: left out for lack of time" for name in report["left_out"]]
@@ -337,6 +336,8 @@ def main(words: list[str] | None = None) -> None:
         for line in lines()
         if not args.only or any(fnmatch(line.name, pattern) for pattern in args.only)
     ]
+    if not chosen:
+        parser.error(f"--only {' '.join(args.only)} is no line; --list names them")
     if args.list:
         print("\n".join(f"{line.minutes:5.1f} min  {line.name}" for line in chosen))
         return

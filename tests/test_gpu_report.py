@@ -174,6 +174,12 @@ def test_a_report_of_another_machine_is_not_mixed_with_this_one(report, tmp_path
         report("--only", "device")
 
 
+def test_a_line_that_does_not_exist_is_an_error(report, capsys):
+    with pytest.raises(SystemExit):
+        report("--only", "sft 512")
+    assert "--only sft 512 is no line; --list names them" in capsys.readouterr().err
+
+
 def test_peak_memory_is_what_weights_gradients_and_adam_take(report, tmp_path):
     d, f, layers, vocabulary, heads = 512, 2048, 6, 120, 8
     config = {

@@ -88,9 +88,7 @@ class Meter(TrainerCallback):
         self.steps = updates_per_generation(trainer.args) if grouped else 1
         self.turn, self.done, self.generating, self.rounds = 0, 0, False, []
         self.round = defaultdict(float)
-        self._replay(
-            "get_batch_samples", lambda found: (list(map(copy.copy, found[0])), *found[1:])
-        )
+        self._replay(BATCHES, lambda found: (list(map(copy.copy, found[0])), *found[1:]))
         if grouped:
             self._replay(SCORING, dict)
             setattr(trainer, GENERATION, self._timed(GENERATION))
