@@ -384,6 +384,12 @@ def test_every_damage_to_a_checkpoint_is_named(tmp_path, name):
     assert output.checkpoint_fault(folder) is None
 
 
+def test_damage_that_leaves_a_manifest_readable_is_noticed(tmp_path):
+    manifest = checkpoint(tmp_path / "checkpoint-1") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("false", "0"))
+    assert output.checkpoint_fault(manifest.parent) == "has a damaged manifest.json"
+
+
 def test_without_checksums_only_sizes_are_compared(tmp_path):
     folder = checkpoint(tmp_path / "checkpoint-1")
     output.write_manifest(folder, checksums=False, save_only_model=False)

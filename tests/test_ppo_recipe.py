@@ -12,6 +12,7 @@ from conftest import cause
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_trl.output import claim
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers import value_model
@@ -123,9 +124,18 @@ def test_the_best_policy_is_kept_with_the_value_model_of_its_step(run, kind):
     assert json.loads((folder / "summary.json").read_text())["model_step"] == step
 
 
-def test_a_checkpoint_without_its_value_model_is_refused(run, refused, tmp_path):
+def test_a_checkpoint_that_is_damaged_or_lacks_its_value_model_is_refused(run, refused, tmp_path):
     folder, _ = run("ppo", "ppo", *SAVING)
-    shutil.rmtree(folder / "checkpoint-4")
+    files = sorted(path for path in (folder / "checkpoint-4").rglob("*") if path.is_file())
+    assert len(files) > 15
+    for file in files:
+        content = file.read_bytes()
+        middle = len(content) // 2
+        flipped = bytes([content[middle] ^ 1])
+        file.write_bytes(content[:middle] + flipped + content[middle + 1 :])
+        assert claim(str(folder), "auto") == str(folder / "checkpoint-2")
+        file.write_bytes(content)
+    assert claim(str(folder), "auto") == str(folder / "checkpoint-4")
     (folder / "checkpoint-2" / "value_model" / "model.safetensors").unlink()
     back = ["--resume_from_checkpoint", folder / "checkpoint-2"]
     assert "lacks value_model/model.safetensors" in refused("ppo", "ppo", *SAVING, *back)
