@@ -304,7 +304,7 @@ def test_two_processes_train_on_pairs_that_they_have_sampled(launch, tmp_path):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["steps"], summary["processes"]) == (2, 2)
     assert len((tmp_path / "out" / "samples-train.jsonl").read_text().splitlines()) == 24 * 8
-    assert len(list((tmp_path / "out" / "samples").glob("*"))) == 2
+    assert len(list((tmp_path / "out" / "samples").glob("*"))) == 3  # the start, two steps
 
 
 # --- what the project promises

@@ -136,6 +136,7 @@ def test_the_whole_command_on_two_steps_from_any_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_wrong_option_is_the_recipes_own_sentence(done):
     for name in overoptimisation.SETTINGS:
         shutil.rmtree(done / name)

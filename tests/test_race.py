@@ -50,6 +50,7 @@ def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys, 
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_ppo_races_through_its_own_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "4"]

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import json
+import math
 import os
 import random
 import runpy
@@ -24,7 +25,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 from rlhf_trl import algorithms, book, losses, tiny
 from rlhf_trl.run import train
 from rlhf_trl.run.config import read_config
-from rlhf_trl.trainers.policy_gradient import updates_per_generation
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -84,8 +84,10 @@ class Meter(TrainerCallback):
         self.base = base  # bytes that were there before
         self.reference = getattr(trainer, "ref_model", None)
         self.trainer, self.classes = trainer, [type(trainer), *([stock] if stock else [])]
-        grouped = hasattr(trainer.args, "steps_per_generation")
-        self.steps = updates_per_generation(trainer.args) if grouped else 1
+        self.steps = 1
+        if grouped := hasattr(trainer.args, "steps_per_generation"):
+            every = trainer.args.steps_per_generation * trainer.args.num_iterations
+            self.steps = every // math.gcd(every, trainer.args.gradient_accumulation_steps)
         self.turn, self.done, self.generating, self.rounds = 0, 0, False, []
         self.round = defaultdict(float)
         self._replay(BATCHES, lambda found: (list(map(copy.copy, found[0])), *found[1:]))
