@@ -323,7 +323,7 @@ FLOORS = {  # greedy exact match after 100 steps; the start is .502
 }
 
 
-IN_SHORT = ("kto", "orpo")  # for the others, see the mark
+IN_SHORT = ("orpo",)  # for the others, see the mark
 
 
 @pytest.mark.slow

@@ -628,8 +628,11 @@ def test_trl_still_refuses_one_completion_only_by_number(tmp_path):
 
 # --- checkpoints ---------------------------------------------------------------------------------
 
+# those that carry nothing of their own from step to step are resumed as GRPO is
+LIKE_GRPO = ("rloo", "drgrpo", "gspo", "cispo", "sapo")
 RESUMED = [
-    *[(name, {}) for name in ("rloo", "grpo", "drgrpo", "gspo", "cispo", "sapo", "maxrl")],
+    *[pytest.param(name, {}, marks=pytest.mark.promise) for name in LIKE_GRPO],
+    *[(name, {}) for name in ("grpo", "maxrl")],
     ("reinforce", {"baseline": "batch_mean"}),
     ("reinforce", {"baseline": "moving_average"}),
     ("dapo", {"dynamic_sampling_rounds": 3, "num_generations": 2}),

@@ -284,7 +284,10 @@ POLICY = [
 ]
 
 
-@pytest.mark.parametrize("config", ["reward", "orm", "prm"])
+@pytest.mark.parametrize(
+    "config",
+    ["reward", *(pytest.param(c, marks=pytest.mark.promise) for c in ("orm", "prm"))],
+)
 def test_lora_resumes_and_its_adapter_is_a_reward(run, small, tmp_path, config):
     whole, _ = small(config, *LORA, "--eval_strategy", "no", name="whole")
     told = json.loads((whole / "model" / "adapter_config.json").read_text())

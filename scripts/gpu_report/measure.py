@@ -1,6 +1,8 @@
 """What a line of the report does, in a process of its own: train with a recipe, and measure it."""
 
 import copy
+import ctypes
+import gc
 import inspect
 import json
 import math
@@ -302,6 +304,9 @@ def recipe(folder, scratch, recipe, batch, updates=1, rows=None, **values) -> di
     rounds, found = WARM_UP + MEASURED, []
     values["max_steps"] = rounds * updates * (2 if stock else 1)
     path = prepared(folder, scratch, recipe, rows=rows or rounds * batch, **values)
+    if not CUDA:  # else what was freed before would be used again unseen
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
     peak_memory()  # forget how the model was made
     before = 0 if CUDA else peak_memory()
 
