@@ -32,7 +32,7 @@ def dpo(
     l = -log sigmoid(beta (d_c - d_r))
 
     Source: chapter 8, eq:dpo_core; DPO (arXiv:2305.18290), on sums; log 2 where the policy is the
-    reference. On averages it is the length-normalised DPO of Tulu 3 (arXiv:2411.15124).
+    reference. On averages it is the length-normalized DPO of Tulu 3 (arXiv:2411.15124).
     """
     chosen = policy_chosen_logps - ref_chosen_logps
     rejected = policy_rejected_logps - ref_rejected_logps

@@ -90,7 +90,7 @@ def std_epsilon(left: float, right: float) -> Identity:
     )
 
 
-STANDARDISED = _surrogate(
+STANDARDIZED = _surrogate(
     "advantage",
     "divide advantages by s + 0.0001",
     lambda view, old: old / (view.group_std + 1e-4),

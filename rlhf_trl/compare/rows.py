@@ -167,7 +167,7 @@ POLICY_ROWS = (
     Row(
         Book("drgrpo"),
         stock("drgrpo", scale_rewards="group"),
-        (to.STANDARDISED,),
+        (to.STANDARDIZED,),
         "loss_type: dr_grpo changes the normaliser only; rewards are scaled until scale_rewards is "
         "none.",
         "scale_rewards: none",

@@ -86,11 +86,12 @@ class Examples:
     Attributes:
         train: pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, which is
             "offline" or "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked
-            lists (`prompt`, `ranked`), outcomes (unpaired ones with `finished`) or traces
-            (`prompt`, `completions`, `labels`).
+            lists (`prompt`, `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`,
+            `completions`, `labels`), demonstrations (`prompt`, `completion`), or prompts with all
+            columns that the data set has beside them.
         held_out: examples like them for evaluation, or None.
         tasks: the gym tasks behind them, or None.
-        dropped: how many training rows were left out, by the reason.
+        dropped: how many rows were left out, by the reason.
         candidates: outcomes to rank, those of one prompt in a row; empty where there are none.
     """
 
@@ -315,7 +316,6 @@ def read_sides(
     Raises:
         InputError: an `eval_size` that leaves a side empty, or what `read` and `convert` raise.
     """
-
     import numpy as np
 
     def side(path: str, split: str, count: int | None) -> tuple["Dataset", dict[str, int]]:
