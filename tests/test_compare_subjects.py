@@ -288,6 +288,32 @@ def test_what_a_config_is_asked(case, tmp_path):
         assert asked.then.verdict == "equal"
 
 
+def test_the_nearest_is_nearest_in_direction(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("{loss_type: dr_grpo, num_generations: 8}")
+    found = distances(read_subject(path, None))
+    # rewards are still scaled and the length is fixed: DAPO's direction, the tokens' share of its
+    # length; GRPO's error of length is smaller than Dr. GRPO's, its direction further away
+    assert (found[0].algorithm, found[0].worst.verdict) == ("dapo", "scaled")
+    cosines = {(d.algorithm, d.formulation): d.worst.grad_cosine for d in found}
+    assert cosines["drgrpo", "chapter"] > cosines["grpo", "chapter"] + 0.05
+    order = [(d.algorithm, d.formulation) for d in found]
+    assert order.index(("drgrpo", "chapter")) < order.index(("grpo", "chapter"))
+    main(["compare", "--config", str(path), "--algorithms", "dapo,drgrpo"])
+    assert "closest to dapo (chapter): its gradient at a cosine of 1.0000, 0.5" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_a_term_that_was_measured_is_no_open_question(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("{loss_type: dapo, delta: 10.0, num_generations: 8}")
+    [other] = distances(read_subject(path, None), [("grpo", "chapter")])
+    assert (other.equal, other.untested) == (False, ())
+    [same] = distances(read_subject(path, None), [("dapo", "chapter")])
+    assert (same.equal, same.untested) == (False, ("delta",))
+
+
 def test_what_is_left_out_is_said(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text("{loss_type: grpo, num_generations: 8, mask_truncated_completions: true}")

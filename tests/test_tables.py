@@ -26,9 +26,9 @@ def test_columns_that_do_not_fit_stand_below():
     assert text(LINES, [["first"], ["second"]], width=30).splitlines() == [
         "name    score",
         "a       0.500",
-        "    n: 3",
         "    why: a reason longer than",
         "      what shares a line",
+        "    n: 3",
         "    first",
         "longer  -",
         "    second",

@@ -196,16 +196,17 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
     if equal:
         head = f"{subject.label}: as {subject.base}, equal to {', '.join(equal)}"
     else:
-        error = f"{first.worst.grad_rel_error:.1e}"
+        cells = _gradient_cells(first.worst)
         head = (
             f"{subject.label}: as {subject.base}, equal to none of these; closest to "
-            f"{first.algorithm} ({first.formulation}), at a relative gradient error of {error}"
+            f"{first.algorithm} ({first.formulation}): its gradient at a cosine of "
+            f"{cells['cosine']}, {cells['ratio']} times as long"
         )
     used = ", ".join(batch.name for batch in subject.batches)
-    head += f"\nmeasured on {used}; each line shows the batch where it is worst"
+    says = [head, f"measured on {used}; each line shows the batch where it is worst"]
     if subject.left_out:
-        head += f"\nnot measured: {', '.join(subject.left_out)} (the batches have their own)"
-    return f"{head}\n\n{written}"
+        says.append(f"not measured: {', '.join(subject.left_out)} (the batches have their own)")
+    return "\n".join([*(line for each in says for line in tables.wrapped(each)), "", written])
 
 
 def changes_text(each: Distance) -> str:

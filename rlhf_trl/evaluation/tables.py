@@ -4,7 +4,7 @@ import shutil
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 SHORT = 24  # characters of a cell that shares a line with others
 Line = Mapping[str, str]  # a line's cells by column; "-" where there is nothing to say
@@ -35,11 +35,13 @@ def text(
     out = ["  ".join(name.ljust(sizes[name]) for name in beside).rstrip()]
     for line, said in zip_longest(lines, below, fillvalue=()):
         out.append("  ".join(line[name].ljust(sizes[name]) for name in beside).rstrip())
-        rest = {n: f"{n}: {line[n]}" for n in [*sizes][len(beside) :] if line[n] != "-"}
-        short = "; ".join(each for name, each in rest.items() if len(line[name]) <= SHORT)
-        long = [each for name, each in rest.items() if len(line[name]) > SHORT]
-        for each in [short, *long, *said]:
-            out += wrapped(each, "    ", width)
+        cells = [(n, line[n]) for n in [*sizes][len(beside) :] if line[n] != "-"]
+        for short, group in groupby(cells, lambda cell: len(cell[1]) <= SHORT):
+            each = [f"{name}: {value}" for name, value in group]
+            for sentence in ["; ".join(each)] if short else each:
+                out += wrapped(sentence, "    ", width)
+        for sentence in said:
+            out += wrapped(sentence, "    ", width)
     return "\n".join(out)
 
 
