@@ -1,5 +1,6 @@
 """Configs and trainers of users, against the formulations they are closest to."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlhf_trl.compare.matrix import EQUAL, Matrix
 from rlhf_trl.errors import InputError
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -303,6 +305,16 @@ def test_the_nearest_is_nearest_in_direction(tmp_path, capsys):
     assert "closest to dapo (chapter): its gradient at a cosine of 1.0000, 0.5" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_the_readmes_answer_is_what_compare_says(tmp_path, capsys, monkeypatch):
+    shown = re.search(r"\$ rlhf-trl (compare --config .*)\n((?:.+\n|\n)+?)error: (.*)\n```", README)
+    monkeypatch.chdir(tmp_path)
+    Path("my_run.yaml").write_text("{loss_type: dr_grpo, num_generations: 8}")
+    with pytest.raises(SystemExit) as stopped:
+        main(shown[1].split())
+    for said, found in ((shown[2], capsys.readouterr().out), (f"error: {shown[3]}", stopped.value)):
+        assert re.sub(r"\d\b", "#", said) == re.sub(r"\d\b", "#", str(found))  # but the last digits
 
 
 def test_a_term_that_was_measured_is_no_open_question(tmp_path):
