@@ -97,7 +97,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             return str(checkpoint)
         print(f"skipped {checkpoint}, which {fault}", flush=True)
     # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    early = (path.name.startswith((".", "samples-")) for path in folder.iterdir())
+    early = (path.name.startswith((".", "samples-", "rollouts.")) for path in folder.iterdir())
     if not (folder / "config.yaml").exists() and not all(early):
         raise InputError(
             f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "

@@ -1,0 +1,256 @@
+"""The record of every rollout of a run: one SQLite file, `rollouts.sqlite`, in its folder."""
+
+import atexit
+import json
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+
+FILE = "rollouts.sqlite"
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS prompts (id INTEGER PRIMARY KEY, prompt TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS rollouts (
+    split TEXT NOT NULL, generation INTEGER NOT NULL, sample INTEGER NOT NULL,
+    step INTEGER NOT NULL, epoch REAL, group_id INTEGER NOT NULL,
+    prompt_id INTEGER NOT NULL REFERENCES prompts (id), completion TEXT NOT NULL,
+    tokens INTEGER NOT NULL, finished INTEGER NOT NULL,
+    rewards TEXT NOT NULL, reward REAL, advantage REAL,
+    PRIMARY KEY (split, generation, sample)
+);
+"""
+QUEUE = 16  # generations that may wait for the writer
+# How file systems begin whose memory is not shared between machines, as WAL needs.
+REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
+
+Job = Callable[[sqlite3.Connection], object]
+
+
+@dataclass
+class Rollouts:
+    """The `rollouts:` block: every `every`-th generation of training is kept, in `cap` GB at most.
+
+    A file that reaches the cap is thinned: every other generation of training goes, and from then
+    on half as many are kept. Evaluations, sample panels and sampled data stay.
+    """
+
+    every: int = 1
+    cap: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not self.cap > 0:
+            raise InputError(
+                "write every: 1 (all generations) or more and cap: above 0 (GB), or rollouts: off"
+            )
+
+
+class Store:
+    """Writes a run's rollouts, a transaction for each generation, in a thread of its own.
+
+    The thread starts, and the file appears, with the first thing to do; only it ever touches the
+    connection, which it opens. A full queue blocks. What goes wrong there is raised by the next
+    call. What is queued is still written when the process ends, unless it is killed.
+
+    Args:
+        folder: where the file is.
+        config: the block.
+        facts: what the table `run` tells.
+    """
+
+    def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, str]):
+        self.path, self._config, self._facts = Path(folder, FILE), config, facts
+        self._jobs: queue.Queue[Job | None] = queue.Queue(QUEUE)
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._every = config.every  # 0: nothing more is kept
+
+    def write(
+        self,
+        split: str,
+        generation: int,
+        step: int,
+        epoch: float,
+        *,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        tokens: Sequence[int],
+        finished: Sequence[Any],
+        rewards: Mapping[str, Sequence[float | None]],
+        reward: Sequence[float | None] | None = None,
+        advantages: Sequence[float] | None = None,
+        size: int = 1,
+    ) -> None:
+        """Record a generation, in place of what stood under its split and number.
+
+        Args:
+            split: "train", "train-replaced", "eval-greedy", ...
+            generation: its number in the split.
+            step: optimizer steps before it.
+            epoch: epochs before it.
+            prompts: texts or conversations, as are the completions.
+            completions: one for each prompt.
+            tokens: of each completion.
+            finished: whether the model ended it.
+            rewards: by name; None or NaN where one does not apply.
+            reward: what advantages are estimated from.
+            advantages: of whole completions.
+            size: completions of a prompt, which stand in a row.
+        """
+        self._check()
+        if not self._every or (split.startswith("train") and generation % self._every):
+            return
+        none, where = [None] * len(prompts), (split, generation)
+        columns = prompts, completions, tokens, finished, reward or none, advantages or none
+
+        def job(connection: sqlite3.Connection) -> None:
+            texts, rows = {}, []
+            for n, (prompt, said, *facts) in enumerate(zip(*columns, strict=True)):
+                length, ended, total, advantage = facts
+                text = _text(prompt)
+                texts[place := prompt_id(text)] = text
+                each = {name: _number(values[n]) for name, values in rewards.items()}
+                told = _text(said), length, bool(ended), json.dumps(each), total, advantage
+                rows.append((*where, n, step, epoch, n // size, place, *told))
+            connection.execute("DELETE FROM rollouts WHERE split = ? AND generation = ?", where)
+            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", texts.items())
+            connection.executemany(f"INSERT INTO rollouts VALUES (?{', ?' * 12})", rows)
+            self._thin(connection)
+
+        self._put(job)
+
+    def rewind(self, step: int, generation: int) -> None:
+        """Delete what a run left behind the checkpoint from which it goes on.
+
+        Args:
+            step: optimizer steps before it.
+            generation: number of the next generation of training.
+        """
+        if self.path.exists():
+            behind = "CASE WHEN split LIKE 'train%' THEN generation >= ? ELSE step > ? END"
+            self._put(lambda connection: _delete(connection, behind, generation, step))
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until all that was written is on the disk."""
+        if self._thread is not None:
+            self._put(lambda connection: connection.execute("PRAGMA wal_checkpoint"))
+            self._jobs.join()
+            self._check()
+
+    def close(self) -> None:
+        """Wait for what is queued, and close the file."""
+        self._end()
+        self._check()
+
+    def _end(self) -> None:
+        if self._thread is not None:
+            atexit.unregister(self._end)
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _put(self, job: Job) -> None:
+        self._check()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
+            self._thread.start()
+            atexit.register(self._end)
+        self._jobs.put(job)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise InputError(
+                f"rollouts: {self.path} cannot be written ({self._error}); make room or allow it, "
+                "or keep no record with rollouts: off."
+            ) from self._error
+
+    def _work(self) -> None:
+        connection = None
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self._error is None:
+                    connection = connection or self._open()
+                    with connection:
+                        job(connection)
+            except Exception as error:  # raised where the run notices
+                self._error = error
+            self._jobs.task_done()
+        if connection is not None:
+            connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=60)
+        journal = "DELETE" if _is_remote(self.path) else "WAL"
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        with connection:
+            connection.executescript(SCHEMA)
+            _tell(connection, self._facts)
+            told = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
+        self._every *= int(told[0]) if told else 1
+        return connection
+
+    def _thin(self, connection: sqlite3.Connection) -> None:
+        """Let go of generations until the file fits the cap."""
+        while self._every and _size(connection) > self._config.cap * 1e9:
+            self._every *= 2
+            rest = "split LIKE 'train%' AND generation % ?"
+            if not _delete(connection, rest, self._every):
+                self._every = 0
+            else:
+                _tell(connection, {"thinned": str(self._every // self._config.every)})
+            kept = f"1 in {self._every} generations of training" if self._every else "nothing more"
+            print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
+
+
+def prompt_id(text: str) -> int:
+    """Return the key of a prompt, which is the same in all runs."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def _text(value: Any) -> str:
+    """Return a text, also of a single message; other conversations as JSON."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0].get("content"), str):
+        value = value[0]["content"]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not isfinite(value) else float(value)
+
+
+def _tell(connection: sqlite3.Connection, facts: Mapping[str, str]) -> None:
+    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", facts.items())
+
+
+def _delete(connection: sqlite3.Connection, condition: str, *values: int) -> int:
+    """Delete rollouts, and prompts that have none left; return how many rollouts."""
+    gone = connection.execute(f"DELETE FROM rollouts WHERE {condition}", values).rowcount
+    if gone:
+        connection.execute("DELETE FROM prompts WHERE id NOT IN (SELECT prompt_id FROM rollouts)")
+    return gone
+
+
+def _size(connection: sqlite3.Connection) -> int:
+    """Return the bytes in use."""
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (connection.execute(f"PRAGMA {n}").fetchone()[0] for n in names)
+    return (pages - free) * size
+
+
+def _is_remote(path: Path) -> bool:
+    """Return whether a file is on a network file system."""
+    import psutil
+
+    path = path.resolve()
+    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    kind = next((mounts[folder] for folder in path.parents if folder in mounts), "")
+    return kind.startswith(REMOTE)
