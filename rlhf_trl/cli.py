@@ -93,6 +93,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
     compare.set_defaults(run=_compare)
+    rollouts = commands.add_parser(
+        "rollouts", help="every recorded completion of a run, or of two side by side, as a page"
+    )
+    rollouts.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
+    rollouts.add_argument("--output", help="write to this file instead of RUN/rollouts.html")
+    rollouts.set_defaults(run=_rollouts)
     args, args.rest = parser.parse_known_args(argv)
     if args.rest and args.run not in (_race, _overoptimise):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
@@ -166,6 +172,17 @@ def _translate(args: argparse.Namespace) -> None:
         print(f"{args.output} is written")
     else:
         print(translate(args.config, args.closest), end="")
+
+
+def _rollouts(args: argparse.Namespace) -> None:
+    from rlhf_trl.rollouts.page import write_page
+
+    if len(args.runs) > 2:
+        raise InputError(f"{len(args.runs)} runs are too many for a page; name one or two.")
+    target = Path(args.output or Path(args.runs[0], "rollouts.html"))
+    for note in write_page(args.runs, target):
+        print(note)
+    print(f"{target} is written; open it in a browser")
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -62,10 +62,10 @@ class Store:
     Args:
         folder: where the file is.
         config: the block.
-        facts: what the table `run` tells.
+        facts: what the table `run` tells, as text or JSON.
     """
 
-    def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, str]):
+    def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, Any]):
         self.path, self._config, self._facts = Path(folder, FILE), config, facts
         self._jobs: queue.Queue[Job | None] = queue.Queue(QUEUE)
         self._thread: threading.Thread | None = None
@@ -206,7 +206,7 @@ class Store:
             if not _delete(connection, rest, self._every):
                 self._every = 0
             else:
-                _tell(connection, {"thinned": str(self._every // self._config.every)})
+                _tell(connection, {"thinned": self._every // self._config.every})
             kept = f"1 in {self._every} generations of training" if self._every else "nothing more"
             print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
 
@@ -227,8 +227,9 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not isfinite(value) else float(value)
 
 
-def _tell(connection: sqlite3.Connection, facts: Mapping[str, str]) -> None:
-    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", facts.items())
+def _tell(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
+    told = [(k, v if isinstance(v, str) else json.dumps(v, default=str)) for k, v in facts.items()]
+    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", told)
 
 
 def _delete(connection: sqlite3.Connection, condition: str, *values: int) -> int:

@@ -373,7 +373,6 @@ def run(
     if loaded.own.rollouts != "off":
         facts = {"name": name, "seed": args.seed, "processes": args.world_size}
         facts |= {"config": loaded.given, "versions": report.versions()}
-        facts = {key: json.dumps(value, default=str) for key, value in facts.items()}
         trainer.rollouts = Store(folder, loaded.own.rollouts, facts)
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(report.Watch())

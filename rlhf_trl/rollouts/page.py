@@ -1,0 +1,137 @@
+"""A run's rollouts, or those of several side by side, as one HTML page that needs nothing else."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.output import write_whole
+from rlhf_trl.rollouts.store import FILE
+
+LIMIT = 5_000_000  # bytes of the page for each run; what does not fit is sampled
+GENERATIONS = 60  # as long as more are left, generations are left out before prompts are
+ROW = 60  # bytes that a sample takes beside its completion
+
+
+def write_page(runs: Sequence[str | Path], target: str | Path) -> list[str]:
+    """Write the page, and return what it had to leave out.
+
+    Args:
+        runs: folders of runs, or their `rollouts.sqlite`.
+        target: the file.
+
+    Raises:
+        InputError: a run without rollouts, or a file that cannot be read or written.
+    """
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    found = [_fitting(Path(run)) for run in runs]
+    # nothing in it may end the script element, or begin a comment there
+    content = _dump(found).replace("</", "<\\/").replace("<!", "\\u003c!")
+    page = template.replace("DATA", content, 1)
+    try:
+        write_whole(target, lambda part: part.write_text(page, encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"--output: {str(target)!r} cannot be written ({error.strerror}); name another file."
+        ) from error
+    splits = [(run["name"], *item) for run in found for item in run["splits"].items()]
+    return [f"{name}, {split}: {own['note']}" for name, split, own in splits if own["note"]]
+
+
+def _fitting(run: Path) -> dict[str, Any]:
+    """Return a run as the page takes it, sampled until it fits."""
+    path = run / FILE if run.is_dir() else run
+    if not path.is_file():
+        raise InputError(f"{run}: there is no {FILE}; name the folder of a run that generated.")
+    # where nothing can be written there is no writer, and no room for what WAL needs
+    how = "ro" if os.access(path.parent, os.W_OK) else "ro&immutable=1"
+    try:
+        uri = f"{path.resolve().as_uri()}?mode={how}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=60)) as connection:
+            limit = LIMIT
+            while True:
+                found = {"name": str(run), **_read(connection, limit)}
+                if (size := len(_dump(found).encode())) <= LIMIT or limit < ROW:
+                    break
+                limit = int(0.95 * limit * LIMIT / size)
+    except sqlite3.Error as error:
+        raise InputError(f"{path}: it cannot be read ({error}); name another run.") from error
+    if not found["splits"]:
+        raise InputError(f"{path}: nothing is recorded there; name another run.")
+    return found
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
+    """Return prompts and splits; the splits share `limit` bytes, the small ones first."""
+    sizes = connection.execute(
+        f"SELECT split, SUM(LENGTH(CAST(completion AS BLOB)) + {ROW}) FROM rollouts GROUP BY split"
+    ).fetchall()
+    prompts: dict[int, int] = {}  # their places in the page
+    splits = {}
+    for n, (split, size) in enumerate(sorted(sizes, key=lambda each: each[1])):
+        share = max(limit, 1) / (len(sizes) - n)
+        splits[split] = _read_split(connection, split, size / share, prompts)
+        limit -= min(size, share)
+    texts = dict(connection.execute("SELECT id, prompt FROM prompts"))
+    return {"prompts": [texts[key] for key in prompts], "splits": dict(sorted(splits.items()))}
+
+
+def _read_split(
+    connection: sqlite3.Connection, split: str, excess: float, prompts: dict[int, int]
+) -> dict[str, Any]:
+    """Return a point of the curves for each generation, and one in `excess` of the samples."""
+    first, prompt, low, high, widest = connection.execute(
+        "SELECT rewards, prompt_id, MIN(reward), MAX(reward), MAX(ABS(advantage)) FROM rollouts "
+        "WHERE split = ?",
+        (split,),
+    ).fetchone()
+    names = list(json.loads(first))
+    means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
+    curves = connection.execute(
+        f"SELECT generation, step, AVG(reward), {means}AVG(finished), AVG(tokens) FROM rollouts "
+        "WHERE split = ? GROUP BY generation",
+        (*(f"$.{json.dumps(name)}" for name in names), split),
+    ).fetchall()
+    every = max(1, min(ceil(excess), len(curves) // GENERATIONS))
+    some = max(1, ceil(excess / every))
+    shown = []
+    for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
+        rows = connection.execute(
+            "SELECT group_id, prompt_id, completion, tokens, finished, reward, advantage, rewards "
+            "FROM rollouts WHERE split = ? AND generation = ? AND prompt_id % ? = ? "
+            "ORDER BY sample",
+            (split, generation, some, prompt % some),
+        )
+        samples = [
+            [group, prompts.setdefault(key, len(prompts)), *said]
+            + [_short(x) for x in (reward, advantage, *json.loads(each).values())]
+            for group, key, *said, reward, advantage, each in rows
+        ]
+        if samples:
+            shown.append({"generation": generation, "step": step, "samples": samples})
+    parts = ((every, f"{len(curves)} generations"), (some, "prompts"))
+    note = " and ".join(f"1 in {n} of the {what}" for n, what in parts if n > 1)
+    return {
+        "names": names,
+        "metrics": ["generation", "step", "reward", *names, "finished", "tokens"],
+        "curves": [[_short(value) for value in row] for row in curves],
+        "range": [low or 0, 1 if high is None else high, widest or 1],
+        "note": f"To stay small, this page shows {note}; the curves are of all" if note else "",
+        "shown": shown,
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Return four digits of a number, which fewer bytes hold."""
+    if value is None or not isfinite(value):
+        return None
+    return int(value) if value == int(value) else float(f"{value:.4g}")
