@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.output import write_whole
-from rlhf_trl.rollouts.store import FILE
+from rlhf_trl.output import RECORD, write_whole
 
 LIMIT = 5_000_000  # bytes of the page for each run; what does not fit is sampled
 GENERATIONS = 60  # as long as more are left, generations are left out before prompts are
@@ -45,9 +44,9 @@ def write_page(runs: Sequence[str | Path], target: str | Path) -> list[str]:
 
 def _fitting(run: Path) -> dict[str, Any]:
     """Return a run as the page takes it, sampled until it fits."""
-    path = run / FILE if run.is_dir() else run
+    path = run / RECORD if run.is_dir() else run
     if not path.is_file():
-        raise InputError(f"{run}: there is no {FILE}; name the folder of a run that generated.")
+        raise InputError(f"{run}: there is no {RECORD}; name the folder of a run that generated.")
     # where nothing can be written there is no writer, and no room for what WAL needs
     how = "ro" if os.access(path.parent, os.W_OK) else "ro&immutable=1"
     try:
@@ -89,16 +88,18 @@ def _read_split(
     connection: sqlite3.Connection, split: str, excess: float, prompts: dict[int, int]
 ) -> dict[str, Any]:
     """Return a point of the curves for each generation, and one in `excess` of the samples."""
-    first, prompt, low, high, widest = connection.execute(
-        "SELECT rewards, prompt_id, MIN(reward), MAX(reward), MAX(ABS(advantage)) FROM rollouts "
-        "WHERE split = ?",
-        (split,),
+    of_split = "FROM rollouts WHERE split = ?"
+    first, prompt = connection.execute(
+        f"SELECT rewards, prompt_id {of_split} ORDER BY generation LIMIT 1", (split,)
+    ).fetchone()
+    low, high, widest = connection.execute(
+        f"SELECT MIN(reward), MAX(reward), MAX(ABS(advantage)) {of_split}", (split,)
     ).fetchone()
     names = list(json.loads(first))
     means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
     curves = connection.execute(
-        f"SELECT generation, step, AVG(reward), {means}AVG(finished), AVG(tokens) FROM rollouts "
-        "WHERE split = ? GROUP BY generation",
+        f"SELECT generation, step, AVG(reward), {means}AVG(finished), AVG(tokens) {of_split} "
+        "GROUP BY generation",
         (*(f"$.{json.dumps(name)}" for name in names), split),
     ).fetchall()
     every = max(1, min(ceil(excess), len(curves) // GENERATIONS))
@@ -107,8 +108,7 @@ def _read_split(
     for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
         rows = connection.execute(
             "SELECT group_id, prompt_id, completion, tokens, finished, reward, advantage, rewards "
-            "FROM rollouts WHERE split = ? AND generation = ? AND prompt_id % ? = ? "
-            "ORDER BY sample",
+            f"{of_split} AND generation = ? AND prompt_id % ? = ? ORDER BY sample",
             (split, generation, some, prompt % some),
         )
         samples = [

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.output import RECORD
 
-FILE = "rollouts.sqlite"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS prompts (id INTEGER PRIMARY KEY, prompt TEXT NOT NULL);
@@ -66,7 +66,7 @@ class Store:
     """
 
     def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, Any]):
-        self.path, self._config, self._facts = Path(folder, FILE), config, facts
+        self.path, self._config, self._facts = Path(folder, RECORD), config, facts
         self._jobs: queue.Queue[Job | None] = queue.Queue(QUEUE)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
