@@ -104,13 +104,12 @@ class Store:
             advantages: of whole completions.
             size: completions of a prompt, which stand in a row.
         """
-        self._check()
-        if not self._every or (split.startswith("train") and generation % self._every):
-            return
         none, where = [None] * len(prompts), (split, generation)
         columns = prompts, completions, tokens, finished, reward or none, advantages or none
 
         def job(connection: sqlite3.Connection) -> None:
+            if not self._every or (split.startswith("train") and generation % self._every):
+                return
             texts, rows = {}, []
             for n, (prompt, said, *facts) in enumerate(zip(*columns, strict=True)):
                 length, ended, total, advantage = facts
