@@ -4,7 +4,6 @@ import json
 import sqlite3
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 
 import policy_gradient_cases
 import ppo_cases
@@ -126,11 +125,3 @@ def check(case, path, seen):
         for row in replaced:
             right[row["generation"], row["group_id"]] += row["rewards"]["right"]
         assert {*right.values()} <= {0, 2}  # all wrong, or all right
-
-
-def main(folder, processes, grid=GRID):
-    """Record every case of a grid below a folder."""
-    for case in grid:
-        where = Path(folder, "-".join(map(str, case)))
-        where.mkdir(exist_ok=True)
-        yield case, where, record(*case, where, processes)

@@ -92,8 +92,9 @@ def _read_split(
     first, prompt = connection.execute(
         f"SELECT rewards, prompt_id {of_split} ORDER BY generation LIMIT 1", (split,)
     ).fetchone()
-    low, high, widest = connection.execute(
-        f"SELECT MIN(reward), MAX(reward), MAX(ABS(advantage)) {of_split}", (split,)
+    low, high, widest, groups = connection.execute(
+        f"SELECT MIN(reward), MAX(reward), MAX(ABS(advantage)), MAX(group_id) + 1 {of_split}",
+        (split,),
     ).fetchone()
     names = list(json.loads(first))
     means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
@@ -102,7 +103,8 @@ def _read_split(
         "GROUP BY generation",
         (*(f"$.{json.dumps(name)}" for name in names), split),
     ).fetchall()
-    every = max(1, min(ceil(excess), len(curves) // GENERATIONS))
+    # of what is shown of a generation, two prompts or more
+    every = max(1, min(ceil(excess), len(curves) // GENERATIONS), ceil(2 * excess / groups))
     some = max(1, ceil(excess / every))
     shown = []
     for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
