@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
@@ -110,16 +111,19 @@ class Store:
         def job(connection: sqlite3.Connection) -> None:
             if not self._every or (split.startswith("train") and generation % self._every):
                 return
-            texts, rows = {}, []
+            keys: dict[str, int] = {}
+            texts = cache(lambda *each: json.dumps(dict(zip(rewards, each, strict=True))))
+            rows = []
             for n, (prompt, said, *facts) in enumerate(zip(*columns, strict=True)):
                 length, ended, total, advantage = facts
-                text = _text(prompt)
-                texts[place := prompt_id(text)] = text
-                each = {name: _number(values[n]) for name, values in rewards.items()}
-                told = _text(said), length, bool(ended), json.dumps(each), total, advantage
-                rows.append((*where, n, step, epoch, n // size, place, *told))
+                if (text := _text(prompt)) not in keys:
+                    keys[text] = prompt_id(text)
+                each = texts(*(_number(values[n]) for values in rewards.values()))
+                told = _text(said), length, bool(ended), each, total, advantage
+                rows.append((*where, n, step, epoch, n // size, keys[text], *told))
             connection.execute("DELETE FROM rollouts WHERE split = ? AND generation = ?", where)
-            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", texts.items())
+            known = ((key, text) for text, key in keys.items())
+            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", known)
             connection.executemany(f"INSERT INTO rollouts VALUES (?{', ?' * 12})", rows)
             self._thin(connection)
 
