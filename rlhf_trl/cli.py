@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
     compare.set_defaults(run=_compare)
     rollouts = commands.add_parser(
-        "rollouts", help="every recorded completion of a run, or of two side by side, as a page"
+        "rollouts", help="every recorded completion of a run, or of several side by side, as a page"
     )
     rollouts.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
     rollouts.add_argument("--output", help="write to this file instead of RUN/rollouts.html")
@@ -177,11 +177,8 @@ def _translate(args: argparse.Namespace) -> None:
 def _rollouts(args: argparse.Namespace) -> None:
     from rlhf_trl.rollouts.page import write_page
 
-    if len(args.runs) > 2:
-        raise InputError(f"{len(args.runs)} runs are too many for a page; name one or two.")
-    target = Path(args.output or Path(args.runs[0], "rollouts.html"))
-    for note in write_page(args.runs, target):
-        print(note)
+    target = args.output or Path(args.runs[0], "rollouts.html")
+    write_page(args.runs, target)
     print(f"{target} is written; open it in a browser")
 
 

@@ -187,15 +187,9 @@ def test_a_start_without_a_checkpoint_begins_anew(run):
 # --- the file ------------------------------------------------------------------------------------
 
 
-def generation(store, number, split="train", text="x", count=2, **columns):
-    store.write(
-        *(split, number, number, 0.5),
-        prompts=["question"] * count,
-        completions=[text] * count,
-        tokens=[1] * count,
-        finished=[True] * count,
-        **{"rewards": {"right": [1.0] * count}, **columns},
-    )
+def generation(store, number, split="train", text="x", count=2):
+    samples = [("question", text, 1, True, None)] * count
+    store.write(split, number, (number, 0.5), samples, {"right": [1.0] * count})
 
 
 def test_texts_and_numbers_come_back_as_they_were(tmp_path):
@@ -203,17 +197,12 @@ def test_texts_and_numbers_come_back_as_they_were(tmp_path):
     chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "zwei ü"}]
     store = Store(tmp_path, Rollouts(), {})
     nan = float("nan")
-    store.write(
-        *("train", 0, 7, 0.25),
-        prompts=[*texts, chat, chat[:1]],
-        completions=[*reversed(texts), chat[1:], chat],
-        tokens=range(8),
-        finished=[True, False] * 4,
-        rewards={"a": [0.1, None, nan, 1, 2, 3, 4, 5], 'it\'s "b"': [True] * 8},
-        reward=[0.5] * 8,
-        advantages=[-1 / 3] * 8,
-        size=2,
-    )
+    prompts = [*texts, chat, chat[:1]]
+    completions = [*reversed(texts), chat[1:], chat]
+    ended = [True, False] * 4
+    samples = list(zip(prompts, completions, range(8), ended, [0.5] * 8, strict=True))
+    rewards = {"a": [0.1, None, nan, 1, 2, 3, 4, 5], 'it\'s "b"': [True] * 8}
+    store.write("train", 0, (7, 0.25), samples, rewards, [-1 / 3] * 8, 2)
     store.close()
     rows = rows_of(tmp_path / RECORD)
     assert [row["prompt"] for row in rows] == [*texts, json.dumps(chat, ensure_ascii=False), "one"]

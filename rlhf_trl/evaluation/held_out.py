@@ -92,11 +92,11 @@ class AnswersHeldOut:
             for name, score in self.scores.items()
         }
 
-    def record(self, split: str, generation: int, **columns: Any) -> None:
+    def record(self, split: str, generation: int, *told: Any) -> None:
         """Hand a generation to the record, where the main process keeps one: see `Store.write`."""
         if self.rollouts is not None and self.is_world_process_zero():
-            step, epoch = self.state.global_step, self.state.epoch or 0.0
-            self.rollouts.write(split, generation, step, epoch, **columns)
+            when = self.state.global_step, self.state.epoch or 0.0
+            self.rollouts.write(split, generation, when, *told)
 
     def record_answers(
         self,
@@ -105,17 +105,14 @@ class AnswersHeldOut:
         said: Sequence[Completion],
         scores: dict[str, list[float | None]],
     ) -> None:
-        """Record answers to rows; their generation is the step."""
-        self.record(
-            split,
-            self.state.global_step,
-            prompts=[row["prompt"] for row in rows],
-            completions=[one.text for one in said],
-            tokens=[len(one.ids) for one in said],
-            finished=[one.finished for one in said],
-            rewards={name: values for name, values in scores.items() if name != "reward"},
-            reward=scores.get("reward"),
-        )
+        """Record answers to rows; the step is their generation."""
+        rewards = dict(scores)
+        total = rewards.pop("reward", [None] * len(rows))
+        samples = [
+            (row["prompt"], one.text, len(one.ids), one.finished, reward)
+            for row, one, reward in zip(rows, said, total, strict=True)
+        ]
+        self.record(split, self.state.global_step, samples, rewards)
 
     def _tell(self, metrics: dict[str, float], answers: list[dict[str, Any]]) -> None:
         if self.on_answers is not None and self.is_world_process_zero():

@@ -17,20 +17,15 @@ GENERATIONS = 60  # as long as more are left, generations are left out before pr
 ROW = 60  # bytes that a sample takes beside its completion
 
 
-def write_page(runs: Sequence[str | Path], target: str | Path) -> list[str]:
-    """Write the page, and return what it had to leave out.
-
-    Args:
-        runs: folders of runs, or their `rollouts.sqlite`.
-        target: the file.
+def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
+    """Write the page of the runs in these folders.
 
     Raises:
         InputError: a run without rollouts, or a file that cannot be read or written.
     """
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    found = [_fitting(Path(run)) for run in runs]
     # nothing in it may end the script element, or begin a comment there
-    content = _dump(found).replace("</", "<\\/").replace("<!", "\\u003c!")
+    content = _dump([_fitting(run) for run in runs]).replace("</", "<\\/").replace("<!", "\\u003c!")
     page = template.replace("DATA", content, 1)
     try:
         write_whole(target, lambda part: part.write_text(page, encoding="utf-8"))
@@ -38,31 +33,27 @@ def write_page(runs: Sequence[str | Path], target: str | Path) -> list[str]:
         raise InputError(
             f"--output: {str(target)!r} cannot be written ({error.strerror}); name another file."
         ) from error
-    splits = [(run["name"], *item) for run in found for item in run["splits"].items()]
-    return [f"{name}, {split}: {own['note']}" for name, split, own in splits if own["note"]]
 
 
-def _fitting(run: Path) -> dict[str, Any]:
+def _fitting(run: str | Path) -> dict[str, Any]:
     """Return a run as the page takes it, sampled until it fits."""
-    path = run / RECORD if run.is_dir() else run
+    path = Path(run, RECORD)
     if not path.is_file():
         raise InputError(f"{run}: there is no {RECORD}; name the folder of a run that generated.")
     # where nothing can be written there is no writer, and no room for what WAL needs
-    how = "ro" if os.access(path.parent, os.W_OK) else "ro&immutable=1"
+    how = "ro" if os.access(run, os.W_OK) else "ro&immutable=1"
+    uri, limit = f"{path.resolve().as_uri()}?mode={how}", LIMIT
     try:
-        uri = f"{path.resolve().as_uri()}?mode={how}"
         with closing(sqlite3.connect(uri, uri=True, timeout=60)) as connection:
-            limit = LIMIT
-            while True:
-                found = {"name": str(run), **_read(connection, limit)}
-                if (size := len(_dump(found).encode())) <= LIMIT or limit < ROW:
-                    break
+            found = _read(connection, limit)
+            while limit > ROW and (size := len(_dump(found).encode())) > LIMIT:
                 limit = int(0.95 * limit * LIMIT / size)
+                found = _read(connection, limit)
     except sqlite3.Error as error:
         raise InputError(f"{path}: it cannot be read ({error}); name another run.") from error
     if not found["splits"]:
         raise InputError(f"{path}: nothing is recorded there; name another run.")
-    return found
+    return {"name": str(run), **found}
 
 
 def _dump(value: Any) -> str:
@@ -89,12 +80,10 @@ def _read_split(
 ) -> dict[str, Any]:
     """Return a point of the curves for each generation, and one in `excess` of the samples."""
     of_split = "FROM rollouts WHERE split = ?"
-    first, prompt = connection.execute(
-        f"SELECT rewards, prompt_id {of_split} ORDER BY generation LIMIT 1", (split,)
-    ).fetchone()
-    low, high, widest, groups = connection.execute(
-        f"SELECT MIN(reward), MAX(reward), MAX(ABS(advantage)), MAX(group_id) + 1 {of_split}",
-        (split,),
+    first, prompt, groups = connection.execute(
+        f"SELECT rewards, prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} "
+        "ORDER BY generation",
+        (split, split),
     ).fetchone()
     names = list(json.loads(first))
     means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
@@ -103,7 +92,7 @@ def _read_split(
         "GROUP BY generation",
         (*(f"$.{json.dumps(name)}" for name in names), split),
     ).fetchall()
-    # of what is shown of a generation, two prompts or more
+    # of a generation that is shown, two prompts or more
     every = max(1, min(ceil(excess), len(curves) // GENERATIONS), ceil(2 * excess / groups))
     some = max(1, ceil(excess / every))
     shown = []
@@ -120,15 +109,11 @@ def _read_split(
         ]
         if samples:
             shown.append({"generation": generation, "step": step, "samples": samples})
-    parts = ((every, f"{len(curves)} generations"), (some, "prompts"))
-    note = " and ".join(f"1 in {n} of the {what}" for n, what in parts if n > 1)
     return {
         "names": names,
-        "metrics": ["generation", "step", "reward", *names, "finished", "tokens"],
         "curves": [[_short(value) for value in row] for row in curves],
-        "range": [low or 0, 1 if high is None else high, widest or 1],
-        "note": f"To stay small, this page shows {note}; the curves are of all" if note else "",
         "shown": shown,
+        "left_out": [every, some],
     }
 
 

@@ -4,7 +4,7 @@ import json
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from accelerate.utils import broadcast_object_list, wait_for_everyone
 
@@ -15,10 +15,10 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, prepare_model, whole_weights
 from rlhf_trl.output import write_whole
 from rlhf_trl.rollouts.generate import SAMPLED, Completion, check_prompts, generate, seeded
-from rlhf_trl.rollouts.store import Rollouts, Store
+from rlhf_trl.rollouts.store import Record, Store
 
 
-def sampler(model: Any, args: Any, config: Any, record: Rollouts | Literal["off"]) -> Any:
+def sampler(model: Any, args: Any, config: Any, record: Record) -> Any:
     """Return what samples the answers of which a `dataset:` block is made; None: it is of files.
 
     Args:
@@ -35,13 +35,7 @@ def sampler(model: Any, args: Any, config: Any, record: Rollouts | Literal["off"
 
 
 def kept_samples(
-    model: Any,
-    args: Any,
-    seed: int,
-    record: Rollouts | Literal["off"],
-    rows: list[dict[str, Any]],
-    count: int,
-    side: str,
+    model: Any, args: Any, seed: int, record: Record, rows: list[Any], count: int, side: str
 ) -> list[dict[str, Any]]:
     """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
 
@@ -67,15 +61,10 @@ def kept_samples(
             outcomes = [_outcome(*pair) for pair in pairs]
             if record != "off":
                 store = Store(args.output_dir, record, {})
-                store.write(
-                    *(f"data-{side}", 0, 0, 0.0),
-                    prompts=[outcome["prompt"] for outcome in outcomes],
-                    completions=[one.text for _, one in pairs],
-                    tokens=[len(one.ids) for _, one in pairs],
-                    finished=[one.finished for _, one in pairs],
-                    rewards={"exact_match": [outcome["label"] for outcome in outcomes]},
-                    size=count,
-                )
+                samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
+                labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
+                store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
+                store.flush()
                 store.close()
             lines = (json.dumps({**outcome, **how}) for outcome in outcomes)
             text = "".join(f"{line}\n" for line in lines)

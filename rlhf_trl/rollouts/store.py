@@ -1,4 +1,4 @@
-"""The record of every rollout of a run: one SQLite file, `rollouts.sqlite`, in its folder."""
+"""The record of every rollout of a run: one SQLite file in its folder."""
 
 import atexit
 import json
@@ -11,7 +11,7 @@ from functools import cache
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
@@ -20,15 +20,12 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS prompts (id INTEGER PRIMARY KEY, prompt TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS rollouts (
-    split TEXT NOT NULL, generation INTEGER NOT NULL, sample INTEGER NOT NULL,
-    step INTEGER NOT NULL, epoch REAL, group_id INTEGER NOT NULL,
-    prompt_id INTEGER NOT NULL REFERENCES prompts (id), completion TEXT NOT NULL,
-    tokens INTEGER NOT NULL, finished INTEGER NOT NULL,
-    rewards TEXT NOT NULL, reward REAL, advantage REAL,
-    PRIMARY KEY (split, generation, sample)
+    split TEXT, generation INTEGER, sample INTEGER, step INTEGER NOT NULL, epoch REAL NOT NULL,
+    group_id INTEGER NOT NULL, prompt_id INTEGER NOT NULL REFERENCES prompts (id),
+    completion TEXT NOT NULL, tokens INTEGER NOT NULL, finished INTEGER NOT NULL,
+    reward REAL, advantage REAL, rewards TEXT NOT NULL, PRIMARY KEY (split, generation, sample)
 );
 """
-QUEUE = 16  # generations that may wait for the writer
 # How file systems begin whose memory is not shared between machines, as WAL needs.
 REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
 
@@ -39,8 +36,7 @@ Job = Callable[[sqlite3.Connection], object]
 class Rollouts:
     """The `rollouts:` block: every `every`-th generation of training is kept, in `cap` GB at most.
 
-    A file that reaches the cap is thinned: every other generation of training goes, and from then
-    on half as many are kept. Evaluations, sample panels and sampled data stay.
+    At the cap, every other generation of training goes, and from then on half as many are kept.
     """
 
     every: int = 1
@@ -53,12 +49,15 @@ class Rollouts:
             )
 
 
+Record = Rollouts | Literal["off"]  # the field `rollouts`
+
+
 class Store:
     """Writes a run's rollouts, a transaction for each generation, in a thread of its own.
 
-    The thread starts, and the file appears, with the first thing to do; only it ever touches the
-    connection, which it opens. A full queue blocks. What goes wrong there is raised by the next
-    call. What is queued is still written when the process ends, unless it is killed.
+    Only that thread ever touches the connection; it starts, and the file appears, with the first
+    thing to do. A full queue blocks. What goes wrong is raised by the next call. What is queued is
+    still written when the process ends, unless it is killed.
 
     Args:
         folder: where the file is.
@@ -68,7 +67,7 @@ class Store:
 
     def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, Any]):
         self.path, self._config, self._facts = Path(folder, RECORD), config, facts
-        self._jobs: queue.Queue[Job | None] = queue.Queue(QUEUE)
+        self._jobs: queue.Queue[Job | None] = queue.Queue(16)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._every = config.every  # 0: nothing more is kept
@@ -77,15 +76,9 @@ class Store:
         self,
         split: str,
         generation: int,
-        step: int,
-        epoch: float,
-        *,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        tokens: Sequence[int],
-        finished: Sequence[Any],
+        when: tuple[int, float],
+        samples: Sequence[tuple[Any, ...]],
         rewards: Mapping[str, Sequence[float | None]],
-        reward: Sequence[float | None] | None = None,
         advantages: Sequence[float] | None = None,
         size: int = 1,
     ) -> None:
@@ -93,49 +86,35 @@ class Store:
 
         Args:
             split: "train", "train-replaced", "eval-greedy", ...
-            generation: its number in the split.
-            step: optimizer steps before it.
-            epoch: epochs before it.
-            prompts: texts or conversations, as are the completions.
-            completions: one for each prompt.
-            tokens: of each completion.
-            finished: whether the model ended it.
-            rewards: by name; None or NaN where one does not apply.
-            reward: what advantages are estimated from.
-            advantages: of whole completions.
-            size: completions of a prompt, which stand in a row.
+            generation: its number there.
+            when: steps and epochs before it.
+            samples: prompt and completion (texts or conversations), tokens, whether the model ended
+                it, and the reward that its advantage is estimated from, or None.
+            rewards: by name, of each sample; None or NaN where one does not apply.
+            advantages: of each sample.
+            size: samples of a prompt, which stand in a row.
         """
-        none, where = [None] * len(prompts), (split, generation)
-        columns = prompts, completions, tokens, finished, reward or none, advantages or none
 
         def job(connection: sqlite3.Connection) -> None:
             if not self._every or (split.startswith("train") and generation % self._every):
                 return
-            keys: dict[str, int] = {}
-            texts = cache(lambda *each: json.dumps(dict(zip(rewards, each, strict=True))))
-            rows = []
-            for n, (prompt, said, *facts) in enumerate(zip(*columns, strict=True)):
-                length, ended, total, advantage = facts
-                if (text := _text(prompt)) not in keys:
-                    keys[text] = prompt_id(text)
-                each = texts(*(_number(values[n]) for values in rewards.values()))
-                told = _text(said), length, bool(ended), each, total, advantage
-                rows.append((*where, n, step, epoch, n // size, keys[text], *told))
-            connection.execute("DELETE FROM rollouts WHERE split = ? AND generation = ?", where)
-            known = ((key, text) for text, key in keys.items())
-            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", known)
+            rows, prompts, key = [], set(), cache(_key)
+            told = cache(lambda *each: json.dumps(dict(zip(rewards, each, strict=True))))
+            for n, (prompt, completion, *rest) in enumerate(samples):
+                prompts.add((key(text := _text(prompt)), text))
+                each = told(*(_number(values[n]) for values in rewards.values()))
+                place = split, generation, n, *when, n // size, key(text)
+                advantage = advantages and advantages[n]
+                rows.append((*place, _text(completion), *rest, advantage, each))
+            _delete(connection, "split = ? AND generation = ?", split, generation)
+            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", prompts)
             connection.executemany(f"INSERT INTO rollouts VALUES (?{', ?' * 12})", rows)
             self._thin(connection)
 
         self._put(job)
 
     def rewind(self, step: int, generation: int) -> None:
-        """Delete what a run left behind the checkpoint from which it goes on.
-
-        Args:
-            step: optimizer steps before it.
-            generation: number of the next generation of training.
-        """
+        """Delete what was recorded behind a checkpoint: by steps, or generations of training."""
         if self.path.exists():
             behind = "CASE WHEN split LIKE 'train%' THEN generation >= ? ELSE step > ? END"
             self._put(lambda connection: _delete(connection, behind, generation, step))
@@ -149,13 +128,9 @@ class Store:
             self._check()
 
     def close(self) -> None:
-        """Wait for what is queued, and close the file."""
-        self._end()
-        self._check()
-
-    def _end(self) -> None:
+        """Write what is queued, and close the file; `flush` before tells what goes wrong."""
         if self._thread is not None:
-            atexit.unregister(self._end)
+            atexit.unregister(self.close)
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
@@ -165,7 +140,7 @@ class Store:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
             self._thread.start()
-            atexit.register(self._end)
+            atexit.register(self.close)
         self._jobs.put(job)
 
     def _check(self) -> None:
@@ -192,31 +167,31 @@ class Store:
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=60)
         journal = "DELETE" if _is_remote(self.path) else "WAL"
-        connection.execute(f"PRAGMA journal_mode = {journal}")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
         with connection:
             connection.executescript(SCHEMA)
             _tell(connection, self._facts)
-            told = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
-        self._every *= int(told[0]) if told else 1
+            thinned = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
+        self._every *= int(thinned[0]) if thinned else 1
         return connection
 
     def _thin(self, connection: sqlite3.Connection) -> None:
         """Let go of generations until the file fits the cap."""
-        while self._every and _size(connection) > self._config.cap * 1e9:
+        pages = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, "
+        pages += "pragma_freelist_count, pragma_page_size"
+        while self._every and connection.execute(pages).fetchone()[0] > self._config.cap * 1e9:
             self._every *= 2
             rest = "split LIKE 'train%' AND generation % ?"
-            if not _delete(connection, rest, self._every):
-                self._every = 0
-            else:
+            if _delete(connection, rest, self._every):
                 _tell(connection, {"thinned": self._every // self._config.every})
+            else:
+                self._every = 0
             kept = f"1 in {self._every} generations of training" if self._every else "nothing more"
             print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
 
 
-def prompt_id(text: str) -> int:
-    """Return the key of a prompt, which is the same in all runs."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+def _key(prompt: str) -> int:
+    return int.from_bytes(blake2b(prompt.encode(), digest_size=8).digest()) >> 1
 
 
 def _text(value: Any) -> str:
@@ -235,7 +210,7 @@ def _tell(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
     connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", told)
 
 
-def _delete(connection: sqlite3.Connection, condition: str, *values: int) -> int:
+def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) -> int:
     """Delete rollouts, and prompts that have none left; return how many rollouts."""
     gone = connection.execute(f"DELETE FROM rollouts WHERE {condition}", values).rowcount
     if gone:
@@ -243,18 +218,10 @@ def _delete(connection: sqlite3.Connection, condition: str, *values: int) -> int
     return gone
 
 
-def _size(connection: sqlite3.Connection) -> int:
-    """Return the bytes in use."""
-    names = ("page_count", "freelist_count", "page_size")
-    pages, free, size = (connection.execute(f"PRAGMA {n}").fetchone()[0] for n in names)
-    return (pages - free) * size
-
-
 def _is_remote(path: Path) -> bool:
     """Return whether a file is on a network file system."""
     import psutil
 
-    path = path.resolve()
     mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
-    kind = next((mounts[folder] for folder in path.parents if folder in mounts), "")
+    kind = next((mounts[folder] for folder in path.resolve().parents if folder in mounts), "")
     return kind.startswith(REMOTE)

@@ -417,6 +417,7 @@ def run(
     main_process = trainer.is_world_process_zero()
     trainer.check_finite()
     if trainer.rollouts is not None:
+        trainer.rollouts.flush()
         trainer.rollouts.close()
     output.replace_folder(folder / "model", lambda p: trainer.save_model(str(p)), main_process)
     if save := getattr(trainer, "save_value_model", None):

@@ -110,20 +110,11 @@ class DynamicSampling:
         self, rows: Sequence[dict[str, Any]], rewards: Sequence[list[float]]
     ) -> None:
         """Record completions that nothing is learned from, with the generation that lost them."""
-        per_func = torch.tensor(rewards)
-        lengths = torch.tensor([len(row["ids"]) for row in rows])
-        ended = torch.tensor([row["ended"] for row in rows])
-        self.record(
-            "train-replaced",
-            self._carried["generation"],
-            prompts=[row["input"]["prompt"] for row in rows],
-            completions=[row["completion"] for row in rows],
-            tokens=lengths.tolist(),
-            finished=ended.tolist(),
-            rewards=self._named(per_func),
-            reward=self._total(per_func, lengths, ended).tolist(),
-            size=self.num_generations,
-        )
+        told = torch.tensor([(len(row["ids"]), row["ended"]) for row in rows])
+        said = [(row["input"]["prompt"], row["completion"]) for row in rows]
+        recorded = self._samples(*zip(*said, strict=True), told, torch.tensor(rewards))
+        number = self._carried["generation"]
+        self.record("train-replaced", number, *recorded, None, self.num_generations)
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], torch.Tensor]:
         """Generate and judge; return this process' rows and the rewards of all processes."""

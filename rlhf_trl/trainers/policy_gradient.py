@@ -248,7 +248,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
             logged.extend([*kept, *advantages.tolist()])
         if training:
             if self.rollouts is not None:
-                self._record_generation(output, rewards, told)
+                self._record_generation(output, told)
             self._carried["generation"] += 1
         return output
 
@@ -264,44 +264,37 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
             rewards = rewards - penalty * ~ended.bool()
         return rewards
 
-    def _record_generation(
-        self, output: dict[str, Any], rewards: torch.Tensor, told: torch.Tensor
-    ) -> None:
-        """Hand a generation to the record, unless only the loss will estimate its advantages."""
-        number, count = self._carried["generation"], len(rewards)
-        lengths, ended = told.T.tolist()
-        columns = {
-            "prompts": list(self._logs["prompt"])[-count:],
-            "completions": list(self._logs["completion"])[-count:],
-            "tokens": lengths,
-            "finished": ended,
-            "rewards": self._named(self._rewards_per_func),
-            "reward": rewards.tolist(),
-            "size": self.num_generations,
-        }
-        if "token_rewards" in output:
-            mine = rewards[self._mine(output)]
-            places = torch.arange(len(mine), device=mine.device)
-            output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
-            self._unrecorded[number] = [columns, torch.zeros_like(mine), len(mine)]
-        else:
-            advantages = list(self._logs["advantages"])[-count:]
-            self.record("train", number, **columns, advantages=advantages)
+    def _samples(
+        self, prompts: Any, completions: Any, told: torch.Tensor, per_func: torch.Tensor
+    ) -> tuple[list[tuple[Any, ...]], dict[str, list[float]]]:
+        """Return samples, but for their advantages, and rewards as `Store.write` takes them."""
+        columns = *told.T.tolist(), self._total(per_func, *told.T).tolist()
+        named = zip(self.reward_func_names, per_func.T.tolist(), strict=True)
+        return list(zip(prompts, completions, *columns, strict=True)), dict(named)
 
-    def _named(self, per_func: torch.Tensor) -> dict[str, list[float]]:
-        return dict(zip(self.reward_func_names, per_func.T.tolist(), strict=True))
+    def _record_generation(self, output: dict[str, Any], told: torch.Tensor) -> None:
+        """Record a generation, unless only the loss will estimate its advantages."""
+        number, logs = self._carried["generation"], self._logs
+        recorded = self._samples(logs["prompt"], logs["completion"], told, self._rewards_per_func)
+        if "token_rewards" not in output:
+            advantages = list(logs["advantages"])
+            self.record("train", number, *recorded, advantages, self.num_generations)
+            return
+        places = torch.arange(len(output["advantages"]), device=told.device)
+        output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
+        self._unrecorded[number] = [recorded, torch.zeros(len(places)), len(places)]
 
     def _record_estimated(self, batch: dict[str, Any]) -> None:
         """Take the advantages of a micro-batch; with its last one, record a generation."""
-        number, places = batch["recorded_as"][0, 0].item(), batch["recorded_as"][:, 1]
+        number, places = batch["recorded_as"][0, 0].item(), batch["recorded_as"][:, 1].cpu()
         waiting = self._unrecorded[number]
-        columns, advantages, _ = waiting
-        advantages[places] = mean_advantages(batch).to(advantages.dtype)
+        recorded, advantages, _ = waiting
+        advantages[places] = mean_advantages(batch).to(advantages)
         waiting[2] -= len(places)
         if not waiting[2]:
             del self._unrecorded[number]
-            advantages = self.accelerator.gather(advantages).tolist()
-            self.record("train", number, **columns, advantages=advantages)
+            advantages = self.accelerator.gather(advantages.to(self.args.device)).tolist()
+            self.record("train", number, *recorded, advantages, self.num_generations)
 
     def _advantages(
         self, output: dict[str, Any], rewards: torch.Tensor, training: bool
