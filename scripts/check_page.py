@@ -26,7 +26,7 @@ def set_to(page: Page, field: str, value: object) -> None:
 def check(page: Page, database: sqlite3.Connection, found: dict) -> None:
     """Use every part of the page for its first run."""
     train = found["splits"]["train"]
-    assert not train["note"] and set(found["splits"]) == {
+    assert train["left_out"] == [1, 1] and set(found["splits"]) == {
         split for (split,) in database.execute("SELECT DISTINCT split FROM rollouts")
     }
 
