@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -104,8 +105,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
         args.run(args)
+        sys.stdout.flush()
     except InputError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # whoever reads has seen enough, as in `rlhf-trl compare | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _algorithms(args: argparse.Namespace) -> None:
@@ -137,6 +141,7 @@ def _drift(args: argparse.Namespace) -> None:
 
 
 def _race(args: argparse.Namespace) -> None:
+    from rlhf_trl.evaluation import tables
     from rlhf_trl.run.race import race
 
     names = [name.strip() for name in args.algorithms.split(",")]
@@ -144,14 +149,16 @@ def _race(args: argparse.Namespace) -> None:
         raise InputError(f"--seeds is {args.seeds}; write 1 or more.")
     folder = Path(args.output_dir)
     options = {"config": args.config, "jobs": args.jobs, "extra": args.rest}
-    print(race(names, args.seeds, folder, **options, iterations=1 if args.on_policy else 2))
+    lines = race(names, args.seeds, folder, **options, iterations=1 if args.on_policy else 2)
+    print(tables.text(lines))
     print(f"\nrace.md, race.json and race.png are in {folder}")
 
 
 def _best_of_n(args: argparse.Namespace) -> None:
+    from rlhf_trl.evaluation import tables
     from rlhf_trl.evaluation.best_of_n import best_of_n
 
-    print(best_of_n(args.runs, args.seeds))
+    print(tables.text(best_of_n(args.runs, args.seeds)))
 
 
 def _overoptimise(args: argparse.Namespace) -> None:

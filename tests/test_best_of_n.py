@@ -1,6 +1,7 @@
 """The table of reward models side by side, on candidates small enough to work out by hand."""
 
 import json
+import re
 
 import pytest
 
@@ -31,18 +32,21 @@ def write(folder, rows):
     return str(folder)
 
 
-def cells(text):
+def cells(lines):
     """The table as cells by row; the head under `chosen by`."""
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()]
-    return {row[0]: row[1:] for row in rows if not row[0].startswith("---")}
+    table = {line["chosen by"]: list(line.values())[1:] for line in lines}
+    return {"chosen by": list(lines[0])[1:], **table}
 
 
-def test_every_row_by_hand(tmp_path, capsys):
+def test_every_row_by_hand(tmp_path, capsys, monkeypatch):
     one = {"score": [3.0, 1.0, 2.0, 0.0, 0.0, 1.0, 1.0, 2.0]}
     two = {"last": [9.0, 8.0, 1.0, 0.0, 9.0, 1.0, 1.0, 2.0], "min": [0.0] * 8}
     runs = write(tmp_path / "bt", candidates(one)), write(tmp_path / "prm", candidates(two))
+    table = cells(best_of_n(runs))
+    monkeypatch.setenv("COLUMNS", "100")
     main(["best-of-n", *runs])
-    table = cells(capsys.readouterr().out)
+    printed = capsys.readouterr().out.splitlines()
+    assert [re.split("  +", line)[1:] for line in printed] == list(table.values())
     assert list(table) == [
         *["chosen by", "random", "majority of n", "bt (score)", "prm (last)", "prm (min)"],
         "oracle",

@@ -16,9 +16,11 @@ TRAINER = Path(trl.__file__).parent / "trainer" / "grpo_trainer.py"
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_table_has_a_line_for_every_formulation(capsys):
+def test_the_table_has_a_line_for_every_formulation(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     main(["algorithms"])
     lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
     for name in ALGORITHMS:
         assert [line.split()[1] for line in lines if line.startswith(name + " ")] == [
             "chapter",
@@ -81,7 +83,8 @@ def test_the_other_trainers_own_lines_are_the_ones_meant(capsys, name, meant):
         assert text in source[int(line) - 1]
 
 
-def test_the_table_says_which_log_probabilities_are_averaged(capsys):
+def test_the_table_says_which_log_probabilities_are_averaged(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     main(["algorithms"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = {tuple(line[:2]): line for line in lines if line}
@@ -103,3 +106,12 @@ def test_an_unknown_name_is_one_sentence():
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.startswith("error: unknown algorithm 'cipso' (did you mean 'cispo'?)")
+
+
+def test_a_pipe_that_closes_early_ends_quietly():
+    command = [sys.executable, "-m", "rlhf_trl.cli", "algorithms"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, bufsize=0
+    ) as run:
+        run.stdout.close()
+        assert run.stderr.read() == b"" and run.wait() == 0

@@ -1,5 +1,6 @@
 """Configs and trainers of users, against the formulations they are closest to."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlhf_trl.compare.matrix import EQUAL, Matrix
 from rlhf_trl.errors import InputError
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +288,42 @@ def test_what_a_config_is_asked(case, tmp_path):
     assert (asked.equal, asked.changes) == (equal, changes)
     if changes:
         assert asked.then.verdict == "equal"
+
+
+def test_the_nearest_is_nearest_in_direction(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("{loss_type: dr_grpo, num_generations: 8}")
+    found = distances(read_subject(path, None))
+    # rewards are still scaled and the length is fixed: DAPO's direction, the tokens' share of its
+    # length; GRPO's error of length is smaller than Dr. GRPO's, its direction further away
+    assert (found[0].algorithm, found[0].worst.verdict) == ("dapo", "scaled")
+    cosines = {(d.algorithm, d.formulation): d.worst.grad_cosine for d in found}
+    assert cosines["drgrpo", "chapter"] > cosines["grpo", "chapter"] + 0.05
+    order = [(d.algorithm, d.formulation) for d in found]
+    assert order.index(("drgrpo", "chapter")) < order.index(("grpo", "chapter"))
+    main(["compare", "--config", str(path), "--algorithms", "dapo,drgrpo"])
+    assert "closest to dapo (chapter): its gradient at a cosine of 1.0000, 0.5" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_the_readmes_answer_is_what_compare_says(tmp_path, capsys, monkeypatch):
+    shown = re.search(r"\$ rlhf-trl (compare --config .*)\n((?:.+\n|\n)+?)error: (.*)\n```", README)
+    monkeypatch.chdir(tmp_path)
+    Path("my_run.yaml").write_text("{loss_type: dr_grpo, num_generations: 8}")
+    with pytest.raises(SystemExit) as stopped:
+        main(shown[1].split())
+    for said, found in ((shown[2], capsys.readouterr().out), (f"error: {shown[3]}", stopped.value)):
+        assert re.sub(r"\d\b", "#", said) == re.sub(r"\d\b", "#", str(found))  # but the last digits
+
+
+def test_a_term_that_was_measured_is_no_open_question(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("{loss_type: dapo, delta: 10.0, num_generations: 8}")
+    [other] = distances(read_subject(path, None), [("grpo", "chapter")])
+    assert (other.equal, other.untested) == (False, ())
+    [same] = distances(read_subject(path, None), [("dapo", "chapter")])
+    assert (same.equal, same.untested) == (False, ("delta",))
 
 
 def test_what_is_left_out_is_said(tmp_path, capsys):

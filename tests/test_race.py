@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 import shutil
 import subprocess
@@ -31,14 +32,15 @@ def finished(folder, exact, reward=0.1, **more):
 def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys, stand_in):
     monkeypatch.chdir(tmp_path)
     started = stand_in(lambda folder, part, _: finished(part, 0.9 - int(folder.name[-1]) / 10))
+    monkeypatch.setenv("COLUMNS", "120")
     command = ["race", "--algorithms", "grpo"]
     main(command)
     capsys.readouterr()
     main(command)  # nothing left to train
     assert [folder[-6:] for folder, _ in started] == ["seed-0", "seed-1", "seed-2"]
     assert [options["--seed"] for _, options in started] == ["0", "1", "2"]
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| grpo"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("grpo"))
+    cells = re.split("  +", row)
     assert cells[1] == "0.800 ± 0.100"
     # the mean of .1 n over the last ten of twelve steps
     assert math.isclose(float(cells[3].split()[0]), 0.1 * (3 + 12) / 2, abs_tol=1e-3)
@@ -55,8 +57,8 @@ def test_ppo_races_through_its_own_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "4"]
     batch = ["--per_device_train_batch_size", "8", "--num_generations", "4"]
-    text = race.race(["ppo"], 1, tmp_path, extra=[*small, *batch])
-    assert [line.split()[1] for line in text.splitlines()[2:]] == ["ppo"]
+    lines = race.race(["ppo"], 1, tmp_path, extra=[*small, *batch])
+    assert [line["algorithm"] for line in lines] == ["ppo"]
     folder = tmp_path / "ppo" / "seed-0"
     assert (folder / "value_model").exists()
     assert json.loads((folder / "summary.json").read_text())["name"] == "ppo (chapter)"
@@ -216,7 +218,8 @@ def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(tmp_path)
     pairs = {"dpo": {"eval_rewards/margins": 1, "eval_rewards/accuracies": 0.75}, "sft_chosen": {}}
     stand_in(lambda folder, part, _: finished(part, 0.9, **pairs[folder.parent.name]))
-    lines = race.race(["dpo", "sft_chosen"], 1, tmp_path).splitlines()
+    race.race(["dpo", "sft_chosen"], 1, tmp_path)
+    lines = (tmp_path / "race.md").read_text().splitlines()
     assert lines[0] == (
         "| algorithm | exact match | sampled | pair accuracy | log p chosen | log p rejected | "
         "CPU s |"
@@ -235,7 +238,8 @@ def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch, 
             file.write_text(file.read_text().replace("eval_exact_match", "eval_best_of_n"))
 
     stand_in(leave)
-    lines = race.race(["orm", "prm"], 1, tmp_path).splitlines()
+    race.race(["orm", "prm"], 1, tmp_path)
+    lines = (tmp_path / "race.md").read_text().splitlines()
     assert lines[0] == "| algorithm | first error | AUC | best of n | CPU s |"
     assert lines[2:] == ["| orm | - | 0.750 | 0.900 | 20.0 |", "| prm | 0.750 | - | 0.900 | 20.0 |"]
     results = json.loads((tmp_path / "race.json").read_text())

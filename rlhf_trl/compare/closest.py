@@ -274,7 +274,7 @@ _LOSSES = {
 
 
 def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[Distance]:
-    """Measure how far a subject is from formulations of algorithms, equal and close ones first.
+    """Measure how far a subject is from formulations of algorithms, the nearest first.
 
     `wanted` has (algorithm, formulation) pairs; none: all that the trainer could compute.
     """
@@ -297,7 +297,13 @@ def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[
                 f"{subject.label}: {subject.classes[0].__name__} cannot be run on the fixed "
                 f"batches: {message}"
             ) from error
-    return sorted(found, key=lambda d: (not d.equal, d.worst.grad_rel_error))
+    return sorted(found, key=lambda each: (not each.equal, _away(each.worst)))
+
+
+def _away(result: Result) -> tuple[float, float]:
+    """Order by direction first, which no learning rate can undo, then by length."""
+    away = 1 - result.grad_cosine if math.isfinite(result.grad_cosine) else 0.0
+    return round(away, 2), result.grad_rel_error
 
 
 def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distance:
@@ -318,7 +324,8 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
             f"{subject.label}: the gradient is not finite, or the book's is 0, on "
             f"{', '.join(broken)}"
         )
-    untested = tuple(sorted(n for n in GATED & subject.fields.keys() if subject.fields[n]))
+    gated = sorted(name for name in GATED & subject.fields.keys() if subject.fields[name])
+    untested = tuple(gated) if equal else ()
     equal = equal and not untested
     changes: Mapping[str, Any] = {}
     then = None
@@ -336,7 +343,7 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
 
 
 def _worst(results: Sequence[Result]) -> Result:
-    return max(results, key=lambda result: result.grad_rel_error)
+    return max(results, key=_away)
 
 
 def _measured(

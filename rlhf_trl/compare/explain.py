@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rlhf_trl.algorithms import (
     algorithm,
     names,
 )
+from rlhf_trl.evaluation import tables
 
 # Where in TRL's grpo_trainer.py the counterpart of a part stands: a pattern, and what it is. The
 # patterns are looked up in the installed file, so the line numbers are those of that version.
@@ -107,36 +107,27 @@ def table() -> str:
     """Return one line per algorithm and formulation, family by family, for a terminal."""
     text: list[str] = []
     for family, columns in _COLUMNS.items():
-        text += [*_lines(family, columns), "", _FOOT[family], ""]
-    text += [
-        "rlhf-trl algorithms NAME explains one; sources:",
-        *(f"  {row.title}: {row.source}; {row.paper}" for row in ALGORITHMS.values()),
-    ]
+        text += [_table(family, columns), "", *tables.wrapped(_FOOT[family]), ""]
+    text.append("rlhf-trl algorithms NAME explains one; sources:")
+    for row in ALGORITHMS.values():
+        text += tables.wrapped(f"{row.title}: {row.source}; {row.paper}", "  ")
     return "\n".join(text)
 
 
-def _lines(family: str, columns: dict[str, str]) -> list[str]:
-    head = ("algorithm", "", *columns, "TRL")
-    lines, words = [head], {True: "yes", False: "no", "micro_batch": "micro-batch"}
+def _table(family: str, columns: dict[str, str]) -> str:
+    lines, below = [], []
+    words = {True: "yes", False: "no", "micro_batch": "micro-batch"}
     for name in names(family):
         for kind, form in describe(name)["formulations"].items():
-            if isinstance(form, str):
-                lines.append((name, kind, f"- {form}"))
-                continue
-            cells = (words.get(form[key], form[key]) for key in columns.values())
-            equal = "equal" if form["trl"] is True else "differs"
-            lines.append((name, kind, *cells, f"{form['trl_trainer']} {equal}"))
-    return aligned(lines)
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Pad cells to columns as wide as in the full lines; the last cell of a short line runs on."""
-    full = [line for line in lines if len(line) == len(lines[0])]
-    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
-        for line in lines
-    ]
+            line = {"algorithm": name, "formulation": kind, **dict.fromkeys([*columns, "TRL"], "-")}
+            missing = isinstance(form, str)
+            if not missing:
+                line |= {head: words.get(form[key], form[key]) for head, key in columns.items()}
+                equal = "equal" if form["trl"] is True else "differs"
+                line["TRL"] = f"{form['trl_trainer']} {equal}"
+            lines.append(line)
+            below.append([form] if missing else [])
+    return tables.text(lines, below)
 
 
 def explain(name: str) -> str:

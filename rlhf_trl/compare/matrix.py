@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from rlhf_trl.compare import pairs
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
@@ -75,8 +76,9 @@ class Matrix:
     def run(self, rows: Iterable[Row], batches: Iterable[PolicyBatch]) -> list[Result]:
         """Return one result per row and batch that it is for, rows first."""
         batches = list(batches)
-        with quiet():
-            return [self.compare(row, b) for row in rows for b in batches if applies(row, b)]
+        pairs = [(row, batch) for row in rows for batch in batches if applies(row, batch)]
+        with quiet():  # the bar shows on a terminal only
+            return [self.compare(*pair) for pair in tqdm(pairs, "compare", disable=None)]
 
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
         """Measure one row on one batch."""

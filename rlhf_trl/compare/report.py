@@ -3,14 +3,15 @@
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 from rlhf_trl.compare.closest import Distance, Subject
-from rlhf_trl.compare.explain import aligned
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
+from rlhf_trl.evaluation import tables
+from rlhf_trl.evaluation.tables import Line
 
 FORMATS = ("table", "markdown", "json", "html")
 
@@ -94,17 +95,17 @@ def _cells(result: Result, equal_on: str = "") -> dict[str, str]:
     row = result.row
     return {
         "algorithm": row.algorithm,
-        "variant": row.variant or "-",
         "left": row.left.label,
         "right": row.right.label,
-        "batch": result.batch,
-        **({"equal on": equal_on} if equal_on else {}),
-        "loss difference": f"{result.loss_right - result.loss_left:+.1e}",
-        **_gradient_cells(result),
         "verdict": verdict(result),
-        "residual": "-" if result.residual is None else f"{result.residual:.0e}",
-        "settings for equality": row.settings or "-",
+        **({"equal on": equal_on} if equal_on else {}),
+        **_gradient_cells(result),
+        "batch": result.batch,
+        "variant": row.variant or "-",
         "reason": explanation(result) or "-",
+        "settings for equality": row.settings or "-",
+        "loss difference": f"{result.loss_right - result.loss_left:+.1e}",
+        "residual": "-" if result.residual is None else f"{result.residual:.0e}",
     }
 
 
@@ -151,15 +152,11 @@ def render(
     return table(lines, how) + below
 
 
-def table(
-    lines: Sequence[Mapping[str, str]], how: str, below: Sequence[Sequence[str]] | None = None
-) -> str:
+def table(lines: Sequence[Line], how: str, below: Sequence[Sequence[str]] = ()) -> str:
     """Write lines by column as text, Markdown or HTML; Markdown has no place for what is below."""
-    columns, cells = list(lines[0]), [list(line.values()) for line in lines]
     if how == "markdown":
-        rows = [columns, ["---"] * len(columns), *cells]
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return (_html if how == "html" else _text)(columns, cells, below or [[] for _ in cells])
+        return tables.markdown(lines)
+    return (_html if how == "html" else tables.text)(lines, below)
 
 
 def _terms(result: Result) -> list[str]:
@@ -167,28 +164,16 @@ def _terms(result: Result) -> list[str]:
     return [f"{p.term}: {p.says} (alone: {p.relative_change:.1e} of the gradient)" for p in parts]
 
 
-def _text(
-    columns: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[Sequence[str]]
-) -> str:
-    first, *rest = aligned([columns, *lines])
-    out = [first]
-    for line, more in zip(rest, below, strict=True):
-        out += [line, *(f"    {each}" for each in more)]
-    return "\n".join(out)
-
-
-def _html(
-    columns: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[Sequence[str]]
-) -> str:
+def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
     def cell(tag: str, text: str) -> str:
         return f"<{tag}>{html.escape(text)}</{tag}>"
 
-    rows = ["<tr>" + "".join(cell("th", c) for c in columns) + "</tr>"]
-    for line, more in zip(lines, below, strict=True):
-        rows.append("<tr>" + "".join(cell("td", c) for c in line) + "</tr>")
+    rows = ["<tr>" + "".join(cell("th", c) for c in lines[0]) + "</tr>"]
+    for line, more in zip_longest(lines, below, fillvalue=()):
+        rows.append("<tr>" + "".join(cell("td", c) for c in line.values()) + "</tr>")
         if more:
             inner = "".join(cell("li", each) for each in more)
-            rows.append(f'<tr><td colspan="{len(columns)}"><ul>{inner}</ul></td></tr>')
+            rows.append(f'<tr><td colspan="{len(line)}"><ul>{inner}</ul></td></tr>')
     style = "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:2px 6px}"
     return (
         f'<!doctype html><meta charset="utf-8"><title>The book against TRL</title>'
@@ -211,16 +196,17 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
     if equal:
         head = f"{subject.label}: as {subject.base}, equal to {', '.join(equal)}"
     else:
-        error = f"{first.worst.grad_rel_error:.1e}"
+        cells = _gradient_cells(first.worst)
         head = (
             f"{subject.label}: as {subject.base}, equal to none of these; closest to "
-            f"{first.algorithm} ({first.formulation}), at a relative gradient error of {error}"
+            f"{first.algorithm} ({first.formulation}): its gradient at a cosine of "
+            f"{cells['cosine']}, {cells['ratio']} times as long"
         )
     used = ", ".join(batch.name for batch in subject.batches)
-    head += f"\nmeasured on {used}; each line shows the batch where it is worst"
+    says = [head, f"measured on {used}; each line shows the batch where it is worst"]
     if subject.left_out:
-        head += f"\nnot measured: {', '.join(subject.left_out)} (the batches have their own)"
-    return f"{head}\n\n{written}"
+        says.append(f"not measured: {', '.join(subject.left_out)} (the batches have their own)")
+    return "\n".join([*(line for each in says for line in tables.wrapped(each)), "", written])
 
 
 def changes_text(each: Distance) -> str:

@@ -1,7 +1,6 @@
 """Reward models side by side: how often the candidate that each would choose is right."""
 
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from rlhf_trl.data.verifiers import completion_text, extract_answer, normalise
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.tables import Line, mean_and_spread
 from rlhf_trl.reward_models.metrics import (
     budgets,
     majority_by_budget,
@@ -36,8 +36,8 @@ class Candidates:
         return list(zip(self.prompts, self.completions, self.labels, strict=True))
 
 
-def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> str:
-    """Return a Markdown table of the candidates that each run's scores choose.
+def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
+    """Return the lines of a table of the candidates that each run's scores choose.
 
     Rows: a random candidate, the majority of n, each run's scores, the oracle (right if any is).
     Columns: best of n = 1, 2, 4, ... up to the candidates that every prompt has, the AUC over all
@@ -162,18 +162,14 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
     return table | {"oracle": row([float(label) for label in labels])}
 
 
-def _table(seeds: list[dict[str, dict[str, float]]]) -> str:
+def _table(seeds: list[dict[str, dict[str, float]]]) -> list[Line]:
     """Return mean and spread over seeds; a dash where a seed lacks the number."""
     columns = [c for c in seeds[0]["oracle"] if all(c in seed["oracle"] for seed in seeds)]
-    lines = ["| chosen by | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = []
     for name in seeds[0]:
-        cells = []
+        line = {"chosen by": name}
         for column in columns:
-            values = [seed.get(name, {}).get(column) for seed in seeds]
-            if None in values:
-                cells.append("-")
-                continue
-            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.3f}{spread}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            values = [seed[name][column] for seed in seeds if column in seed.get(name, {})]
+            line[column] = mean_and_spread(values) if len(values) == len(seeds) else "-"
+        lines.append(line)
+    return lines

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhf_trl.algorithms import ALGORITHMS, algorithm, names
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.folders import home
@@ -62,7 +63,7 @@ def race(
     jobs: int = 1,
     extra: list[str] | None = None,
     iterations: int = 1,
-) -> str:
+) -> list[Line]:
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
@@ -79,7 +80,7 @@ def race(
         iterations: num_iterations of the policy gradients, unless `extra` has one.
 
     Returns:
-        The table, in Markdown.
+        The lines of the table.
 
     Raises:
         InputError: a config is missing, a run failed, or `folder` holds such a run with other
@@ -106,10 +107,10 @@ def race(
         for name in algorithms
     }
     write_json(folder / "race.json", results)
-    text = table(results)
-    write_whole(folder / "race.md", lambda p: p.write_text(text + "\n"))
+    lines = table(results)
+    write_whole(folder / "race.md", lambda p: p.write_text(markdown(lines) + "\n"))
     draw(folder / "race.png", results)
-    return text
+    return lines
 
 
 def recipe_of(algorithm: str | None) -> str:
@@ -218,30 +219,23 @@ def _read(folder: Path) -> dict[str, Any]:
     }
 
 
-def table(results: dict[str, list[dict[str, Any]]]) -> str:
-    """Return mean and spread (standard deviation over seeds) of each algorithm, in Markdown."""
+def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
+    """Return mean and spread (standard deviation over seeds) of each algorithm."""
     known = {key for runs in results.values() for run in runs for key in run}
     columns = COLUMNS
     if "eval_rewards/margins" in known:
         columns = PREFERENCE_COLUMNS
     elif "eval_exact_match" not in known:
         columns = {name: key for name, key in REWARD_COLUMNS.items() if key in known}
-    lines = [
-        "| algorithm | " + " | ".join(columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
+    lines = []
     for name, runs in results.items():
-        cells = []
-        for key in columns.values():
+        line = {"algorithm": name}
+        for heading, key in columns.items():
             values = [run[key] for run in runs if key in run]
-            if not values:
-                cells.append("-")
-                continue
             digits = 1 if key.endswith("seconds") else 3
-            spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.{digits}f}{spread}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            line[heading] = mean_and_spread(values, digits) if values else "-"
+        lines.append(line)
+    return lines
 
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
