@@ -4,12 +4,15 @@ import json
 import resource
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from conftest import ROOT
 from policy_gradient_cases import build, is_right
 from store_cases import KINDS, check, record, rows_of
 from test_policy_gradient_features import with_result
@@ -293,6 +296,20 @@ def test_only_its_thread_opens_the_file(tmp_path, monkeypatch):
     store.rewind(0, 0)
     store.close()
     assert callers == ["rollouts"]
+
+
+def test_what_is_queued_is_written_when_a_run_fails(tmp_path):
+    script = (
+        "import sys; from rlhf_trl.rollouts.store import Rollouts, Store\n"
+        "store = Store(sys.argv[1], Rollouts(), {})\n"
+        "for n in range(40):\n"
+        "    store.write('train', n, (n, 0.0), [('p', 'c', 1, True, None)], {})\n"
+        "raise RuntimeError('as runs do')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr.splitlines()[-1] == "RuntimeError: as runs do"
+    assert len(counts(tmp_path / RECORD)) == 40
 
 
 def test_a_disk_that_fills_up_stops_the_run(refused, monkeypatch, tmp_path):
