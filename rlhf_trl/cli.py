@@ -94,6 +94,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
     compare.set_defaults(run=_compare)
+    rollouts = commands.add_parser(
+        "rollouts", help="every recorded completion of a run, or of several side by side, as a page"
+    )
+    rollouts.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
+    rollouts.add_argument("--output", help="write to this file instead of RUN/rollouts.html")
+    rollouts.set_defaults(run=_rollouts)
     args, args.rest = parser.parse_known_args(argv)
     if args.rest and args.run not in (_race, _overoptimise):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
@@ -173,6 +179,14 @@ def _translate(args: argparse.Namespace) -> None:
         print(f"{args.output} is written")
     else:
         print(translate(args.config, args.closest), end="")
+
+
+def _rollouts(args: argparse.Namespace) -> None:
+    from rlhf_trl.rollouts.page import write_page
+
+    target = args.output or Path(args.runs[0], "rollouts.html")
+    write_page(args.runs, target)
+    print(f"{target} is written; open it in a browser")
 
 
 def _compare(args: argparse.Namespace) -> None:

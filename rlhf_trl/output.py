@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_trl.errors import InputError
 
 MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is no checkpoint
+RECORD = "rollouts.sqlite"  # of rollouts, which loses what was generated after a checkpoint
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
@@ -97,7 +98,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             return str(checkpoint)
         print(f"skipped {checkpoint}, which {fault}", flush=True)
     # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    early = (path.name.startswith((".", "samples-")) for path in folder.iterdir())
+    early = (path.name.startswith((".", "samples-", RECORD)) for path in folder.iterdir())
     if not (folder / "config.yaml").exists() and not all(early):
         raise InputError(
             f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "
@@ -137,13 +138,15 @@ def set_aside(folder: Path, step: int) -> None:
     later += [path for name in AT_END.split() if (path := folder / name).exists()]
     if not later:
         return
+    beyond = any((path / MANIFEST).exists() for path in later)  # not a repeat of what was killed
     aside = folder / f"earlier-{max(numbered(folder, 'earlier-'), default=0) + 1}"
     for path in later:
         target = aside / path.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target)
-    if (folder / "config.yaml").exists():
-        shutil.copy(folder / "config.yaml", aside)
+    for path in [folder / "config.yaml", *(folder.glob(f"{RECORD}*") if beyond else ())]:
+        if path.exists():
+            shutil.copy(path, aside)
     print(f"what this run left after step {step} before is now in {aside}", flush=True)
 
 

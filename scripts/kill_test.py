@@ -6,7 +6,8 @@ A run is killed (SIGKILL, the whole process group) `--kills` times in each phase
 before the first checkpoint, while one is saved, while older ones are deleted, while the model is
 exported, and while completions are generated. All runs are forks of this process, which has
 imported TRL once. Identical means: every file of weights, of the last checkpoint and of evaluations
-is the same, byte for byte. Exit code 1 if any run was refused or ended differently.
+is the same, byte for byte, and so is every recorded rollout. After a kill, no generation may be
+recorded by half. Exit code 1 if any run was refused or ended differently.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import resource
 import runpy
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
@@ -29,7 +31,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive 
 
 from transformers import GenerationMixin
 
-from rlhf_trl.output import MANIFEST
+from rlhf_trl.output import MANIFEST, RECORD
 from rlhf_trl.run import preferences, supervised, train  # noqa: F401
 from rlhf_trl.run import reward_models as judges  # noqa: F401
 from rlhf_trl.trainers import (  # noqa: F401 - what the runs need, imported once
@@ -163,9 +165,29 @@ def ended(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+def recorded(folder: Path) -> str:
+    """Return the record of rollouts; check that it is sound and holds whole generations."""
+    if not (folder / RECORD).exists():
+        return ""
+    connection = sqlite3.connect(folder / RECORD)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)], folder
+    if not connection.execute("SELECT * FROM sqlite_master WHERE name = 'rollouts'").fetchall():
+        return ""  # killed before it had any table
+    parts = connection.execute(
+        "SELECT split, COUNT(*), MAX(sample) + 1 FROM rollouts GROUP BY split, generation"
+    ).fetchall()
+    assert all(count == last for _, count, last in parts), folder
+    sizes = {each for each in parts if each[0] != "train-replaced"}
+    assert len(sizes) == len({split for split, _, _ in sizes}), folder
+    tables = ("SELECT * FROM rollouts ORDER BY 1, 2, 3", "SELECT * FROM prompts ORDER BY 1")
+    found = str([connection.execute(table).fetchall() for table in tables])
+    connection.close()
+    return found
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Return what is compared of a run."""
-    return {
+    return {RECORD: recorded(folder).encode()} | {
         # whether its last call padded is no part of a tokenizer
         name: re.sub(rb'"padding": ({.*?}|null)', b"", path.read_bytes(), flags=re.DOTALL)
         if path.name == "tokenizer.json"
@@ -202,6 +224,7 @@ def killed(name: str, phase: str, whole: Path, seconds: float, folder: Path, rng
     code = ended(process)
     if code != -signal.SIGKILL and phase != "random":
         return f"FAILED: was to be killed and ended with {code}{where}"
+    recorded(folder)
     if code := ended(start(name, folder, "--resume_from_checkpoint", "auto")):
         last = folder.with_suffix(".log").read_text().strip().splitlines()[-1]
         return f"REFUSED: {code} {last}{where}"

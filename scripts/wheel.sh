@@ -27,6 +27,7 @@ rlhf-trl algorithms
 rlhf-trl compare --algorithms cispo
 rlhf-trl drift
 race outputs/wheel
+rlhf-trl rollouts outputs/wheel/grpo/seed-0
 
 mv "$work/away" "$work/project"
 "${install[@]}" --no-deps --editable "$work/project"

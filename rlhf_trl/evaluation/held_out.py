@@ -10,6 +10,7 @@ from trl.models import unwrap_model_for_generation
 
 from rlhf_trl.data.verifiers import checked, completion_text
 from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Sampling, generate, seeded
+from rlhf_trl.rollouts.store import Store
 
 Score = Callable[..., list[float | None]]
 
@@ -32,12 +33,14 @@ class AnswersHeldOut:
         held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
         scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
         on_answers (`Callable`): called on the main process with (step, metrics, answers).
+        rollouts (`Store`): takes what is answered, on the main process.
     """
 
     held_out: Sequence[dict[str, Any]] = ()
     scores: dict[str, Score]
     max_completion_length: int
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
+    rollouts: Store | None = None
 
     def evaluate(
         self,
@@ -65,8 +68,10 @@ class AnswersHeldOut:
         completions = self.complete(rows)
         metrics = {}
         for infix, said in zip(("", "sampled_"), completions, strict=True):
+            judged = self.judge(rows, said)
+            self.record_answers(f"{prefix}-{infix[:-1] or 'greedy'}", rows, said, judged)
             scores = {
-                **self.judge(rows, said),
+                **judged,
                 "length": [len(one.ids) for one in said],
                 "cut_off": [not one.finished for one in said],
             }
@@ -87,6 +92,28 @@ class AnswersHeldOut:
             for name, score in self.scores.items()
         }
 
+    def record(self, split: str, generation: int, *told: Any) -> None:
+        """Hand a generation to the record, where the main process keeps one: see `Store.write`."""
+        if self.rollouts is not None and self.is_world_process_zero():
+            when = self.state.global_step, self.state.epoch or 0.0
+            self.rollouts.write(split, generation, when, *told)
+
+    def record_answers(
+        self,
+        split: str,
+        rows: Sequence[dict[str, Any]],
+        said: Sequence[Completion],
+        scores: dict[str, list[float | None]],
+    ) -> None:
+        """Record answers to rows; the step is their generation."""
+        rewards = dict(scores)
+        total = rewards.pop("reward", [None] * len(rows))
+        samples = [
+            (row["prompt"], one.text, len(one.ids), one.finished, reward)
+            for row, one, reward in zip(rows, said, total, strict=True)
+        ]
+        self.record(split, self.state.global_step, samples, rewards)
+
     def _tell(self, metrics: dict[str, float], answers: list[dict[str, Any]]) -> None:
         if self.on_answers is not None and self.is_world_process_zero():
             self.on_answers(self.state.global_step, metrics, answers)
@@ -98,7 +125,10 @@ class AnswersHeldOut:
         max_new_tokens: int | None = None,
     ) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
-        return _shown(rows, *self.complete(rows, sampling, max_new_tokens))
+        completions = self.complete(rows, sampling, max_new_tokens)
+        for how, said in zip(("greedy", "sampled"), completions, strict=True):
+            self.record_answers(f"samples-{how}", rows, said, {})
+        return _shown(rows, *completions)
 
     def share(self, rows: Sequence[dict[str, Any]]) -> list[int]:
         """Return the places of the rows of this process: equally many everywhere.

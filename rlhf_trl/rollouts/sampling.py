@@ -15,25 +15,27 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, prepare_model, whole_weights
 from rlhf_trl.output import write_whole
 from rlhf_trl.rollouts.generate import SAMPLED, Completion, check_prompts, generate, seeded
+from rlhf_trl.rollouts.store import Record, Store
 
 
-def sampler(model: Any, args: Any, config: Any) -> Any:
+def sampler(model: Any, args: Any, config: Any, record: Record) -> Any:
     """Return what samples the answers of which a `dataset:` block is made; None: it is of files.
 
     Args:
         model (`ModelConfig`): the model to train, which answers unless `config` names another one.
         args (`TrainingArguments`): see `sample_completions`.
         config: the block.
+        record: the `rollouts:` block.
     """
     if isinstance(config, FileData):
         return None
     other = copy(model)
     other.model_name_or_path = getattr(config, "sampled_from", None) or model.model_name_or_path
-    return partial(kept_samples, other, args, config.seed)
+    return partial(kept_samples, other, args, config.seed, record)
 
 
 def kept_samples(
-    model: Any, args: Any, seed: int, rows: list[dict[str, Any]], count: int, side: str
+    model: Any, args: Any, seed: int, record: Record, rows: list[Any], count: int, side: str
 ) -> list[dict[str, Any]]:
     """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
 
@@ -41,6 +43,7 @@ def kept_samples(
         model (`ModelConfig`): whose model answers.
         args (`TrainingArguments`): see `sample_completions`.
         seed: of the sampling.
+        record: the `rollouts:` block; the answers are recorded, too, as `data-<side>`.
         rows: rows of `GymTasks`.
         count: answers to each.
         side: "train" or "held-out".
@@ -52,9 +55,18 @@ def kept_samples(
     longest, name = args.max_completion_length, model.model_name_or_path
     how = {"sampled_from": name, "max_completion_length": longest}
     if not broadcast_object_list([path.exists()])[0]:
-        answers = zip(rows, sample_completions(model, args, rows, count, seed), strict=True)
+        answers = sample_completions(model, args, rows, count, seed)
         if args.process_index == 0:
-            lines = (json.dumps({**_outcome(r, one), **how}) for r, each in answers for one in each)
+            pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
+            outcomes = [_outcome(*pair) for pair in pairs]
+            if record != "off":
+                store = Store(args.output_dir, record, {})
+                samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
+                labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
+                store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
+                store.flush()
+                store.close()
+            lines = (json.dumps({**outcome, **how}) for outcome in outcomes)
             text = "".join(f"{line}\n" for line in lines)
             write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
         wait_for_everyone()

@@ -13,6 +13,7 @@ from rlhf_trl.data.judgments import ProcessData as ProcessData
 from rlhf_trl.data.judgments import RewardData as RewardData
 from rlhf_trl.data.pairs import PreferenceData
 from rlhf_trl.data.prompts import PromptData
+from rlhf_trl.rollouts.store import Record, Rollouts
 from rlhf_trl.run.launch import Expect
 
 
@@ -28,6 +29,7 @@ class AnyRun:
     expect: Expect | None = None
     save_checksums: bool = True  # False: damage to a checkpoint that keeps its size is not noticed
     resume_changed: list[str] = field(default_factory=list)  # what may differ in a resumed run
+    rollouts: Record = field(default_factory=Rollouts)
 
 
 @dataclass(kw_only=True)

@@ -53,7 +53,7 @@ def prepare_preferences(
     Raises:
         InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
-    sample = sampler(model, args, own.dataset)
+    sample = sampler(model, args, own.dataset, own.rollouts)
     with train.reading(args, own.dataset):
         data = load_preferences(own.dataset, own.max_samples, unpaired, sample)
     train.report_dropped(data, args)

@@ -81,7 +81,7 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
         InputError: see the loaders in `data/judgments.py`, and `load_tokenizer`.
     """
     config = own.dataset
-    sample = sampler(model, args, config)
+    sample = sampler(model, args, config, own.rollouts)
     with train.reading(args, config):
         if isinstance(config, ProcessData):
             neutral = own.formulation == "code"  # the chapter's loss has two classes

@@ -25,6 +25,7 @@ from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import check_prompts
+from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import read_config
 
@@ -46,6 +47,9 @@ class _WrapperGuard(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         launch.check_wrapper(self._trainer)
+        if (record := self._trainer.rollouts) is not None and state.is_world_process_zero:
+            carried = getattr(self._trainer, "_carried", {})
+            record.rewind(state.global_step, carried.get("generation", 0))
 
 
 def begin(loaded: Any, name: str) -> None:
@@ -366,6 +370,10 @@ def run(
         "launch": launch.describe_launch(args, name),
         "versions": report.versions(),
     }
+    if loaded.own.rollouts != "off":
+        facts = {"name": name, "seed": args.seed, "processes": args.world_size}
+        facts |= {"config": loaded.given, "versions": report.versions()}
+        trainer.rollouts = Store(folder, loaded.own.rollouts, facts)
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(report.Watch())
     if not args.disable_tqdm:
@@ -408,6 +416,9 @@ def run(
 
     main_process = trainer.is_world_process_zero()
     trainer.check_finite()
+    if trainer.rollouts is not None:
+        trainer.rollouts.flush()
+        trainer.rollouts.close()
     output.replace_folder(folder / "model", lambda p: trainer.save_model(str(p)), main_process)
     if save := getattr(trainer, "save_value_model", None):
         output.replace_folder(folder / "value_model", lambda p: save(str(p)), main_process)

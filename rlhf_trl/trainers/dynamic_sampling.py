@@ -1,6 +1,7 @@
 """DAPO's dynamic sampling: prompts that teach nothing are replaced before they are trained on."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class DynamicSampling:
         share, first = len(inputs), len(inputs) * self.accelerator.process_index
         rows, rewards = self._roll_out(inputs)
         missing = self._without_contrast(rewards)
-        rounds = discarded = 0
+        rounds, replaced = 0, []
         if missing:
             rows = gather_object(rows)
         while missing and rounds < self._rounds:
@@ -91,16 +92,29 @@ class DynamicSampling:
             for group, place in enumerate(missing):
                 old = slice(place * size, (place + 1) * size)
                 new = slice(group * size, (group + 1) * size)
+                replaced += zip(rows[old], rewards[old].tolist(), strict=True)
                 rows[old], rewards[old] = new_rows[new], new_rewards[new]
-            rounds, discarded = rounds + 1, discarded + len(missing)
+            rounds += 1
             missing = self._without_contrast(rewards)
+        if replaced and self.rollouts is not None:
+            self._record_replaced(*zip(*replaced, strict=True))
         for name, value in (
             ("rounds", rounds),
-            ("discarded_groups", discarded),
+            ("discarded_groups", len(replaced) // size),
             ("left_without_contrast", len(missing)),
         ):
             self._metrics["train"][f"dynamic_sampling/{name}"].append(value)
         return (rows[first : first + share] if len(rows) > share else rows), rewards
+
+    def _record_replaced(
+        self, rows: Sequence[dict[str, Any]], rewards: Sequence[list[float]]
+    ) -> None:
+        """Record completions that nothing is learned from, with the generation that lost them."""
+        told = torch.tensor([(len(row["ids"]), row["ended"]) for row in rows])
+        said = [(row["input"]["prompt"], row["completion"]) for row in rows]
+        recorded = self._samples(*zip(*said, strict=True), told, torch.tensor(rewards))
+        number = self._carried["generation"]
+        self.record("train-replaced", number, *recorded, None, self.num_generations)
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], torch.Tensor]:
         """Generate and judge; return this process' rows and the rewards of all processes."""
@@ -115,7 +129,9 @@ class DynamicSampling:
         rows = [
             {
                 "input": row,
+                "completion": completions[i],
                 "ids": ids[i],
+                "ended": self._ended[i],
                 "logps": None if logps is None else logps[i],
                 "extra": {column: values[i] for column, values in extra.items()},
                 "metrics": {name: sum(values) / len(values) for name, values in logged.items()},

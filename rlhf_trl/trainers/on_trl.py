@@ -13,6 +13,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from rlhf_trl import algorithms, output
 from rlhf_trl.errors import InputError
+from rlhf_trl.rollouts.store import Store
 
 SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 OVERRIDDEN = {
@@ -43,6 +44,7 @@ class OnTRL:
     Attributes:
         told (`dict`): what manifests say beside what the trainer knows.
         save_checksums (`bool`): whether manifests hold checksums.
+        rollouts (`Store`): the record, which the main process writes; None: none is kept.
 
     Raises:
         InputError: a streamed data set; and, when a class is defined on it, a method that is gone.
@@ -51,6 +53,7 @@ class OnTRL:
     streams = False
     told: Mapping[str, Any] = MappingProxyType({})
     save_checksums = True
+    rollouts: Store | None = None
     _algorithm: str | None = None
 
     def _take(self, resolved: algorithms.Resolved) -> Any:
@@ -110,6 +113,8 @@ class OnTRL:
 
     def _save_state(self, folder: Path) -> None:
         """Write what a trainer adds to a checkpoint; all processes call it."""
+        if self.rollouts is not None:  # so that a resumed run has no gap
+            self.rollouts.flush()
         if getattr(self.args, "sync_ref_model", False) and self.args.should_save:
             torch.save(self.accelerator.unwrap_model(self.ref_model).state_dict(), folder / SYNCED)
 

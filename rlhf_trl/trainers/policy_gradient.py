@@ -142,7 +142,9 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         row = self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
-        self._carried = {"baseline_value": None, "stream_position": 0}
+        self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
+        # by generation: what waits for advantages that the loss estimates, and for how many
+        self._unrecorded: dict[int, list[Any]] = {}
         self._ahead: list[dict[str, Any]] = []
         self._window_tokens: torch.Tensor | None = None
         super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
@@ -231,32 +233,68 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
     def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         self._scored = None
-        if self._stock:
-            return output
         per_func, training = self._rewards_per_func, self.model.training
-        if training and self.num_generations == 1:  # TRL finds no spread in groups of one
-            self._metrics["train"].pop("frac_reward_zero_std", None)
+        told = [(len(ids), end) for ids, end in zip(self._completion_ids, self._ended, strict=True)]
+        told = self.accelerator.gather(torch.tensor(told, device=per_func.device))
+        rewards = self._total(per_func, *told.T)
+        if not self._stock:
+            if training and self.num_generations == 1:  # TRL finds no spread in groups of one
+                self._metrics["train"].pop("frac_reward_zero_std", None)
+            output["advantages"] = self._advantages(output, rewards, training)
+            advantages = self.accelerator.gather(mean_advantages(output))
+            logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
+            kept = list(logged)[: len(logged) - len(advantages)]
+            logged.clear()
+            logged.extend([*kept, *advantages.tolist()])
+        if training:
+            if self.rollouts is not None:
+                self._record_generation(output, told)
+            self._carried["generation"] += 1
+        return output
+
+    def _total(
+        self, per_func: torch.Tensor, lengths: torch.Tensor, ended: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum of the rewards, less the penalties."""
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
         if "soft_punish_cache" in self._row.trainer_reads:
-            lengths = torch.tensor([len(i) for i in self._completion_ids], device=rewards.device)
-            rewards = rewards + book.rewards.overlong_penalty(
-                self.accelerator.gather(lengths),
-                self.max_completion_length,
-                self.args.soft_punish_cache,
-            )
+            limit, cache = self.max_completion_length, self.args.soft_punish_cache
+            rewards = rewards + book.rewards.overlong_penalty(lengths, limit, cache)
         if penalty := self.args.missing_eos_penalty:
-            ended = torch.tensor(self._ended, device=rewards.device)
-            rewards = rewards - penalty * ~self.accelerator.gather(ended)
-        advantages = self._advantages(output, rewards, training)
-        output["advantages"] = advantages
-        if advantages.dim() == 2:  # shown as their mean over the completion
-            advantages = advantages.sum(1) / loss_mask(output).sum(1).clamp(min=1)
-        advantages = self.accelerator.gather(advantages)
-        logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
-        kept = list(logged)[: len(logged) - len(advantages)]
-        logged.clear()
-        logged.extend([*kept, *advantages.tolist()])
-        return output
+            rewards = rewards - penalty * ~ended.bool()
+        return rewards
+
+    def _samples(
+        self, prompts: Any, completions: Any, told: torch.Tensor, per_func: torch.Tensor
+    ) -> tuple[list[tuple[Any, ...]], dict[str, list[float]]]:
+        """Return samples, but for their advantages, and rewards as `Store.write` takes them."""
+        columns = *told.T.tolist(), self._total(per_func, *told.T).tolist()
+        named = zip(self.reward_func_names, per_func.T.tolist(), strict=True)
+        return list(zip(prompts, completions, *columns, strict=True)), dict(named)
+
+    def _record_generation(self, output: dict[str, Any], told: torch.Tensor) -> None:
+        """Record a generation, unless only the loss will estimate its advantages."""
+        number, logs = self._carried["generation"], self._logs
+        recorded = self._samples(logs["prompt"], logs["completion"], told, self._rewards_per_func)
+        if "token_rewards" not in output:
+            advantages = list(logs["advantages"])
+            self.record("train", number, *recorded, advantages, self.num_generations)
+            return
+        places = torch.arange(len(output["advantages"]), device=told.device)
+        output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
+        self._unrecorded[number] = [recorded, torch.zeros(len(places)), len(places)]
+
+    def _record_estimated(self, batch: dict[str, Any]) -> None:
+        """Take the advantages of a micro-batch; with its last one, record a generation."""
+        number, places = batch["recorded_as"][0, 0].item(), batch["recorded_as"][:, 1].cpu()
+        waiting = self._unrecorded[number]
+        recorded, advantages, _ = waiting
+        advantages[places] = mean_advantages(batch).to(advantages)
+        waiting[2] -= len(places)
+        if not waiting[2]:
+            del self._unrecorded[number]
+            advantages = self.accelerator.gather(advantages.to(self.args.device)).tolist()
+            self.record("train", number, *recorded, advantages, self.num_generations)
 
     def _advantages(
         self, output: dict[str, Any], rewards: torch.Tensor, training: bool
@@ -459,7 +497,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
             )
         state = torch.load(path, map_location=self.args.device.type, weights_only=True)
-        self._carried, self._step = state["carried"], state["step"]
+        self._carried, self._step = self._carried | state["carried"], state["step"]
         if state["world_size"] == self.args.world_size:  # else TRL generates anew
             self._buffered_inputs = state["buffered_inputs"]
             self._window_tokens = state["window_tokens"]
@@ -469,6 +507,14 @@ def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return (B, T) 1 on the tokens that the policy generated and that count."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return (B,) advantages; those of tokens as their mean over the completion."""
+    advantages = batch["advantages"]
+    if advantages.dim() == 1:
+        return advantages
+    return advantages.sum(1) / loss_mask(batch).sum(1).clamp(min=1)
 
 
 def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:

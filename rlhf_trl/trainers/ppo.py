@@ -232,6 +232,8 @@ class PPOTrainer(PolicyGradientTrainer):
     def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
         if "token_rewards" in inputs:
             inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
+            if "recorded_as" in inputs:
+                self._record_estimated(inputs)
         critic = {"values": self._values, **{n: inputs[n] for n in ("old_values", "returns")}}
         self._log_update(critic, inputs)
         self._values = self._logps = None

@@ -1,0 +1,124 @@
+"""A run's rollouts, or those of several side by side, as one HTML page that needs nothing else."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.output import RECORD, write_whole
+
+LIMIT = 5_000_000  # bytes of the page for each run; what does not fit is sampled
+GENERATIONS = 60  # as long as more are left, generations are left out before prompts are
+ROW = 60  # bytes that a sample takes beside its completion
+
+
+def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
+    """Write the page of the runs in these folders.
+
+    Raises:
+        InputError: a run without rollouts, or a file that cannot be read or written.
+    """
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    # nothing in it may end the script element, or begin a comment there
+    content = _dump([_fitting(run) for run in runs]).replace("</", "<\\/").replace("<!", "\\u003c!")
+    page = template.replace("DATA", content, 1)
+    try:
+        write_whole(target, lambda part: part.write_text(page, encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"--output: {str(target)!r} cannot be written ({error.strerror}); name another file."
+        ) from error
+
+
+def _fitting(run: str | Path) -> dict[str, Any]:
+    """Return a run as the page takes it, sampled until it fits."""
+    path = Path(run, RECORD)
+    if not path.is_file():
+        raise InputError(f"{run}: there is no {RECORD}; name the folder of a run that generated.")
+    # where nothing can be written there is no writer, and no room for what WAL needs
+    how = "ro" if os.access(run, os.W_OK) else "ro&immutable=1"
+    uri, limit = f"{path.resolve().as_uri()}?mode={how}", LIMIT
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=60)) as connection:
+            found = _read(connection, limit)
+            while limit > ROW and (size := len(_dump(found).encode())) > LIMIT:
+                limit = int(0.95 * limit * LIMIT / size)
+                found = _read(connection, limit)
+    except sqlite3.Error as error:
+        raise InputError(f"{path}: it cannot be read ({error}); name another run.") from error
+    if not found["splits"]:
+        raise InputError(f"{path}: nothing is recorded there; name another run.")
+    return {"name": str(run), **found}
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
+    """Return prompts and splits; the splits share `limit` bytes, the small ones first."""
+    sizes = connection.execute(
+        f"SELECT split, SUM(LENGTH(CAST(completion AS BLOB)) + {ROW}) FROM rollouts GROUP BY split"
+    ).fetchall()
+    prompts: dict[int, int] = {}  # their places in the page
+    splits = {}
+    for n, (split, size) in enumerate(sorted(sizes, key=lambda each: each[1])):
+        share = max(limit, 1) / (len(sizes) - n)
+        splits[split] = _read_split(connection, split, size / share, prompts)
+        limit -= min(size, share)
+    texts = dict(connection.execute("SELECT id, prompt FROM prompts"))
+    return {"prompts": [texts[key] for key in prompts], "splits": dict(sorted(splits.items()))}
+
+
+def _read_split(
+    connection: sqlite3.Connection, split: str, excess: float, prompts: dict[int, int]
+) -> dict[str, Any]:
+    """Return a point of the curves for each generation, and one in `excess` of the samples."""
+    of_split = "FROM rollouts WHERE split = ?"
+    first, prompt, groups = connection.execute(
+        f"SELECT rewards, prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} "
+        "ORDER BY generation",
+        (split, split),
+    ).fetchone()
+    names = list(json.loads(first))
+    means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
+    curves = connection.execute(
+        f"SELECT generation, step, AVG(reward), {means}AVG(finished), AVG(tokens) {of_split} "
+        "GROUP BY generation",
+        (*(f"$.{json.dumps(name)}" for name in names), split),
+    ).fetchall()
+    # of a generation that is shown, two prompts or more
+    every = max(1, min(ceil(excess), len(curves) // GENERATIONS), ceil(2 * excess / groups))
+    some = max(1, ceil(excess / every))
+    shown = []
+    for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
+        rows = connection.execute(
+            "SELECT group_id, prompt_id, completion, tokens, finished, reward, advantage, rewards "
+            f"{of_split} AND generation = ? AND prompt_id % ? = ? ORDER BY sample",
+            (split, generation, some, prompt % some),
+        )
+        samples = [
+            [group, prompts.setdefault(key, len(prompts)), *said]
+            + [_short(x) for x in (reward, advantage, *json.loads(each).values())]
+            for group, key, *said, reward, advantage, each in rows
+        ]
+        if samples:
+            shown.append({"generation": generation, "step": step, "samples": samples})
+    return {
+        "names": names,
+        "curves": [[_short(value) for value in row] for row in curves],
+        "shown": shown,
+        "left_out": [every, some],
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Return four digits of a number, which fewer bytes hold."""
+    if value is None or not isfinite(value):
+        return None
+    return int(value) if value == int(value) else float(f"{value:.4g}")

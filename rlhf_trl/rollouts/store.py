@@ -1,0 +1,227 @@
+"""The record of every rollout of a run: one SQLite file in its folder."""
+
+import atexit
+import json
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.output import RECORD
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS prompts (id INTEGER PRIMARY KEY, prompt TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS rollouts (
+    split TEXT, generation INTEGER, sample INTEGER, step INTEGER NOT NULL, epoch REAL NOT NULL,
+    group_id INTEGER NOT NULL, prompt_id INTEGER NOT NULL REFERENCES prompts (id),
+    completion TEXT NOT NULL, tokens INTEGER NOT NULL, finished INTEGER NOT NULL,
+    reward REAL, advantage REAL, rewards TEXT NOT NULL, PRIMARY KEY (split, generation, sample)
+);
+"""
+# How file systems begin whose memory is not shared between machines, as WAL needs.
+REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
+
+Job = Callable[[sqlite3.Connection], object]
+
+
+@dataclass
+class Rollouts:
+    """The `rollouts:` block: every `every`-th generation of training is kept, in `cap` GB at most.
+
+    At the cap, every other generation of training goes, and from then on half as many are kept.
+    """
+
+    every: int = 1
+    cap: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not self.cap > 0:
+            raise InputError(
+                "write every: 1 (all generations) or more and cap: above 0 (GB), or rollouts: off"
+            )
+
+
+Record = Rollouts | Literal["off"]  # the field `rollouts`
+
+
+class Store:
+    """Writes a run's rollouts, a transaction for each generation, in a thread of its own.
+
+    Only that thread ever touches the connection; it starts, and the file appears, with the first
+    thing to do. A full queue blocks. What goes wrong is raised by the next call. What is queued is
+    still written when the process ends, unless it is killed.
+
+    Args:
+        folder: where the file is.
+        config: the block.
+        facts: what the table `run` tells, as text or JSON.
+    """
+
+    def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, Any]):
+        self.path, self._config, self._facts = Path(folder, RECORD), config, facts
+        self._jobs: queue.Queue[Job | None] = queue.Queue(16)
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._every = config.every  # 0: nothing more is kept
+
+    def write(
+        self,
+        split: str,
+        generation: int,
+        when: tuple[int, float],
+        samples: Sequence[tuple[Any, ...]],
+        rewards: Mapping[str, Sequence[float | None]],
+        advantages: Sequence[float] | None = None,
+        size: int = 1,
+    ) -> None:
+        """Record a generation, in place of what stood under its split and number.
+
+        Args:
+            split: "train", "train-replaced", "eval-greedy", ...
+            generation: its number there.
+            when: steps and epochs before it.
+            samples: prompt and completion (texts or conversations), tokens, whether the model ended
+                it, and the reward that its advantage is estimated from, or None.
+            rewards: by name, of each sample; None or NaN where one does not apply.
+            advantages: of each sample.
+            size: samples of a prompt, which stand in a row.
+        """
+
+        def job(connection: sqlite3.Connection) -> None:
+            if not self._every or (split.startswith("train") and generation % self._every):
+                return
+            rows, prompts, key = [], set(), cache(_key)
+            told = cache(lambda *each: json.dumps(dict(zip(rewards, each, strict=True))))
+            for n, (prompt, completion, *rest) in enumerate(samples):
+                prompts.add((key(text := _text(prompt)), text))
+                each = told(*(_number(values[n]) for values in rewards.values()))
+                place = split, generation, n, *when, n // size, key(text)
+                advantage = advantages and advantages[n]
+                rows.append((*place, _text(completion), *rest, advantage, each))
+            _delete(connection, "split = ? AND generation = ?", split, generation)
+            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", prompts)
+            connection.executemany(f"INSERT INTO rollouts VALUES (?{', ?' * 12})", rows)
+            self._thin(connection)
+
+        self._put(job)
+
+    def rewind(self, step: int, generation: int) -> None:
+        """Delete what was recorded behind a checkpoint: by steps, or generations of training."""
+        if self.path.exists():
+            behind = "CASE WHEN split LIKE 'train%' THEN generation >= ? ELSE step > ? END"
+            self._put(lambda connection: _delete(connection, behind, generation, step))
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until all that was written is on the disk."""
+        if self._thread is not None:
+            self._put(lambda connection: connection.execute("PRAGMA wal_checkpoint"))
+            self._jobs.join()
+            self._check()
+
+    def close(self) -> None:
+        """Write what is queued, and close the file; `flush` before tells what goes wrong."""
+        if self._thread is not None:
+            atexit.unregister(self.close)
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _put(self, job: Job) -> None:
+        self._check()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+        self._jobs.put(job)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise InputError(
+                f"rollouts: {self.path} cannot be written ({self._error}); make room or allow it, "
+                "or keep no record with rollouts: off."
+            ) from self._error
+
+    def _work(self) -> None:
+        connection = None
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self._error is None:
+                    connection = connection or self._open()
+                    with connection:
+                        job(connection)
+            except Exception as error:  # raised where the run notices
+                self._error = error
+            self._jobs.task_done()
+        if connection is not None:
+            connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=60)
+        journal = "DELETE" if _is_remote(self.path) else "WAL"
+        connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
+        with connection:
+            connection.executescript(SCHEMA)
+            _tell(connection, self._facts)
+            thinned = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
+        self._every *= int(thinned[0]) if thinned else 1
+        return connection
+
+    def _thin(self, connection: sqlite3.Connection) -> None:
+        """Let go of generations until the file fits the cap."""
+        pages = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, "
+        pages += "pragma_freelist_count, pragma_page_size"
+        while self._every and connection.execute(pages).fetchone()[0] > self._config.cap * 1e9:
+            self._every *= 2
+            rest = "split LIKE 'train%' AND generation % ?"
+            if _delete(connection, rest, self._every):
+                _tell(connection, {"thinned": self._every // self._config.every})
+            else:
+                self._every = 0
+            kept = f"1 in {self._every} generations of training" if self._every else "nothing more"
+            print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
+
+
+def _key(prompt: str) -> int:
+    return int.from_bytes(blake2b(prompt.encode(), digest_size=8).digest()) >> 1
+
+
+def _text(value: Any) -> str:
+    """Return a text, also of a single message; other conversations as JSON."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0].get("content"), str):
+        value = value[0]["content"]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not isfinite(value) else float(value)
+
+
+def _tell(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
+    told = [(k, v if isinstance(v, str) else json.dumps(v, default=str)) for k, v in facts.items()]
+    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", told)
+
+
+def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) -> int:
+    """Delete rollouts, and prompts that have none left; return how many rollouts."""
+    gone = connection.execute(f"DELETE FROM rollouts WHERE {condition}", values).rowcount
+    if gone:
+        connection.execute("DELETE FROM prompts WHERE id NOT IN (SELECT prompt_id FROM rollouts)")
+    return gone
+
+
+def _is_remote(path: Path) -> bool:
+    """Return whether a file is on a network file system."""
+    import psutil
+
+    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    kind = next((mounts[folder] for folder in path.resolve().parents if folder in mounts), "")
+    return kind.startswith(REMOTE)
