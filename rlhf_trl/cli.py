@@ -67,13 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         several.add_argument("--seeds", type=int, default=3, help="runs of each (3)")
         several.add_argument("--jobs", type=int, default=1, help="side by side, a thread each (1)")
     translate = commands.add_parser(
-        "translate", help="a config of the book's published code, for a recipe here or stock TRL"
+        "translate", help="a config of the book's published code, for a recipe here"
     )
     translate.add_argument("config", help="YAML file of the book's code")
     translate.add_argument("--output", help="write to this new file instead of the terminal")
-    translate.add_argument(
-        "--closest", action="store_true", help="translate what stock TRL computes only nearly, too"
-    )
     translate.set_defaults(run=_translate)
     compare = commands.add_parser(
         "compare",
@@ -175,10 +172,10 @@ def _translate(args: argparse.Namespace) -> None:
     from rlhf_trl.compare.translate import translate, write_translation
 
     if args.output:
-        write_translation(args.config, args.output, args.closest)
+        write_translation(args.config, args.output)
         print(f"{args.output} is written")
     else:
-        print(translate(args.config, args.closest), end="")
+        print(translate(args.config), end="")
 
 
 def _rollouts(args: argparse.Namespace) -> None:

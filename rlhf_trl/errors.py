@@ -1,6 +1,8 @@
 """The one exception that is shown to the user as a sentence, without a traceback."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -12,3 +14,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the closest `known` word, or `""` if none is close."""
     close = get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@contextmanager
+def naming(keys: Collection[str], phase: str = "") -> Iterator[None]:
+    """Make one sentence of what a library refuses: about a key in its message, or the `phase`.
+
+    Of the `keys` it is the first one in backticks there, as `key`, `key=value` or `args.key`.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (ImportError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        said = " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")
+        named = [key for key in re.findall(r"`(?:args\.)?(\w+)[`=]", said) if key in keys]
+        if not (named or phase):
+            raise
+        what = named[0] if named else phase
+        raise InputError(f"{what}: {said}; write another value, or remove it.") from error

@@ -43,11 +43,9 @@ CLASSES = {
     "orm": "reward_models.TokenRewardConfig",
     "prm": "reward_models.TokenRewardConfig",
 }
-# what chooses the loss in stock TRL (`algorithm` does here), and where a run writes and reports
-NOT_COMPARED = {"loss_type", "loss_weights", "cpo_alpha", "simpo_gamma", "remove_unused_columns"}
-NOT_COMPARED |= {"desirable_weight", "undesirable_weight", "algorithm", "test_split_size"}
-NOT_COMPARED |= {"output_dir", "run_name", "project", "report_to", "save_strategy", "save_steps"}
-NOT_COMPARED |= {"logging_steps", "datasets", "max_samples", "dataset.source"}
+# where a run writes and reports
+NOT_COMPARED = {"output_dir", "run_name", "project", "report_to", "save_strategy", "save_steps"}
+NOT_COMPARED |= {"algorithm", "logging_steps", "dataset.source"}
 
 
 def flat(block: dict[str, Any], before: str = "") -> dict[str, Any]:
@@ -69,33 +67,19 @@ def of_the_code(path: Path) -> dict[str, Any]:
     if "max_steps" in given:
         also["dataset.max_steps"] = given.pop("max_steps")
         given["max_length"] = given.pop("max_tokens")
-    if "gamma" in given and given.get("loss") == "simpo":
-        also["gamma_beta_ratio"] = given["gamma"]
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / path.name
         whole.write_text(yaml.safe_dump(given))
-        found = yaml.safe_load(translate.translate(whole, closest=True))
+        found = yaml.safe_load(translate.translate(whole))
     if found.get("epsilon_high") == found.get("epsilon"):
         found.pop("epsilon_high", None)  # TRL's default
-    for data in found.get("datasets", ()):
-        also["formulation"] = "code"
-        also["dataset.path"] = data["path"]
-        split, _, rest = data["split"].partition("[:")
-        rows = int(rest.rstrip("]"))
-        held_out = round(rows * found.get("test_split_size", 0))
-        also["dataset.split"] = f"{split}[:{rows - held_out}]"
-        if held_out:
-            also["dataset.eval_split"] = f"{split}[{rows - held_out}:{rows}]"
+    found.pop("samples", None)
     return flat(found) | also
 
 
 def of_ours(path: Path) -> dict[str, Any]:
     """Return what a config here sets."""
-    given = read_config(path)
-    data = given["dataset"]
-    if "max_samples" in given:
-        data["split"] = f"{data['split']}[:{given['max_samples']}]"
-    return flat(given)
+    return flat(read_config(path))
 
 
 def defaults(algorithm: str, which: str) -> dict[str, Any]:

@@ -470,7 +470,21 @@ FILE_MISTAKES = {
     ),
     "no generations": ("num_generations: 0\n", "num_generations is 0", "one of 2, 4, 8"),
     "batch of one": ("per_device_train_batch_size: 1\n", "batch of 1 ", "raise the batch"),
-    "TRL's own check": ("warmup_steps: -1\n", "x.yaml: GRPOConfig: ", "warmup_steps >= 0"),
+    "TRL's own check": ("warmup_steps: -1\n", "x.yaml: warmup_steps: ", "warmup_steps >= 0"),
+    "TRL's own choices": ("debug: wrong\n", "x.yaml: debug: wrong is not", "underflow_overflow"),
+    "a tracker": (
+        "report_to: wandbb\n",
+        'x.yaml: report_to is "wandbb"; write one of ',
+        "wandb, codecarbon, clearml, dagshub, flyte, dvclive, swanlab, kubeflow, all, none (did "
+        "you mean 'wandb'?).",
+    ),
+    "one of several trackers": ("report_to: [wandb, tensor]\n", 'report_to is "tensor"; ', ""),
+    "a kind of adapter": (
+        "lora_task_type: LM\n",
+        'lora_task_type is "LM"',
+        "SEQ_CLS, SEQ_2_SEQ_LM",
+    ),
+    "a compiler": ("torch_compile_backend: inductr\n", 'is "inductr"', "did you mean 'inductor'?"),
     "TRL's check of the model": (
         "load_in_8bit: true\nload_in_4bit: true\n",
         "x.yaml: ModelConfig: ",

@@ -202,6 +202,8 @@ def test_on_a_gpu_nothing_is_decided(settled):
         ("fp16: true", {}, "fp16 is true .*float32.*bf16: true"),
         ("{fp16: true, use_cpu: true}", {"gpu": True}, "fp16 is true"),
         ("", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16.*cpu.yaml, or write bf16: true"),
+        ("fp16: true", {"ACCELERATE_USE_CPU": "true"}, r"fp16 is true .*the CPU \(use_cpu\)"),
+        ("use_cpu: false", {"ACCELERATE_USE_CPU": "true"}, "use_cpu is false .* and use_cpu true"),
         ("bf16: false", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision bf16"),
         ("bf16: true", {"ACCELERATE_MIXED_PRECISION": "fp16"}, "mixed_precision fp16.*cpu.yaml.$"),
     ],
@@ -256,6 +258,18 @@ def test_recipe_turns_an_input_error_into_one_line_and_exit_code_1(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "error: the key x is wrong; write y.\n")
+
+
+def test_an_error_does_not_stick_to_the_progress_bar(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(
+        "from tqdm.auto import tqdm\nfrom rlhf_trl.errors import InputError\n"
+        "from rlhf_trl.run.launch import recipe\n"
+        "def main():\n    bar = tqdm(total=2)\n    bar.update(1)\n"
+        "    raise InputError('a reward is nan.')\nrecipe(main)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert "1/2" in done.stderr and done.stderr.endswith("\nerror: a reward is nan.\n")
 
 
 # --- the output folder

@@ -1,10 +1,9 @@
-"""A config of the book's published code, as one for this project's recipes or for stock TRL.
+"""A config of the book's published code, as one for this project's recipes.
 
 The code has three kinds of config. Each is a table below: one line per field, with the value that
 the code uses where the config is silent, the field it becomes, and what the comment says. What a
 line cannot say (several fields that become one, values that do not carry over) is in the function
-of its kind. Policy gradients become a config of this project, direct alignment and reward models
-one for the stock trainer.
+of its kind.
 """
 
 import textwrap
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.output import write_whole
+from rlhf_trl.run.race import recipe_of
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 
 WIDTH = 100
@@ -43,7 +43,7 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 _SAMPLING = "the code samples with these and scores at 1"
 _PLACED = "accelerate places the models"
 _TRACKED = "TRL's trackers read the shell: set WANDB_PROJECT and WANDB_ENTITY there"
-_UNSAMPLED = "TRL's trainer samples nothing while it trains"
+_HUB = {"dataset_name": "argilla/ultrafeedback-binarized-preferences-cleaned"}
 _COMPLETIONS = "completions per process"
 
 _POLICY_GRADIENT = {
@@ -78,14 +78,15 @@ _POLICY_GRADIENT = {
 }
 
 _DIRECT_ALIGNMENT = {
-    **_read(loss="dpo", ref_model_name=None, gamma=0.5, label_smoothing=0.0, dataset_split="train"),
-    **_read(dataset_name="argilla/ultrafeedback-binarized-preferences-cleaned"),
+    **_read(loss="dpo", ref_model_name=None, dataset_split="train", **_HUB),
     **_read(max_prompt_length=None, max_completion_length=None),
     "model_name": _Field("allenai/OLMo-2-0425-1B-SFT", "model_name_or_path"),
     "beta": _Field(0.1, "beta"),
-    "max_samples": _Field(1000, optional=True),
-    "max_length": _Field(512, "max_length", "TRL keeps the start of what is longer"),
-    "truncation_mode": _Field("keep_end", note="TRL keeps the start of what is too long"),
+    "gamma": _Field(0.5, "gamma_beta_ratio", "a ratio to beta; TRL's simpo_gamma is beta x gamma"),
+    "label_smoothing": _Field(0.0, "label_smoothing"),
+    "max_samples": _Field(1000, "max_samples", "the first so many pairs", optional=True),
+    "max_length": _Field(512, "max_length", "what is longer loses the start of its prompt"),
+    "truncation_mode": _Field("keep_end", note="the code does not read it"),
     "learning_rate": _Field(5e-7, "learning_rate"),
     "num_epochs": _Field(1, "num_train_epochs"),
     "batch_size": _Field(4, "per_device_train_batch_size", "pairs per process"),
@@ -100,28 +101,30 @@ _DIRECT_ALIGNMENT = {
     "save_model": _Field(
         False,
         "save_strategy",
-        "TRL saves the model at the end in any case",
+        "the model at the end is saved in any case",
         lambda save: "epoch" if save else "no",
     ),
     "seed": _Field(42, "seed"),
     "wandb_run_name": _Field(None, "run_name"),
-    **_read(_TRACKED, wandb_project=None, wandb_entity=None),
+    "wandb_project": _Field(None, "project"),
+    "wandb_entity": _Field(None, note=_TRACKED),
     "eval_every": _Field(100, note="the code's training never evaluates"),
     "device": _Field("auto", note=_PLACED),
-    **_read(_UNSAMPLED, sample_every=25, sample_max_tokens=128, sample_max_input_tokens=512),
-    **_read(_UNSAMPLED, sample_num_prompts=3, sample_prompt_strategy="round_robin"),
-    **_read(_UNSAMPLED, sample_prompts_file=None, sample_do_sample=True),
-    **_read(_UNSAMPLED, sample_temperature=0.7, sample_top_p=0.9),
+    **_read(sample_every=25, sample_max_tokens=128, sample_num_prompts=3, sample_prompts_file=None),
+    **_read(sample_prompt_strategy="round_robin", sample_temperature=0.7, sample_top_p=0.9),
+    "sample_do_sample": _Field(True, note="panels have a greedy and a sampled answer"),
+    "sample_max_input_tokens": _Field(512, note="prompts of panels are not cut"),
 }
 
 _SCHEDULES = {"linear_decay": "linear", "warmup_only": "constant_with_warmup"}
 
 _REWARD_MODEL = {
     "model_id": _Field("Qwen/Qwen3-0.6B-Base", "model_name_or_path"),
-    **_read(dataset_name="argilla/ultrafeedback-binarized-preferences-cleaned"),
-    **_read(dataset_split="train", samples=5000, freeze_backbone=False, rollouts_per_prompt=32),
+    **_read(
+        **_HUB, dataset_split="train", samples=5000, freeze_backbone=False, rollouts_per_prompt=32
+    ),
     **_read(max_steps=20, max_tokens=5500, val_ratio=0.1, eval_interval=25),
-    "max_length": _Field(512, "max_length", "TRL leaves longer pairs out, the code cuts them"),
+    "max_length": _Field(512, "max_length", "longer pairs are left out, which the code cuts"),
     "batch_size": _Field(2, "per_device_train_batch_size", "pairs per process"),
     "grad_accum_steps": _Field(8, "gradient_accumulation_steps"),
     "epochs": _Field(2, "num_train_epochs"),
@@ -134,18 +137,12 @@ _REWARD_MODEL = {
     "skip_demo": _Field(False, note="TRL shows no demo after training"),
 }
 
-# What a class of TRL is read by from the command line; the experimental ones have no command.
-_COMMANDS = {"DPOTrainer": "trl dpo", "KTOTrainer": "trl kto", "RewardTrainer": "trl reward"}
-# Losses that differ from TRL's by a constant.
-_SAME_GRADIENT = ("apo_zero", "apo_down")
 
+def translate(path: str | Path, output: str | Path = "THIS_FILE") -> str:
+    """Translate a YAML config of the book's code for a recipe, whose command has the `output`.
 
-def translate(path: str | Path, closest: bool = False) -> str:
-    """Translate a YAML config of the book's code: for a recipe here, or for a stock trainer.
-
-    `closest` also translates what stock TRL computes only nearly, with a note on the difference. A
-    field that the code does not have, a value that is not one, and what does not carry over are an
-    InputError.
+    A field that the code does not have, a value that is not one, and what does not carry over are
+    an InputError.
     """
     given = read_yaml(path)
     loss = given.get("loss")
@@ -167,14 +164,14 @@ def translate(path: str | Path, closest: bool = False) -> str:
             "policy gradients and direct alignment have, nor model_id, as those of reward models "
             "have."
         )
-    sheet = _Sheet(path, given, table)
-    fill(sheet, closest)
+    sheet = _Sheet(path, given, table, output)
+    fill(sheet)
     return sheet.text()
 
 
-def write_translation(path: str | Path, output: str | Path, closest: bool = False) -> None:
+def write_translation(path: str | Path, output: str | Path) -> None:
     """Translate a config into a new file; one that is there already is an InputError."""
-    text = translate(path, closest)
+    text = translate(path, output)
     if Path(output).exists():
         raise InputError(f"--output: {output} exists; name a new file.")
     write_whole(output, lambda part: part.write_text(text, encoding="utf-8"))
@@ -183,8 +180,8 @@ def write_translation(path: str | Path, output: str | Path, closest: bool = Fals
 class _Sheet:
     """A config in the making: the book's on one side, the lines of the new one on the other."""
 
-    def __init__(self, path: str | Path, given: Mapping[str, Any], table: Mapping[str, _Field]):
-        self.path, self.given, self.table = path, given, table
+    def __init__(self, path: Any, given: dict[str, Any], table: dict[str, _Field], output: Any):
+        self.path, self.given, self.table, self.output = path, given, table, output
         self.header: list[str] = []
         self.lines: dict[str, tuple[Any, str]] = {}
         self.left_out: dict[str, str] = {}
@@ -221,17 +218,38 @@ class _Sheet:
         if self.given.get(name) is not None:
             self.left_out[name] = why
 
-    def move(self, reads: Mapping[str, Any] | None = None) -> None:
-        """Write every field that its line suffices for; of the loss those in `reads`, or all."""
+    def move(self, algorithm: str, source: str = "") -> Mapping[str, Any]:
+        """Write the command, the row, and every field that its line suffices for.
+
+        Returns what the row reads; what no other loss fields become is left out.
+        """
+        row = algorithms.formulation(algorithm, "code")
+        reads = {**row.reads, **row.trainer_reads}
+        self.header += [
+            f"{Path(self.path).name} of the book's published code, for one process:",
+            "accelerate launch --config_file configs/accelerate/one_gpu.yaml "
+            f"{recipe_of(algorithm)} --config {self.output}",
+        ]
+        self.write("algorithm", algorithm, *([source] if source else []))
+        self.write("formulation", "code", note=row.differs)
         for name, rule in self.table.items():
             value = self[name]
-            if reads is not None and rule.to in algorithms.LOSS_FIELDS - set(reads):
-                self.leave_out(name, f"not read by {self['loss']}")
+            if rule.to in algorithms.LOSS_FIELDS - set(reads):
+                self.leave_out(name, f"not read by {algorithm}")
             elif rule.to and value is not None:
                 new = rule.convert(value) if rule.convert else value
                 self.write(rule.to, new, name, note=rule.note)
             elif rule.note:
                 self.leave_out(name, rule.note)
+        return reads
+
+    def check(self, algorithm: str) -> None:
+        """Refuse a number that the loss cannot have."""
+        row = algorithms.formulation(algorithm, "code")
+        try:
+            row.parameters({to: v for to, (v, _) in self.lines.items() if to in row.reads})
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}.") from error
 
     def text(self) -> str:
         """Return the YAML."""
@@ -262,31 +280,21 @@ def _wrapped(text: str) -> list[str]:
 # --- policy gradients ----------------------------------------------------------------------------
 
 
-def _policy_gradient(sheet: _Sheet, closest: bool) -> None:
-    """Fill in a config of recipes/grpo.py or recipes/ppo.py; nothing about it is only close."""
+def _policy_gradient(sheet: _Sheet) -> None:
+    """Fill in a config of recipes/grpo.py or recipes/ppo.py."""
     loss = sheet["loss"]
     row = algorithms.formulation(loss, "code")
-    reads = {**row.reads, **row.trainer_reads}
-    recipe = "ppo" if loss == "ppo" else "grpo"
-    sheet.header += [
-        f"{Path(sheet.path).name} of the book's published code, for one process:",
-        "accelerate launch --config_file configs/accelerate/one_gpu.yaml "
-        f"recipes/{recipe}.py --config THIS_FILE",
-    ]
-    sheet.write("algorithm", loss, "loss")
-    sheet.write("formulation", "code", note=row.differs)
     _check_buffer(sheet)
-    _check_losses(sheet, reads)
-    sheet.move(reads)
-    _check_parameters(sheet, row, {to: v for to, (v, _) in sheet.lines.items() if to in row.reads})
+    _check_losses(sheet, {**row.reads, **row.trainer_reads})
+    reads = sheet.move(loss, "loss")
+    sheet.check(loss)
     _write_loss(sheet, reads)
     _write_rollouts(sheet, row)
     sheet.write("lr_scheduler_type", "constant", note="the code has no schedule")
     sheet.write("num_train_epochs", 1, note="the code goes through its data once")
     sheet.write("dtype", "bfloat16", note="the code's weights")
     sheet.write("bf16", True, note="as the code computes")
-    tracker = "wandb" if sheet["wandb_project"] else "none"
-    sheet.write("report_to", tracker, "wandb_project")
+    _write_tracker(sheet)
     sheet.write("output_dir", f"outputs/{Path(sheet.path).stem}", note="the code saves nothing")
 
 
@@ -408,140 +416,105 @@ def _write_rollouts(sheet: _Sheet, row: algorithms.PolicyGradient) -> None:
 # --- direct alignment ----------------------------------------------------------------------------
 
 
-def _direct_alignment(sheet: _Sheet, closest: bool) -> None:
-    """Fill in a config of DPOTrainer, KTOTrainer, ORPOTrainer or CPOTrainer."""
+def _direct_alignment(sheet: _Sheet) -> None:
+    """Fill in a config of recipes/dpo.py, recipes/kto.py or recipes/orpo.py."""
     loss = sheet["loss"]
     smoothing = 0.1 if loss == "cdpo" else sheet["label_smoothing"]
-    smoothed = smoothing and loss in ("dpo", "cdpo", "dpo_norm")
-    if smoothed and loss == "dpo_norm":
-        sheet.refuse("label_smoothing has no place in TRL's sigmoid_norm; write 0.0")
-    name = "cdpo" if smoothed else loss
-    row = algorithms.formulation(name, "code")
-    nearly = isinstance(row.trl, str) and loss not in _SAME_GRADIENT
-    if nearly and not closest:
+    if smoothing and loss == "dpo_norm":
+        sheet.refuse("label_smoothing has no place in dpo_norm here; write 0.0")
+    name = "cdpo" if smoothing and loss == "dpo" else loss
+    if sheet["ref_model_name"] not in (None, sheet["model_name"]):
         sheet.refuse(
-            f"loss {loss} has no equal in stock TRL: {row.trl}; --closest writes the nearest config"
+            f"ref_model_name is {sheet['ref_model_name']!r}, and the recipes take the model itself "
+            "as the reference; write its name or null"
         )
-    _check_texts(sheet, row, closest)
-    _write_header(sheet, row.trainer, row.trl if nearly else "")
-    sheet.move()
-
-    # the code raises these two to 2 wherever the config says 0.1
-    raised = loss in ("simpo", "dpo_norm") and sheet["beta"] == 0.1
-    beta = 2.0 if raised else sheet["beta"]
-    note = f"0.1, which the code takes as 2 for {loss}" if raised else ""
-    sheet.write("beta", beta, "beta", note=note)
-    params: dict[str, float] = {"beta": beta}
-    if smoothed:
-        params["label_smoothing"] = smoothing
-        note = "TRL's sigmoid does not read it, but robust does"
-        if loss == "cdpo":
-            note = f"the code has 0.1 for cdpo, whatever the config says; {note}"
+    for limit in ("max_prompt_length", "max_completion_length"):
+        if sheet[limit] is not None:
+            sheet.refuse(
+                f"{limit} is {sheet[limit]}, and the recipes cut by max_length only; shorten the "
+                "data and remove it"
+            )
+    if sheet["max_samples"] is not None and sheet["max_samples"] < 1:
+        sheet.refuse(f"max_samples is {sheet['max_samples']}; write 1 or more")
+    _check_share(sheet, "warmup_ratio")
+    sheet.move(name, "loss")
+    if name == "cdpo":
+        note = "the code has 0.1 for cdpo, whatever the config says" if loss == "cdpo" else ""
         sheet.write("label_smoothing", smoothing, "label_smoothing", note=note)
-    else:
-        sheet.leave_out("label_smoothing", f"not read by {loss}")
-    if loss == "simpo":
-        params["gamma_beta_ratio"] = sheet["gamma"]
-    else:
-        sheet.leave_out("gamma", f"not read by {loss}")
-    _check_parameters(sheet, row, params)
-    settings = row.fixed(params)
-    for to, value in settings.items():
-        sheet.write(to, value, note=_SETTINGS.get(to, f"loss {loss}"))
-    if loss == "simpo":
-        note = "the code's gamma is a ratio to beta, TRL's is the margin itself: beta x gamma"
-        sheet.write("simpo_gamma", settings["simpo_gamma"], "gamma", note=note)
+    if loss in ("simpo", "dpo_norm") and sheet["beta"] == 0.1:
+        sheet.write("beta", 2.0, "beta", note=f"0.1, which the code takes as 2 for {loss}")
     if loss == "kto":
-        _write_kto(sheet)
-    if loss in _SAME_GRADIENT:
-        sheet.write("loss_type", settings["loss_type"], note=row.trl)
-    _write_data(sheet, sheet["max_samples"], "max_samples")
+        note = "the code counts pairs, the recipe the two completions of each"
+        sheet.write("per_device_train_batch_size", 2 * sheet["batch_size"], "batch_size", note=note)
+    sheet.check(name)
+    _write_data(sheet, {"split": sheet["dataset_split"]}, "dataset_name", "dataset_split")
+    if sheet["sample_every"] > 0:
+        _write_samples(sheet)
     sheet.write("dtype", "bfloat16" if sheet["bf16"] else "float32", "bf16")
     sheet.write("lr_scheduler_type", "linear", note="to 0, as the code's")
-    tracker = "wandb" if sheet["wandb_project"] else "none"
-    sheet.write("report_to", tracker, "wandb_project")
+    _write_tracker(sheet)
 
 
-_SETTINGS = {
-    "loss_weights": "2 (1 - e) of the first, -(1 - 2e) of the second: together (1 - e) l + e l'",
-    "cpo_alpha": "TRL would add a likelihood loss of the chosen",
-}
-
-
-def _check_texts(sheet: _Sheet, row: algorithms.Preference, closest: bool) -> None:
-    """Refuse a reference and lengths that the stock trainer does not take."""
-    reference = sheet["ref_model_name"]
-    if row.reference and reference not in (None, sheet["model_name"]):
+def _write_samples(sheet: _Sheet) -> None:
+    """Write the panels of answers."""
+    names = {"every": "sample_every", "count": "sample_num_prompts"}
+    names |= {"choice": "sample_prompt_strategy", "temperature": "sample_temperature"}
+    names |= {"top_p": "sample_top_p", "max_tokens": "sample_max_tokens"}
+    if sheet["sample_prompt_strategy"] not in ("fixed", "round_robin"):
         sheet.refuse(
-            f"ref_model_name is {reference!r}, and TRL's scripts take the model itself as the "
-            "reference; hand the reference to the trainer in a script of your own"
+            f"sample_prompt_strategy is {sheet['sample_prompt_strategy']!r}, and panels have none "
+            "such; write fixed or round_robin"
         )
-    sheet.leave_out("ref_model_name", "the model itself" if row.reference else "not read")
-    for name in ("max_prompt_length", "max_completion_length"):
-        if sheet[name] is not None and not closest:
-            sheet.refuse(
-                f"{name} is {sheet[name]}, and TRL cuts by max_length only; shorten the data "
-                "and remove it, or leave it out with --closest"
-            )
-        sheet.leave_out(name, "TRL cuts by max_length only")
-    _check_share(sheet, "warmup_ratio")
-
-
-def _write_kto(sheet: _Sheet) -> None:
-    """Write what makes TRL's one mean the code's two, on batches of as many good as bad."""
-    note = (
-        "twice the code's 1: TRL averages over both classes. Interleave the data, so that each "
-        "batch has as many chosen as rejected and no neighbours of one prompt"
-    )
-    sheet.write("desirable_weight", 2.0, note=note)
-    sheet.write("undesirable_weight", 2.0, note="twice the code's 1, likewise")
-    note = "the code counts pairs, TRL the two completions of each"
-    sheet.write("per_device_train_batch_size", 2 * sheet["batch_size"], "batch_size", note=note)
+    note = "of prompts of the data set, where the code has a list of its own"
+    if sheet["sample_prompts_file"] is not None:
+        names["file"], note = "sample_prompts_file", ""
+    block = {to: sheet[name] for to, name in names.items()}
+    sheet.write("samples", block, *names.values(), note=note)
 
 
 # --- reward models -------------------------------------------------------------------------------
 
 
-def _reward_model(sheet: _Sheet, closest: bool) -> None:
-    """Fill in a config of RewardTrainer; outcome and process reward models have no trainer."""
+def _reward_model(sheet: _Sheet) -> None:
+    """Fill in a config of recipes/reward.py; configs/book has those of outcomes and steps."""
     signs = {"rollouts_per_prompt": "orm", "max_steps": "prm", "max_tokens": "prm"}
     for sign, kind in signs.items():
         if sign in sheet.given:
-            row = algorithms.algorithm(kind)
             sheet.refuse(
-                f"{sign} makes this the config of the {row.title.lower()}, and {row.trl}; "
+                f"{sign} makes this the config of the {algorithms.algorithm(kind).title.lower()}; "
                 f"configs/book/{kind}.yaml is the book's, for recipes/{kind}.py"
             )
     if "max_length" not in sheet.given:
         sheet.refuse(
-            "a config without max_length is an outcome reward model's in the book's code, and "
-            f"{algorithms.algorithm('orm').trl}; configs/book/orm.yaml is the book's, for "
-            "recipes/orm.py; for a preference reward model, write max_length"
+            "a config without max_length is an outcome reward model's in the book's code; "
+            "configs/book/orm.yaml is the book's, for recipes/orm.py; for a preference reward "
+            "model, write max_length"
         )
     if sheet["lr_scheduler"] not in _SCHEDULES:
         known = " or ".join(_SCHEDULES)
         sheet.refuse(f"lr_scheduler is {sheet['lr_scheduler']!r}; write {known}")
-    if sheet["freeze_backbone"] and not closest:
+    if sheet["freeze_backbone"]:
         sheet.refuse(
-            "freeze_backbone is true, and RewardTrainer trains the whole model; write false, or "
-            "leave it out with --closest"
+            "freeze_backbone is true, and recipes/reward.py trains the whole model; write false"
         )
+    rows, share, interval = sheet["samples"], sheet["val_ratio"], sheet["eval_interval"]
+    if rows < 1:
+        sheet.refuse(f"samples is {rows}; write 1 or more")
     _check_share(sheet, "warmup_ratio")
     _check_share(sheet, "val_ratio")
-    frozen = "the code trains only the head" if sheet["freeze_backbone"] else ""
-    _write_header(sheet, "RewardTrainer", frozen)
-    sheet.move()
-    sheet.leave_out("freeze_backbone", "RewardTrainer trains the whole model")
+    sheet.move("reward")
     if sheet["lr_scheduler"] == "warmup_only":
         note = "the code's warmup starts at a tenth of the rate, TRL's at 0"
         sheet.write("lr_scheduler_type", "constant_with_warmup", "lr_scheduler", note=note)
-    _write_data(sheet, sheet["samples"], "samples", note="; the code shuffles before it cuts")
-    share, interval = sheet["val_ratio"], sheet["eval_interval"]
-    if share:
-        sheet.write("test_split_size", share, "val_ratio")
+    held, split = round(rows * share), sheet["dataset_split"]
+    block = {"split": f"{split}[:{rows - held}]"}
+    if held:
+        block |= {"eval_split": f"{split}[{rows - held}:{rows}]", "eval_size": held}
         sheet.write("eval_strategy", "steps" if interval > 0 else "epoch", "eval_interval")
-    if share and interval > 0:
+    if held and interval > 0:
         sheet.write("eval_steps", interval, "eval_interval", note="optimizer steps")
+    sources = ("dataset_name", "dataset_split", "samples", "val_ratio")
+    _write_data(sheet, block, *sources, note="the code shuffles before it cuts")
     sheet.write("weight_decay", 0.01, note="of torch's AdamW, which the code leaves as it is")
     sheet.write("max_grad_norm", 0.0, note="the code does not clip; 0 turns TRL's clipping off")
     sheet.write("dtype", "float32", note="the code's weights")
@@ -552,45 +525,19 @@ def _reward_model(sheet: _Sheet, closest: bool) -> None:
 # --- what both have ------------------------------------------------------------------------------
 
 
-def _check_parameters(
-    sheet: _Sheet, row: algorithms.Formulation, params: Mapping[str, Any]
-) -> None:
-    """Refuse a number that the loss cannot have."""
-    try:
-        row.parameters(params)
-    except InputError as error:
-        raise InputError(f"{sheet.path}: {error}.") from error
-
-
 def _check_share(sheet: _Sheet, name: str) -> None:
     """Refuse a share that is none; from 1 on, TRL would take it for a number of steps or rows."""
     if not 0 <= sheet[name] < 1:
         sheet.refuse(f"{name} is {sheet[name]}; write a number from 0 to below 1")
 
 
-def _write_header(sheet: _Sheet, trainer: str, difference: str) -> None:
-    """Say whom the config is for, and what it does not keep."""
-    name = Path(sheet.path).name
-    sheet.header.append(f"{name} of the book's published code, for TRL's stock {trainer}:")
-    if trainer in _COMMANDS:
-        sheet.header.append(f"{_COMMANDS[trainer]} --config THIS_FILE")
-    else:
-        config = trainer.replace("Trainer", "Config")
-        module = trainer.removesuffix("Trainer").lower()
-        sheet.header += [
-            f"TrlParser((ScriptArguments, {config}, ModelConfig, DatasetMixtureConfig)) reads it,",
-            f"with {config} of trl.experimental.{module}.",
-        ]
-    if difference:
-        sheet.header += _wrapped(f"The closest, not the same: {difference}.")
+def _write_tracker(sheet: _Sheet) -> None:
+    sheet.write("report_to", "wandb" if sheet["wandb_project"] else "none", "wandb_project")
 
 
-def _write_data(sheet: _Sheet, rows: int | None, source: str, note: str = "") -> None:
-    """Write the data set and its first rows."""
-    if rows is not None and rows < 1:
-        sheet.refuse(f"{source} is {rows}; write 1 or more")
-    split = sheet["dataset_split"] + ("" if rows is None else f"[:{rows}]")
-    sources = [name for name in ("dataset_name", "dataset_split", source) if name in sheet.given]
-    note = "if its prompts are text beside messages, add columns: [chosen, rejected]" + note
-    block = [{"path": sheet["dataset_name"], "split": split}]
-    sheet.write("datasets", block, *(sources or ["dataset_name"]), note=note)
+def _write_data(sheet: _Sheet, split: dict[str, Any], *sources: str, note: str = "") -> None:
+    """Write the data set; the code reads UltraFeedback and what looks like it."""
+    name = sheet["dataset_name"]
+    reader = {"reader": "ultrafeedback"} if "ultrafeedback" in name else {}
+    block = {"source": "path", "path": name, **reader, **split}
+    sheet.write("dataset", block, *sources, note=note)

@@ -35,6 +35,18 @@ LEAST = {
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "seed"), 0),
     **dict.fromkeys(("temperature", "eval_steps", "logging_steps", "save_steps"), ">0"),
 }
+# The choices of libraries for fields that they type as any text.
+CHOICES = {
+    "report_to": lambda: [
+        *_import("transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"),
+        *("all", "none"),
+    ],
+    "lora_task_type": lambda: [kind.value for kind in _import("peft.TaskType")],
+    "torch_compile_backend": lambda: [
+        kind.value.lower() for kind in _import("accelerate.utils.DynamoBackend")
+    ],
+    "torch_compile_mode": lambda: [*_import("torch._inductor.list_mode_options")()],
+}
 # Fields that transformers has given another name; TRL's own defaults still use the old one.
 RENAMED = {
     "gradient_checkpointing": "activation_checkpointing",
@@ -122,6 +134,10 @@ def load_config(
     trl_given, model_given = config.take(trl_fields), config.take(model_fields)
     checked = {**own_given, **trl_given, **model_given}
     for key, value in {**trl_given, **model_given}.items():
+        if key in CHOICES and value is not None:
+            for word in value if isinstance(value, list) else [value]:
+                if word not in (allowed := CHOICES[key]()):
+                    config.refuse_choice(word, allowed, (key,))
         least = LEAST.get(key)
         if least is None or value is None:
             continue
@@ -335,7 +351,7 @@ class _Config:
         for tag in tags[0]:
             allowed = [*dict.fromkeys(v for each in tags for v in each.get(tag, ()))]
             if len(tag) > len(path) and given[tag] not in allowed:
-                self._refuse_choice(given[tag], allowed, tag)
+                self.refuse_choice(given[tag], allowed, tag)
         missed = [{t: v for t, v in each.items() if given[t] not in v} for each in tags]
         chosen = missed.index({}) if {} in missed else 0
         known = _fields(kinds[chosen])
@@ -382,10 +398,11 @@ class _Config:
             checked[key] = self.check(value, kind, (*path, key))
             choices = field.metadata.get("choices")
             if choices and checked[key] is not None and checked[key] not in choices:
-                self._refuse_choice(checked[key], choices, (*path, key))
+                self.refuse_choice(checked[key], choices, (*path, key))
         return checked
 
-    def _refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
+    def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
+        """Raise an `InputError` about a value that is none of the allowed ones."""
         self.fail(path, f"is {_show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
 
     def check(self, value: Any, kind: Any, path: Key) -> Any:
@@ -408,7 +425,7 @@ class _Config:
         if isinstance(value, dict):
             return {key: self.check(v, item, (*path, key)) for key, v in value.items()}
         if (allowed := _choices(member)) and value not in allowed:
-            self._refuse_choice(value, allowed, path)
+            self.refuse_choice(value, allowed, path)
         if isinstance(value, float) and isnan(value):
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
@@ -443,8 +460,12 @@ class _Config:
             try:
                 return member(**inner)
             except ValueError as error:
-                name = ".".join(path) or member.__name__
                 message = " ".join(str(error).split())
+                words = re.findall(r"\w+", message)
+                named = [word for word in words if word in value]
+                named += [key for key, one in value.items() if one in words]
+                path = path or tuple(named[:1])
+                name = ".".join(path) or member.__name__
                 raise InputError(f"{self.source(path)}: {name}: {message}") from error
         if isinstance(value, list):
             item = (type_args(member) or (Any,))[0]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from safetensors import SafetensorError
+from tqdm import tqdm
 
 from rlhf_trl.errors import InputError
 
@@ -35,8 +36,12 @@ def recipe(main: Callable[[], None]) -> None:
     traceback, and its message is repeated as the last line.
     """
     try:
-        check_process_count_asked()
-        main()
+        try:
+            check_process_count_asked()
+            main()
+        finally:
+            for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
+                bar.close()
     except InputError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -91,7 +96,13 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
     import torch
     from accelerate.utils import parse_flag_from_env
 
-    asked = given.get("use_cpu") or parse_flag_from_env("ACCELERATE_USE_CPU")
+    launched = parse_flag_from_env("ACCELERATE_USE_CPU")
+    if launched and given.get("use_cpu") is False:
+        raise InputError(
+            "use_cpu is false in the config and use_cpu true in the accelerate config (or "
+            "ACCELERATE_USE_CPU), which would win; write the same in both."
+        )
+    asked = given.get("use_cpu") or launched
     if not asked and torch.accelerator.is_available():
         return {}
     if not asked and processes > 1:
@@ -102,16 +113,16 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
         )
     if given.get("fp16"):
         raise InputError(
-            "fp16 is true and this run is on the CPU, which would train in float32 all the same; "
-            "remove it, or write bf16: true."
+            f"fp16 is true and this run is on the CPU ({'use_cpu' if asked else 'there is no GPU'}"
+            "), which would train in float32 all the same; remove it, or write bf16: true."
         )
     bf16 = bool(given.get("bf16"))
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if launched != "no" and (launched, bf16) != ("bf16", True):
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision != "no" and (precision, bf16) != ("bf16", True):
         raise InputError(
-            f"accelerate was launched with mixed_precision {launched}, which is for GPUs, and this "
-            "run is on the CPU; launch with --config_file configs/accelerate/cpu.yaml"
-            + (", or write bf16: true in the config." if launched == "bf16" else ".")
+            f"accelerate was launched with mixed_precision {precision}, which is for GPUs, and "
+            "this run is on the CPU; launch with --config_file configs/accelerate/cpu.yaml"
+            + (", or write bf16: true in the config." if precision == "bf16" else ".")
         )
     return {"use_cpu": True, "bf16": bf16}
 

@@ -11,6 +11,7 @@ from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
 
 
+@train.a_run
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
     """Do what every direct-alignment recipe does: load, train, evaluate, save, report.
 

@@ -23,6 +23,7 @@ from rlhf_trl.run import train
 CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 
 
+@train.a_run
 def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> None:
     """Do what every reward-model recipe does: load, train, evaluate, save, report.
 

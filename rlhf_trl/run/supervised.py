@@ -18,6 +18,7 @@ LOSSES = {
 """By `dataset.turns`, what TRL is told, whose default trains on all tokens of conversations."""
 
 
+@train.a_run
 def train_supervised(loaded: Any, trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
 

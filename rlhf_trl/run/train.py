@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rlhf_trl import output
 from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, prepare_model
@@ -271,6 +271,18 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
     }
 
 
+def a_run(train: Callable[..., None]) -> Callable[..., None]:
+    """Decorate what does a whole run, so that what TRL refuses in it names the key."""
+
+    @wraps(train)
+    def named(loaded: Any, *args: Any, **kwargs: Any) -> None:
+        with naming([*vars(loaded.trl), *vars(loaded.model)]):
+            train(loaded, *args, **kwargs)
+
+    return named
+
+
+@a_run
 def train_policy(loaded: Any, trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report.
 

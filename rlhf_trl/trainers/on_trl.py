@@ -12,7 +12,7 @@ from datasets import IterableDataset
 from transformers.trainer_utils import rotate_checkpoints
 
 from rlhf_trl import algorithms, output
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, naming
 from rlhf_trl.rollouts.store import Store
 
 SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
@@ -105,11 +105,33 @@ class OnTRL:
         if args.should_save:
             told = {"world_size": args.world_size, "save_only_model": args.save_only_model}
             output.write_manifest(folder, self.save_checksums, **self.told, **told)
+            self._complete_card()
         self.accelerator.wait_for_everyone()
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if args.should_save:
             rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
+
+    def _complete_card(self) -> None:
+        """Name the base model and the trained one where TRL's card has None: both are folders."""
+        path, base = Path(self.args.output_dir, "README.md"), self.told.get("given", {})
+        if path.is_file() and (base := base.get("model_name_or_path")):
+            text = path.read_text("utf-8").replace(
+                "[None](https://huggingface.co/None)", f"`{base}`"
+            )
+            text = text.replace('model="None"', f'model="{path.parent / "model"}"')
+            output.write_whole(path, lambda part: part.write_text(text, "utf-8"))
+
+    # Extends Trainer.create_optimizer and create_scheduler: what they refuse names its keys.
+    def create_optimizer(self, *args, **kwargs):
+        """Create the optimizer."""
+        with naming((), "optim, optim_args, adam_*"):
+            return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, *args, **kwargs):
+        """Create the schedule of the learning rate."""
+        with naming((), "lr_scheduler_type, lr_scheduler_kwargs"):
+            return super().create_scheduler(*args, **kwargs)
 
     def _save_state(self, folder: Path) -> None:
         """Write what a trainer adds to a checkpoint; all processes call it."""

@@ -4,6 +4,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import is_conversational
+from trl.trainer import utils
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
@@ -20,6 +22,10 @@ from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rollouts.generate import Completion, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import OnTRL
+
+if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are wider than they are
+    add_column = partialmethod(utils.Table.add_column, overflow="fold")
+    utils.Table = type("Table", (utils.Table,), {"add_column": add_column})  # of `log_completions`
 
 STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each process
 
