@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rlhf_trl.errors import InputError
 
+NAMES = "folder of a run, checkpoint, adapter or model, a hub name, or tiny: the embedded model"
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `rlhf-trl`; an `InputError` ends it with its sentence and exit code 1."""
@@ -65,6 +67,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         several.add_argument("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
         several.add_argument("--seeds", type=int, default=3, help="runs of each (3)")
         several.add_argument("--jobs", type=int, default=1, help="side by side, a thread each (1)")
+    ask = commands.add_parser(
+        "evaluate",
+        help="models on the same held-out prompts and rewards: one table, with errors",
+        epilog="Every other option changes the config, as in --dataset.eval_size 500; write them "
+        "after the models.",
+        allow_abbrev=False,
+    )
+    ask.add_argument("models", nargs="+", metavar="MODEL_OR_RUN", help=NAMES)
+    ask.add_argument("--reference", metavar="MODEL", help="measure the KL to this one")
+    ask.add_argument("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
+    ask.add_argument("--json", action="store_true", help="the same for programs")
+    ask.set_defaults(run=_evaluate)
+    for several in (ask,):
+        several.add_argument("--config", help="whose prompts and rewards (that of the first run)")
+        several.add_argument("--reward_model", metavar="RUN", help="score the answers with it")
     translate = commands.add_parser(
         "translate", help="a config of the book's published code, for a recipe here or stock TRL"
     )
@@ -94,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
     compare.set_defaults(run=_compare)
     args, args.rest = parser.parse_known_args(argv)
-    if args.rest and args.run not in (_race, _overoptimise):
+    if args.rest and args.run not in (_race, _overoptimise, _evaluate):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
         args.run(args)
@@ -146,6 +163,17 @@ def _best_of_n(args: argparse.Namespace) -> None:
     from rlhf_trl.evaluation.best_of_n import best_of_n
 
     print(best_of_n(args.runs, args.seeds))
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from rlhf_trl.output import numbered
+    from rlhf_trl.run.evaluate import evaluate
+
+    number = max(numbered(Path("outputs"), "answers-"), default=0) + 1
+    answers = args.answers or f"outputs/answers-{number}.jsonl"
+    options = {"config": args.config, "words": args.rest, "reward_model": args.reward_model}
+    options |= {"reference": args.reference, "as_json": args.json}
+    print(evaluate(args.models, answers, **options))
 
 
 def _overoptimise(args: argparse.Namespace) -> None:

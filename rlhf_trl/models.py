@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,40 @@ def prepare_model(model: Any, args: Any) -> Any:
             "save_pretrained has written whole."
         )
     return str(path) if path.is_dir() else model.model_name_or_path
+
+
+def load_policy(model: Any, args: Any) -> Any:
+    """Return a whole language model that answers, on `args.device`.
+
+    Args:
+        model (`ModelConfig`): `model_name_or_path` may be the folder of a LoRA adapter, too.
+        args (`TrainingArguments`): see `prepare_model`; left as it is.
+
+    Raises:
+        InputError: a classifier, such as a reward model; and see `prepare_model`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from trl import get_quantization_config
+
+    fields, name = copy(args), model.model_name_or_path
+    policy = prepare_model(model, fields)
+    if isinstance(policy, str):
+        if not (Path(policy) / "adapter_config.json").is_file():
+            trust = getattr(args, "trust_remote_code", False)
+            config = AutoConfig.from_pretrained(
+                policy, revision=model.model_revision, trust_remote_code=trust
+            )
+            if any("Classification" in kind for kind in config.architectures or ()):
+                raise InputError(
+                    f"model_name_or_path: {name!r} is a classifier, which writes no answers; name "
+                    "a language model (of which to sample: with dataset.sampled_from)."
+                )
+        kwargs = {"device_map": {"": args.device}, **fields.model_init_kwargs}
+        if (quantization := get_quantization_config(model)) is not None:
+            kwargs["quantization_config"] = quantization
+        with whole_weights(args):
+            return AutoModelForCausalLM.from_pretrained(policy, **kwargs).eval()
+    return policy.to(args.device).eval()
 
 
 @contextmanager

@@ -79,25 +79,47 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any,
     """
     if model.model_name_or_path == UNTRAINED:
         return
-    config = from_pretrained(AutoConfig, model, args)
+    config, name = from_pretrained(AutoConfig, model, args), model.model_name_or_path
+    template = getattr(args, "chat_template_kwargs", None)
+    check_lengths(rows, tokenizer, config, name, args.max_completion_length, template)
+
+
+def check_lengths(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    config: Any,
+    name: str,
+    most: int,
+    template: Mapping[str, Any] | None = None,
+) -> None:
+    """Stop if a prompt and `most` tokens of a completion cannot fit the context.
+
+    Args:
+        rows: with a `prompt`.
+        tokenizer: the model's.
+        config (`PreTrainedConfig`): the model's.
+        name: of the model, for people.
+        most: max_completion_length.
+        template: see `prompt_texts`.
+
+    Raises:
+        InputError: the longest one does not.
+    """
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
-    template, longest = getattr(args, "chat_template_kwargs", None), (0, "")
-    few = len(rows) < 50_000
+    longest, few = (0, ""), len(rows) < 50_000
     for batch in tqdm(_batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=few):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte, so most texts need no look
-        if texts := [t for t in texts if len(t.encode()) + args.max_completion_length > limit]:
+        if texts := [text for text in texts if len(text.encode()) + most > limit]:
             encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
             longest = max(longest, *zip(map(len, encoded), texts, strict=True))
-    needed = longest[0] + args.max_completion_length
-    if needed > limit:
+    if (needed := longest[0] + most) > limit:
         raise InputError(
-            f"the longest prompt has {longest[0]} tokens and with max_completion_length "
-            f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
-            f"context of {limit}: it ends in {longest[1][-80:]!r}; leave it out, or shorten it or "
-            "max_completion_length."
+            f"the longest prompt has {longest[0]} tokens and with max_completion_length {most} "
+            f"needs {needed}, but {name!r} has a context of {limit}: it ends in "
+            f"{longest[1][-80:]!r}; leave it out, or shorten it or max_completion_length."
         )
 
 
@@ -151,6 +173,7 @@ def generate(
     device: torch.device,
     count: int = 1,
     template: Mapping[str, Any] | None = None,
+    streamer: Any = None,
 ) -> list[Completion]:
     """Answer, whatever the generation_config that came with the model asks for.
 
@@ -164,6 +187,7 @@ def generate(
         device: where the model is.
         count: completions of each prompt.
         template: see `prompt_texts`.
+        streamer: of transformers; is given the tokens of a single completion as they come.
 
     Returns:
         The completions, those of one prompt in a row.
@@ -190,6 +214,7 @@ def generate(
             input_ids=inputs["input_ids"].to(device),
             attention_mask=inputs["attention_mask"].to(device),
             generation_config=config,
+            streamer=streamer,
         )
     ids = output[:, inputs["input_ids"].shape[1] :]
     # behind an end there is only padding, which may be the same token

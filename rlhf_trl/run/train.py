@@ -247,16 +247,10 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
     with reading(args, own.dataset):
         data = load_prompts(own.dataset)
     report_dropped(data, args)
-    rewards = []
-    if own.reward_funcs or not own.reward_model:
-        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
     check_generation_batch(args, data.train)
     check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(model, args, data.conversational)
-    if own.reward_model:
-        how = (own.reward_aggregate, own.reward_model_strips_think)
-        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
-    check_rewards(args, rewards)
+    rewards = load_reward_functions(own, args, data, tokenizer)
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, model, args)
     return data, {
@@ -265,6 +259,24 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
         "train_dataset": data.train,
         "eval_dataset": data.held_out,
     }
+
+
+def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
+    """Return all reward functions that a config names, checked; none where a recipe has none.
+
+    Raises:
+        InputError: see `load_rewards`, `load_reward_model` and `check_rewards`.
+    """
+    rewards = []
+    if not hasattr(own, "reward_funcs"):
+        return rewards
+    if own.reward_funcs or not own.reward_model:
+        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+    if own.reward_model:
+        how = (own.reward_aggregate, own.reward_model_strips_think)
+        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
+    check_rewards(args, rewards)
+    return rewards
 
 
 def train_policy(loaded: Any, trainer_class: Any) -> None:
