@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is n
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
-AT_END = "model value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png"
+AT_END = "model merged value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png"
 # What is there once a run is finished: the first and the last thing that it writes then, and one.
 FINISHED = "model summary.json learning_curve.png"
 

@@ -59,7 +59,6 @@ class Policy(AnswersHeldOut):
     ) -> tuple[Completion, Scores]:
         """Return an answer to one prompt, and what the `scorers` give it."""
         row = {"prompt": prompt}
-        self.check([row])
         (said,) = generate(
             self.model_wrapped,
             self.processing_class,
