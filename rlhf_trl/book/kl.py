@@ -77,12 +77,10 @@ def code_k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
 
 
 def exact(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """Return KL(pi || pi_ref) of each next-token distribution: (..., T) from (..., T, V) logits.
+    """Return KL(pi || pi_ref) of each next-token distribution, from logits (..., T, V): (..., T).
 
-    KL = sum_v pi(v) (log pi(v) - log pi_ref(v))
-
-    Summed over the tokens of an answer that pi sampled, it estimates the KL of whole answers
-    without bias, like k1, and with less variance.
+    KL = sum_v pi(v) (log pi(v) - log pi_ref(v)); over the tokens of an answer sampled from pi, its
+    sum estimates the KL of whole answers without bias, like that of k1, with less variance.
 
     Source: chapter 15, eq:kl_expectation.
     """

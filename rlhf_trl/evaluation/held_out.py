@@ -107,6 +107,14 @@ class AnswersHeldOut:
         """Return question, right answer, greedy and sampled text for every row, in order."""
         return shown(rows, *self.complete(rows, sampling, max_new_tokens))
 
+    @property
+    def template(self) -> dict[str, Any] | None:
+        """What the chat template gets for all rows, where it is the same: see `prompt_texts`."""
+        if not hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's
+            return None
+        own = {"tools": self.tools or None, "chat_template": self.chat_template}
+        return own | self.chat_template_kwargs
+
     def share(self, rows: Sequence[dict[str, Any]]) -> list[int]:
         """Return the places of the rows of this process: equally many everywhere.
 
@@ -125,10 +133,6 @@ class AnswersHeldOut:
         """Return a greedy and a sampled completion of every row, in order."""
         mine, found = self.share(rows), []
         device = self.accelerator.device
-        template = None
-        if hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's, which are those of all rows
-            template = {"tools": self.tools or None, "chat_template": self.chat_template}
-            template |= self.chat_template_kwargs
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -151,7 +155,7 @@ class AnswersHeldOut:
                         sampling=sampling,
                         max_new_tokens=max_new_tokens or self.max_completion_length,
                         device=device,
-                        template=template,
+                        template=self.template,
                     )
                     for sampling in (GREEDY, sampling)
                 )

@@ -71,55 +71,37 @@ def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
     return is_conversational({"prompt": rows[0]["prompt"]})
 
 
-def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
+def check_prompts(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any, config: Any = None
+) -> None:
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
+
+    Without the model's `config`, it is looked up.
 
     Raises:
         InputError: a prompt of no tokens, or one longer than the model's context allows.
     """
-    if model.model_name_or_path == UNTRAINED:
+    if config is None and model.model_name_or_path == UNTRAINED:
         return
-    config, name = from_pretrained(AutoConfig, model, args), model.model_name_or_path
-    template = getattr(args, "chat_template_kwargs", None)
-    check_lengths(rows, tokenizer, config, name, args.max_completion_length, template)
-
-
-def check_lengths(
-    rows: Sequence[Mapping[str, Any]],
-    tokenizer: Any,
-    config: Any,
-    name: str,
-    most: int,
-    template: Mapping[str, Any] | None = None,
-) -> None:
-    """Stop if a prompt and `most` tokens of a completion cannot fit the context.
-
-    Args:
-        rows: with a `prompt`.
-        tokenizer: the model's.
-        config (`PreTrainedConfig`): the model's.
-        name: of the model, for people.
-        most: max_completion_length.
-        template: see `prompt_texts`.
-
-    Raises:
-        InputError: the longest one does not.
-    """
+    config = config or from_pretrained(AutoConfig, model, args)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
-    longest, few = (0, ""), len(rows) < 50_000
+    template, longest = getattr(args, "chat_template_kwargs", None), (0, "")
+    few = len(rows) < 50_000
     for batch in tqdm(_batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=few):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte, so most texts need no look
-        if texts := [text for text in texts if len(text.encode()) + most > limit]:
+        if texts := [t for t in texts if len(t.encode()) + args.max_completion_length > limit]:
             encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
             longest = max(longest, *zip(map(len, encoded), texts, strict=True))
-    if (needed := longest[0] + most) > limit:
+    needed = longest[0] + args.max_completion_length
+    if needed > limit:
         raise InputError(
-            f"the longest prompt has {longest[0]} tokens and with max_completion_length {most} "
-            f"needs {needed}, but {name!r} has a context of {limit}: it ends in "
-            f"{longest[1][-80:]!r}; leave it out, or shorten it or max_completion_length."
+            f"the longest prompt has {longest[0]} tokens and with max_completion_length "
+            f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
+            f"context of {limit}: it ends in {longest[1][-80:]!r}; leave it out, or shorten it or "
+            "max_completion_length."
         )
 
 

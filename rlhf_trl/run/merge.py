@@ -1,4 +1,4 @@
-"""What `rlhf-trl merge` does: a LoRA adapter becomes part of its base, checked and written whole."""
+"""What `rlhf-trl merge` does: a LoRA adapter becomes part of its base, checked, written whole."""
 
 from pathlib import Path
 
@@ -13,14 +13,11 @@ TOLERANCE = 1e-5  # of logits, relative to the largest
 
 
 def merge(word: str, output: str | None = None) -> tuple[Path, float]:
-    """Merge an adapter into its base, and write the model that comes of it, in float32.
-
-    Args:
-        word: a run with LoRA, one of its checkpoints, or an adapter.
-        output: the new folder; None: `merged` beside the adapter.
+    """Write, in float32, the model that an adapter and its base make (see `named`).
 
     Returns:
-        The folder, and by how much the logits of what it holds differ from the unmerged ones.
+        The folder (None: `merged`, beside the adapter), and by how much the logits of what it holds
+        differ from the unmerged ones.
 
     Raises:
         InputError: no adapter, a folder that exists, or logits that differ.
@@ -36,9 +33,9 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
     try:
         model = AutoPeftModelForCausalLM.from_pretrained(source, dtype="float32").eval()
     except (OSError, ValueError) as error:
-        raise InputError(f"{word} cannot be loaded ({' '.join(str(error).split())}).") from error
-    seeded = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.get_input_embeddings().num_embeddings, (8, 32), generator=seeded)
+        raise InputError(f"{word} cannot be loaded: {' '.join(str(error).split())}") from error
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.get_input_embeddings().num_embeddings, (8, 32), generator=generator)
 
     @torch.no_grad()
     def write(part: Path) -> None:
@@ -50,8 +47,8 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
         gap = float((merged(input_ids=ids).logits - apart).abs().max() / apart.abs().max())
         if not gap <= TOLERANCE:
             raise InputError(
-                f"{word}: merged logits differ from the unmerged ones by {gap:.1e} of the largest, "
-                f"more than {TOLERANCE:g}, so nothing is written; use the adapter as it is."
+                f"{word}: merged, its logits differ by {gap:.1e} of the largest, more than "
+                f"{TOLERANCE:g}, so nothing is written; use the adapter as it is."
             )
 
     replace_folder(folder, write, main_process=True)

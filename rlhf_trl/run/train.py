@@ -455,5 +455,10 @@ def run(
         print(f"\n{report.table(told)}")
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
-    print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")
+    shown, model = os.path.relpath(folder), loaded.model
+    print(f"\nmodel, learning curve and summary are in {shown}")
+    prompt = held_out[0]["prompt"] if held_out else [{"role": "user", "content": "Hello"}]
+    prompt = None if hasattr(trainer, "reader") else prompt
+    last, adapter = result.global_step, model.use_peft
+    print(report.next_steps(shown, model.model_name_or_path, last, prompt, adapter))
     print(report.headline(told, names, args.seed), flush=True)
