@@ -6,9 +6,12 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from rlhf_trl.errors import InputError
+
+NAMES = "folder of a run, checkpoint, adapter or model, a hub name, or tiny: the embedded model"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -66,6 +69,41 @@ def main(argv: Sequence[str] | None = None) -> None:
         several.add_argument("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
         several.add_argument("--seeds", type=int, default=3, help="runs of each (3)")
         several.add_argument("--jobs", type=int, default=1, help="side by side, a thread each (1)")
+    ask = commands.add_parser(
+        "evaluate",
+        help="models on the same held-out prompts and rewards: one table, with errors",
+        epilog="Every other option changes the config, as in --dataset.eval_size 500; write them "
+        "after the models.",
+        allow_abbrev=False,
+    )
+    ask.add_argument("models", nargs="+", metavar="MODEL_OR_RUN", help=NAMES)
+    ask.add_argument("--reference", metavar="MODEL", help="measure the KL to this one")
+    ask.add_argument("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
+    ask.add_argument("--json", action="store_true", help="the same for programs")
+    ask.set_defaults(run=_evaluate)
+    talk = commands.add_parser(
+        "chat",
+        help="type a prompt, see what one or two models answer",
+        epilog="Every other option changes the config, as in --max_completion_length 50; write "
+        "them after the models.",
+        allow_abbrev=False,
+    )
+    talk.add_argument("model", metavar="MODEL_OR_RUN", help=NAMES)
+    talk.add_argument("other", nargs="?", metavar="OTHER", help="a second one")
+    talk.add_argument("--temperature", type=float, help="of sampled answers (that of training)")
+    talk.add_argument(
+        "--history",
+        action=argparse.BooleanOptionalAction,
+        help="follow on what was said (not for the embedded model, which knows single turns only)",
+    )
+    talk.set_defaults(run=_chat)
+    for several in (ask, talk):
+        several.add_argument("--config", help="whose prompts and rewards (that of the first run)")
+        several.add_argument("--reward_model", metavar="RUN", help="score the answers with it")
+    one = commands.add_parser("merge", help="merge a LoRA adapter into its base, checked")
+    one.add_argument("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
+    one.add_argument("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
+    one.set_defaults(run=_merge)
     translate = commands.add_parser(
         "translate", help="a config of the book's published code, for a recipe here"
     )
@@ -98,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rollouts.add_argument("--output", help="write to this file instead of RUN/rollouts.html")
     rollouts.set_defaults(run=_rollouts)
     args, args.rest = parser.parse_known_args(argv)
-    if args.rest and args.run not in (_race, _overoptimise):
+    if args.rest and args.run not in (_race, _overoptimise, _evaluate, _chat):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
         args.run(args)
@@ -156,6 +194,34 @@ def _best_of_n(args: argparse.Namespace) -> None:
     from rlhf_trl.evaluation.best_of_n import best_of_n
 
     print(tables.text(best_of_n(args.runs, args.seeds)))
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from rlhf_trl.output import numbered
+    from rlhf_trl.run.evaluate import evaluate
+
+    number = max(numbered(Path("outputs"), "answers-"), default=0) + 1
+    answers = args.answers or f"outputs/answers-{number}.jsonl"
+    options = {"config": args.config, "words": args.rest, "reward_model": args.reward_model}
+    options |= {"reference": args.reference, "as_json": args.json}
+    with redirect_stdout(sys.stderr):  # libraries print, too
+        told = evaluate(args.models, answers, **options)
+    print(told)
+
+
+def _chat(args: argparse.Namespace) -> None:
+    from rlhf_trl.run.chat import Chat, talk
+
+    models = [args.model, *([args.other] if args.other else [])]
+    options = (args.config, args.rest, args.temperature, args.reward_model, args.history)
+    talk(Chat(models, *options))
+
+
+def _merge(args: argparse.Namespace) -> None:
+    from rlhf_trl.run.merge import merge
+
+    folder, gap = merge(args.run_or_adapter, args.output)
+    print(f"{folder} holds the merged model; its logits differ from the unmerged ones by {gap:.1e}")
 
 
 def _overoptimise(args: argparse.Namespace) -> None:

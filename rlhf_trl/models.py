@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
+ADAPTER = "adapter_config.json"  # in the folder of one
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
 
@@ -80,6 +82,32 @@ def prepare_model(model: Any, args: Any) -> Any:
             "save_pretrained has written whole."
         )
     return str(path) if path.is_dir() else model.model_name_or_path
+
+
+def load_policy(model: Any, args: Any) -> Any:
+    """Return a whole language model that answers, on `args.device`; an adapter with its base.
+
+    Raises:
+        InputError: a classifier, such as a reward model; and see `prepare_model`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from trl import get_quantization_config
+
+    fields = copy(args)
+    if not isinstance(policy := prepare_model(model, fields), str):
+        return policy.to(args.device).eval()
+    if not Path(policy, ADAPTER).is_file():
+        kinds = from_pretrained(AutoConfig, model, args).architectures or ()
+        if any("Classification" in kind for kind in kinds):
+            raise InputError(
+                f"model_name_or_path: {model.model_name_or_path!r} is a classifier, which writes "
+                "no answers; name a language model (of which to sample: dataset.sampled_from)."
+            )
+    kwargs = {"device_map": {"": args.device}, **fields.model_init_kwargs}
+    if (quantization := get_quantization_config(model)) is not None:
+        kwargs["quantization_config"] = quantization
+    with whole_weights(args):
+        return AutoModelForCausalLM.from_pretrained(policy, **kwargs).eval()
 
 
 @contextmanager

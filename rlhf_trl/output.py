@@ -15,7 +15,8 @@ RECORD = "rollouts.sqlite"  # of rollouts, which loses what was generated after 
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
-AT_END = "model value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png"
+AT_END = "model merged value_model log.json summary.json learning_curve.png scores.jsonl "
+AT_END += "reward_report.png"
 # What is there once a run is finished: the first and the last thing that it writes then, and one.
 FINISHED = "model summary.json learning_curve.png"
 
@@ -41,7 +42,12 @@ def replace_folder(path: str | Path, write: Callable[[Path], None], main_process
     """Let all processes write a folder beside `path`; the main one puts it in place, whole."""
     path = Path(path)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
-    write(part)
+    try:
+        write(part)
+    except Exception:
+        if main_process:
+            shutil.rmtree(part, ignore_errors=True)
+        raise
     if main_process:
         if path.exists():
             os.replace(path, old)

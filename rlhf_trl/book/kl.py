@@ -74,3 +74,15 @@ def code_k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
     """
     log_ratio = logps - ref_logps
     return expm1(log_ratio) - log_ratio
+
+
+def exact(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """Return KL(pi || pi_ref) of each next-token distribution, from logits (..., T, V): (..., T).
+
+    KL = sum_v pi(v) (log pi(v) - log pi_ref(v)); over the tokens of an answer sampled from pi, its
+    sum estimates the KL of whole answers without bias, like that of k1, with less variance.
+
+    Source: chapter 15, eq:kl_expectation.
+    """
+    logps, ref_logps = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    return (logps.exp() * (logps - ref_logps)).sum(-1)

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
+from torch import Tensor
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
@@ -13,6 +15,7 @@ from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Sampling, ge
 from rlhf_trl.rollouts.store import Store
 
 Score = Callable[..., list[float | None]]
+Scores = dict[str, list[float | None]]  # by name
 
 
 class AnswersHeldOut:
@@ -63,27 +66,33 @@ class AnswersHeldOut:
 
     def _scored_answers(self, prefix: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return the metrics of the held-out prompts, and the answers."""
-        rows = self.held_out
+        completions, scores = self.scored(prefix)
+        metrics = {}
+        for name, values in scores.items():
+            applied = [value for value in values if value is not None]
+            if applied:
+                metrics[f"{prefix}_{name}"] = sum(applied) / len(applied)
+        return metrics, shown(self.held_out, *completions)
+
+    def scored(
+        self, prefix: str = "eval"
+    ) -> tuple[tuple[list[Completion], list[Completion]], Scores]:
+        """Return greedy and sampled completions of the held-out prompts, and all their scores."""
+        rows, scores = self.held_out, {}
         self.model.eval()
         completions = self.complete(rows)
-        metrics = {}
         for infix, said in zip(("", "sampled_"), completions, strict=True):
             judged = self.judge(rows, said)
             self.record_answers(f"{prefix}-{infix[:-1] or 'greedy'}", rows, said, judged)
-            scores = {
+            each = {
                 **judged,
                 "length": [len(one.ids) for one in said],
                 "cut_off": [not one.finished for one in said],
             }
-            for name, values in scores.items():
-                applied = [value for value in values if value is not None]
-                if applied:
-                    metrics[f"{prefix}_{infix}{name}"] = sum(applied) / len(applied)
-        return metrics, _shown(rows, *completions)
+            scores |= {f"{infix}{name}": values for name, values in each.items()}
+        return completions, scores
 
-    def judge(
-        self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]
-    ) -> dict[str, list[float | None]]:
+    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
         """Return the scores of the answers to rows, by name."""
         columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
         texts = [one.text for one in said]
@@ -128,7 +137,15 @@ class AnswersHeldOut:
         completions = self.complete(rows, sampling, max_new_tokens)
         for how, said in zip(("greedy", "sampled"), completions, strict=True):
             self.record_answers(f"samples-{how}", rows, said, {})
-        return _shown(rows, *completions)
+        return shown(rows, *completions)
+
+    @property
+    def template(self) -> dict[str, Any] | None:
+        """What the chat template gets for all rows, where it is the same: see `prompt_texts`."""
+        if not hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's
+            return None
+        own = {"tools": self.tools or None, "chat_template": self.chat_template}
+        return own | self.chat_template_kwargs
 
     def share(self, rows: Sequence[dict[str, Any]]) -> list[int]:
         """Return the places of the rows of this process: equally many everywhere.
@@ -148,10 +165,6 @@ class AnswersHeldOut:
         """Return a greedy and a sampled completion of every row, in order."""
         mine, found = self.share(rows), []
         device = self.accelerator.device
-        template = None
-        if hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's, which are those of all rows
-            template = {"tools": self.tools or None, "chat_template": self.chat_template}
-            template |= self.chat_template_kwargs
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -174,7 +187,7 @@ class AnswersHeldOut:
                         sampling=sampling,
                         max_new_tokens=max_new_tokens or self.max_completion_length,
                         device=device,
-                        template=template,
+                        template=self.template,
                     )
                     for sampling in (GREEDY, sampling)
                 )
@@ -184,9 +197,22 @@ class AnswersHeldOut:
         return list(greedy), list(sampled)
 
 
-def _shown(
+def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Scores:
+    """Return (B, R) rewards by the names of their functions, and the `reward` that they come to.
+
+    What is not a number does not apply, and is None.
+    """
+    weights = weights.to(rewards.device)
+    total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
+    columns = torch.cat([rewards, total[:, None]], dim=1).T.tolist()
+    columns = [[None if math.isnan(value) else value for value in each] for each in columns]
+    return dict(zip([*names, "reward"], columns, strict=True))
+
+
+def shown(
     rows: Sequence[dict[str, Any]], greedy: Sequence[Completion], sampled: Sequence[Completion]
 ) -> list[dict[str, Any]]:
+    """Return question, right answer, greedy and sampled text for every row."""
     return [
         {
             "question": row.get("question", completion_text(row["prompt"])),

@@ -206,6 +206,34 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     return told if prefix else f"{told}; nothing is held out, so nothing was evaluated"
 
 
+def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) -> str:
+    """Return what can be done with a finished run, a line for each.
+
+    Args:
+        folder: the run's.
+        start: the model that it started from.
+        steps: that it trained.
+        prompt: of the kind that its model answers; None: it is a reward model.
+        adapter: whether its model is an adapter.
+    """
+    told = {}
+    if prompt is None:
+        told["learn from it"] = f"recipes/grpo.py --config ... --reward_model {folder}/model"
+        if Path(folder, "scores.jsonl").exists():
+            told["compare it"] = f"rlhf-trl best-of-n {folder}"
+    else:
+        told["talk to it"] = f"rlhf-trl chat {folder}"
+        told["evaluate it"] = f"rlhf-trl evaluate {start} {folder}"
+        if adapter:
+            told["merge it"] = f"rlhf-trl merge {folder}"
+        ask = f"answer = pipeline('text-generation', '{folder}/model'); print(answer({prompt!r}))"
+        told["in Python"] = f"from transformers import pipeline; {ask}"
+    told["train on"] = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
+    if not numbered(Path(folder), "checkpoint-"):
+        told["train on"] = "a run that keeps checkpoints can: --save_strategy steps"
+    return "\n".join(f"  {f'{name}:':15}{line}" for name, line in told.items())
+
+
 def versions() -> dict[str, str | None]:
     """Return the versions of the libraries that decide what a run computes; None: not installed."""
     names = ("rlhf_trl", "trl", "transformers", "torch", "accelerate", "peft", "reasoning_gym")

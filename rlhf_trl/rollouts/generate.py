@@ -71,15 +71,19 @@ def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
     return is_conversational({"prompt": rows[0]["prompt"]})
 
 
-def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any) -> None:
+def check_prompts(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any, config: Any = None
+) -> None:
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
+
+    Without the model's `config`, it is looked up.
 
     Raises:
         InputError: a prompt of no tokens, or one longer than the model's context allows.
     """
-    if model.model_name_or_path == UNTRAINED:
+    if config is None and model.model_name_or_path == UNTRAINED:
         return
-    config = from_pretrained(AutoConfig, model, args)
+    config = config or from_pretrained(AutoConfig, model, args)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
@@ -151,6 +155,7 @@ def generate(
     device: torch.device,
     count: int = 1,
     template: Mapping[str, Any] | None = None,
+    streamer: Any = None,
 ) -> list[Completion]:
     """Answer, whatever the generation_config that came with the model asks for.
 
@@ -164,6 +169,7 @@ def generate(
         device: where the model is.
         count: completions of each prompt.
         template: see `prompt_texts`.
+        streamer: of transformers; is given the tokens of a single completion as they come.
 
     Returns:
         The completions, those of one prompt in a row.
@@ -190,6 +196,7 @@ def generate(
             input_ids=inputs["input_ids"].to(device),
             attention_mask=inputs["attention_mask"].to(device),
             generation_config=config,
+            streamer=streamer,
         )
     ids = output[:, inputs["input_ids"].shape[1] :]
     # behind an end there is only padding, which may be the same token

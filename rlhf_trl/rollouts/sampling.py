@@ -12,7 +12,7 @@ from rlhf_trl.data.files import FileData
 from rlhf_trl.data.judgments import GYM_COLUMNS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import load_tokenizer, prepare_model, whole_weights
+from rlhf_trl.models import load_policy, load_tokenizer, whole_weights
 from rlhf_trl.output import write_whole
 from rlhf_trl.rollouts.generate import SAMPLED, Completion, check_prompts, generate, seeded
 from rlhf_trl.rollouts.store import Record, Store
@@ -115,27 +115,11 @@ def sample_completions(
         For each row, `count` completions.
 
     Raises:
-        InputError: a classifier, such as a reward model; and see `load_tokenizer`, `check_prompts`.
+        InputError: see `load_policy`, `load_tokenizer` and `check_prompts`.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
-    fields = copy(args)
-    policy = prepare_model(model, fields)
-    if isinstance(policy, str):
-        trust = getattr(args, "trust_remote_code", False)
-        config = AutoConfig.from_pretrained(
-            policy, revision=model.model_revision, trust_remote_code=trust
-        )
-        if any("Classification" in name for name in config.architectures or ()):
-            raise InputError(
-                f"model_name_or_path: {model.model_name_or_path!r} is a classifier, which writes "
-                "no answers; name a language model with dataset.sampled_from."
-            )
-        with whole_weights(args):
-            policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
-    policy = policy.to(args.device).eval()
+    policy = load_policy(model, args)
     size = max(1, args.per_device_eval_batch_size // count)
     found: list[list[Completion]] = []
     # `generate` too would wait for the others under ZeRO-3

@@ -251,16 +251,10 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
     with reading(args, own.dataset):
         data = load_prompts(own.dataset)
     report_dropped(data, args)
-    rewards = []
-    if own.reward_funcs or not own.reward_model:
-        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
     check_generation_batch(args, data.train)
     check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(model, args, data.conversational)
-    if own.reward_model:
-        how = (own.reward_aggregate, own.reward_model_strips_think)
-        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
-    check_rewards(args, rewards)
+    rewards = load_reward_functions(own, args, data, tokenizer)
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, model, args)
     return data, {
@@ -269,6 +263,24 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
         "train_dataset": data.train,
         "eval_dataset": data.held_out,
     }
+
+
+def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
+    """Return all reward functions that a config names, checked; none where a recipe has none.
+
+    Raises:
+        InputError: see `load_rewards`, `load_reward_model` and `check_rewards`.
+    """
+    rewards = []
+    if not hasattr(own, "reward_funcs"):
+        return rewards
+    if own.reward_funcs or not own.reward_model:
+        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+    if own.reward_model:
+        how = (own.reward_aggregate, own.reward_model_strips_think)
+        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
+    check_rewards(args, rewards)
+    return rewards
 
 
 def a_run(train: Callable[..., None]) -> Callable[..., None]:
@@ -466,5 +478,10 @@ def run(
         print(f"\n{report.table(told)}")
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
-    print(f"\nmodel, learning curve and summary are in {os.path.relpath(folder)}")
+    shown, model = os.path.relpath(folder), loaded.model
+    print(f"\nmodel, learning curve and summary are in {shown}")
+    prompt = held_out[0]["prompt"] if held_out else [{"role": "user", "content": "Hello"}]
+    prompt = None if hasattr(trainer, "reader") else prompt
+    last, adapter = result.global_step, model.use_peft
+    print(report.next_steps(shown, model.model_name_or_path, last, prompt, adapter))
     print(report.headline(told, names, args.seed), flush=True)

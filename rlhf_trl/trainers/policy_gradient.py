@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
-from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from trl.trainer import utils
 from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.evaluation.held_out import AnswersHeldOut
+from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rollouts.generate import Completion, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
@@ -198,9 +197,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         self._ended = ended
         return rewards
 
-    def judge(
-        self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]
-    ) -> dict[str, list[float | None]]:
+    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
         """Return the scores, those of all reward functions, and the reward they come to."""
         mine = self.share(rows)
         chat = is_conversational({"prompt": rows[0]["prompt"]})
@@ -214,14 +211,9 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
             [said[i].ids for i in mine],
         )
         self._pending_extra_logs, self._pending_metrics = pending
-        rewards = rewards[: len(rows)]
-        weights = self.reward_weights.to(rewards.device)
-        total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
-        columns = torch.cat([rewards, total[:, None]], dim=1).T.tolist()
-        columns = [[None if isnan(value) else value for value in each] for each in columns]
-        named = zip([*self.reward_func_names, "reward"], columns, strict=True)
+        named = named_rewards(rewards[: len(rows)], self.reward_weights, self.reward_func_names)
         scores = super().judge(rows, said)
-        return scores | {name: values for name, values in named if name not in scores}
+        return scores | {name: values for name, values in named.items() if name not in scores}
 
     # Extends GRPOTrainer._generate_and_score_completions: the row's advantages replace TRL's.
     def _generate_and_score_completions(self, inputs):

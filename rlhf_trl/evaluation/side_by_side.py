@@ -1,0 +1,179 @@
+"""Policies side by side: the same held-out prompts and scores, with errors, in one table."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from pandas import DataFrame
+from transformers import TrainerState
+
+from rlhf_trl.book.kl import exact
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
+from rlhf_trl.models import load_policy, load_tokenizer
+from rlhf_trl.rollouts.generate import (
+    Completion,
+    Sampling,
+    check_prompts,
+    generate,
+    prompt_texts,
+)
+
+Numbers = dict[str, dict[str, float | None]]  # by metric
+
+
+class Policy(AnswersHeldOut):
+    """A policy outside training, which answers and is scored as in the evaluation of a run.
+
+    Args:
+        name: for people.
+        config (`ModelConfig`): what to load, and how.
+        args (`TrainingArguments`): the run's, with `max_completion_length`.
+        conversational: whether prompts are messages.
+
+    Attributes:
+        rewards: the run's reward functions, and their `weights`; None: 1 each.
+        scorers: functions like them, by name, that are no part of the reward.
+    """
+
+    rewards: Sequence[Callable[..., Any]] = ()
+    weights: Sequence[float] | None = None
+    scorers: Mapping[str, Callable[..., Any]] = {}
+
+    def __init__(self, name: str, config: Any, args: Any, conversational: bool):
+        self.name, self.args, self._config, self.scores = name, args, config, {}
+        self.processing_class = load_tokenizer(config, args, conversational)
+        self.model, self.max_completion_length = (
+            load_policy(config, args),
+            args.max_completion_length,
+        )
+        self.accelerator = Accelerator(cpu=args.use_cpu, mixed_precision=args.mixed_precision)
+        self.model_wrapped = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        if hasattr(args, "chat_template_kwargs"):
+            self.chat_template_kwargs = args.chat_template_kwargs or {}
+            self.tools = self.chat_template = None
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse prompts whose answers may not fit the context."""
+        check_prompts(rows, self.processing_class, self._config, self.args, self.model.config)
+
+    def reply(
+        self, prompt: Any, sampling: Sampling, streamer: Any = None
+    ) -> tuple[Completion, Scores]:
+        """Return an answer to one prompt, and what the `scorers` give it."""
+        rows, device = [{"prompt": prompt}], self.accelerator.device
+        options = {"sampling": sampling, "max_new_tokens": self.max_completion_length}
+        options |= {"device": device, "template": self.template, "streamer": streamer}
+        said = generate(self.model_wrapped, self.processing_class, rows, **options)
+        return said[0], self._called(self.scorers, rows, said)
+
+    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
+        """Return the scores, those of the rewards, the reward they come to, and the scorers'."""
+        scores = super().judge(rows, said)
+        if self.rewards:
+            given = self._called({f.__name__: f for f in self.rewards}, rows, said)
+            columns = [[math.nan if v is None else v for v in each] for each in given.values()]
+            weights = torch.tensor(self.weights or [1.0] * len(columns))
+            named = named_rewards(torch.tensor(columns).T, weights, list(given))
+            scores = {**scores, **named, **scores}  # the first ones keep their place and value
+        return scores | self._called(self.scorers, rows, said)
+
+    def _called(self, functions: Any, rows: Sequence[Any], said: Sequence[Completion]) -> Scores:
+        texts: list[Any] = [one.text for one in said]
+        if not isinstance(rows[0]["prompt"], str):
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
+            "prompts": [row["prompt"] for row in rows],
+            "completions": texts,
+            "completion_ids": [one.ids for one in said],
+            "finished": [one.finished for one in said],
+            "trainer_state": TrainerState(),
+            **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
+        }
+        found = {name: function(**given) for name, function in functions.items()}
+        return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
+
+    @torch.no_grad()
+    def kl(self, other: "Policy", said: Sequence[Completion]) -> list[float]:
+        """Return the KL to another policy along answers to the held-out prompts (`book.kl.exact`).
+
+        Raises:
+            InputError: the other one has another vocabulary.
+        """
+        tokenizer, found = self.processing_class, []
+        if tokenizer.get_vocab() != other.processing_class.get_vocab():
+            raise InputError(
+                f"--reference: {other.name} has another vocabulary than {self.name}, so there is "
+                "no KL between them; name a model with the same tokenizer."
+            )
+        special = isinstance(self.held_out[0]["prompt"], str)  # a chat template has them
+        texts = prompt_texts(tokenizer, self.held_out, self.template)
+        for text, one in zip(texts, said, strict=True):
+            start = tokenizer(text, add_special_tokens=special)["input_ids"]
+            ids = torch.tensor([[*start, *one.ids]], device=self.accelerator.device)
+            # what is beyond the vocabulary only fills up
+            mine, others = (
+                each.model_wrapped(input_ids=ids).logits[0, len(start) - 1 : -1, : len(tokenizer)]
+                for each in (self, other)
+            )
+            found.append(float(exact(mine.float(), others.float()).sum()))
+        return found
+
+
+def mean_and_error(
+    values: Sequence[float | None], groups: Sequence[int]
+) -> tuple[float | None, float | None]:
+    """Return mean and standard error of what is not None, where values of a group go together.
+
+    se^2 = G / (G - 1) sum_g (sum_{i in g} (x_i - mean))^2 / n^2; with one value in each of the G
+    groups, that is the usual one. None: no value, or no second group.
+    """
+    rows = [(x, g) for x, g in zip(values, groups, strict=True) if x is not None]
+    if not rows:
+        return None, None
+    values, groups = map(list, zip(*rows, strict=True))
+    mean, count = sum(values) / len(values), len(set(groups))
+    sums = np.bincount(groups, np.array(values, dtype=float) - mean)
+    spread = (sums**2).sum() * count / max(count - 1, 1)
+    return mean, math.sqrt(spread) / len(values) if count > 1 else None
+
+
+def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Numbers]:
+    """Return, by policy and metric, `value` and `difference` from the first policy, and `error`s.
+
+    Args:
+        scores: by policy; a difference is taken row by row, where the score applies to both.
+        groups: the number of each row's prompt.
+    """
+    first, found = next(iter(scores.values())), {name: {} for name in scores}
+    for policy, each in scores.items():
+        for name, values in each.items():
+            pairs = zip(values, first.get(name, [None] * len(values)), strict=True)
+            gaps = [None if None in pair else pair[0] - pair[1] for pair in pairs]
+            told = (*mean_and_error(values, groups), *mean_and_error(gaps, groups))
+            if told[0] is not None:
+                keys = ("value", "error", "difference", "difference_error")
+                found[policy][f"eval_{name}"] = dict(zip(keys, told, strict=True))
+    return found
+
+
+def table(found: Mapping[str, Numbers]) -> str:
+    """Return one table: a line for each metric, a column for each policy."""
+    first, cells = next(iter(found)), {}
+
+    def shown(value: float | None, error: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form) + f" ± {error or 0:.3f}"
+
+    for policy, numbers in found.items():
+        cells[policy] = column = {}
+        for key, (value, error, gap, gap_error) in ((k, v.values()) for k, v in numbers.items()):
+            more = f"  ({shown(gap, gap_error, '+.3f')})" if policy != first else ""
+            column[key.removeprefix("eval_").replace("_", " ")] = shown(value, error, ".3f") + more
+    text = DataFrame(cells).fillna("-").to_string()
+    legend = f"\n±: standard error, by prompt; in brackets: less {first}, prompt by prompt"
+    return f"{text}\n{legend if len(found) > 1 else legend.partition(';')[0]}"

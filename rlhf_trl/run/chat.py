@@ -1,0 +1,132 @@
+"""What `rlhf-trl chat` does: an engine that answers what is typed, and a terminal around it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from os.path import commonprefix
+from string import ascii_letters, digits
+from typing import Any, NamedTuple
+
+from rlhf_trl.data.verifiers import completion_text
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.side_by_side import Policy
+from rlhf_trl.models import EMBEDDED
+from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rollouts.generate import GREEDY, Sampling
+from rlhf_trl.run.named import config_of, load_run, named
+from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE
+
+# What a model of no run is asked with, beside the embedded model's settings.
+PLAIN = "--use_cpu false --max_completion_length 256"
+FEW = 20  # questions that may begin alike by chance
+
+
+class Answer(NamedTuple):
+    """What a policy says, `greedy` or `sampled`, and its score where a reward model gives one."""
+
+    policy: str
+    how: str
+    text: str
+    score: float | None
+
+
+class Chat:
+    """Policies that answer what is typed, as they were asked in training.
+
+    Args:
+        models: words that `named` takes.
+        config: whose system prompt, lengths and temperature; None: those of the first run.
+        words: options that change it, as on a recipe's command line.
+        temperature: of sampled answers; None: that of training.
+        reward_model: scores the answers.
+        history: whether a prompt follows on the last ones and their greedy answers; None: unless
+            the model is of the embedded one's kind, which has seen single turns only.
+
+    Attributes:
+        frame: what all questions of the run begin and end with, which is put around what is typed.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        config: str | None = None,
+        words: Sequence[str] = (),
+        temperature: float | None = None,
+        reward_model: str | None = None,
+        history: bool | None = None,
+    ):
+        found = [named(word) for word in models]
+        judge = reward_model and named(reward_model, reward_model=True)
+        if path := config_of(found, config):
+            loaded, data = load_run(path, words)
+        else:
+            loaded, data = load_run(config_of([named(EMBEDDED)], None), [*PLAIN.split(), *words])
+        args, prompts, self._chat = loaded.trl, data.train["prompt"][:1000], data.conversational
+        self.policies = [model.load(loaded, self._chat) for model in found]
+        for policy in self.policies if judge else ():
+            policy.scorers = {"score": load_reward_model(judge.path, policy.processing_class, args)}
+        given = [getattr(args, name, default) for name, default in Sampling()._asdict().items()]
+        self.sampled = Sampling(given[0] if temperature is None else temperature, *given[1:])
+        self._start = [m for m in prompts[0][:1] if self._chat and m["role"] == "system"]
+        self.frame = _frame(map(completion_text, prompts)) if path else ("", "")
+        single = self.policies[0].processing_class.chat_template == CHAT_TEMPLATE
+        self.history = self._chat and (not single if history is None else history)
+        self.turns: dict[str, list[dict[str, str]]] = {}
+
+    def ask(self, text: str, streamer: Any = None) -> Iterator[Answer]:
+        """Yield each policy's greedy and sampled answer.
+
+        Args:
+            text: what is typed.
+            streamer: takes a policy and how it answers; returns what is given tokens as they come.
+        """
+        start, end = self.frame
+        text = text if start and text.startswith(start) else f"{start}{text}{end}"
+        for policy in self.policies:
+            before = self.turns.get(policy.name, self._start)
+            prompt = [*before, {"role": "user", "content": text}] if self._chat else text
+            policy.check([{"prompt": prompt}])
+            for how, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
+                said, scores = policy.reply(prompt, sampling, streamer and streamer(policy, how))
+                if self.history and how == "greedy":
+                    turn = {"role": "assistant", "content": said.text}
+                    self.turns[policy.name] = [*prompt, turn]
+                yield Answer(policy.name, how, said.text, *scores.get("score", [None]))
+
+
+def _frame(texts: Iterable[str]) -> tuple[str, str]:
+    """Return the words that all texts begin with, and those that they then end with."""
+    texts, word = list(dict.fromkeys(texts)), ascii_letters + digits
+    start = commonprefix(texts).rstrip(word) if len(texts) >= FEW else ""  # noqa: RUF071
+    rests = [text[len(start) :][::-1] for text in texts] if start else [""]
+    return start, commonprefix(rests)[::-1].lstrip(word)  # noqa: RUF071
+
+
+def talk(chat: Chat) -> None:
+    """Answer what is typed until Ctrl-D; Ctrl-C stops an answer."""
+    import readline  # noqa: F401 - lets `input` edit, and take lines of any length
+
+    from transformers import TextStreamer
+
+    wide = max(len(policy.name) for policy in chat.policies)
+
+    def streamer(policy: Policy, how: str) -> TextStreamer:
+        print(f"{policy.name:{wide}}  {how:7}  ", end="", flush=True)
+        return TextStreamer(policy.processing_class, skip_prompt=True, skip_special_tokens=True)
+
+    if any(chat.frame):
+        print(f"asked is: {'...'.join(chat.frame)} (in place of the dots: what you type)")
+    turns = "follow on each other" if chat.history else "start anew"
+    print(f"temperature {chat.sampled.temperature:g}; prompts {turns}; Ctrl-D ends")
+    while True:
+        try:
+            if text := input("> ").strip():
+                for answer in chat.ask(text, streamer):
+                    if answer.score is not None:
+                        print(f"{'':{wide}}  score    {answer.score:.3f}")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print("\nstopped; Ctrl-D ends")
+        except InputError as error:
+            chat.turns.clear()
+            print(f"error: {error}")

@@ -1,0 +1,95 @@
+"""What `rlhf-trl evaluate` does: models on the prompts and rewards of a run, in one table."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf_trl.data.verifiers import task_metrics
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.held_out import shown
+from rlhf_trl.evaluation.side_by_side import compare, table
+from rlhf_trl.output import write_whole
+from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.reward_models.metrics import prompt_groups
+from rlhf_trl.run.named import config_of, load_run, named
+from rlhf_trl.run.train import load_reward_functions
+
+
+def evaluate(
+    models: Sequence[str],
+    answers: str,
+    config: str | None = None,
+    words: Sequence[str] = (),
+    reward_model: str | None = None,
+    reference: str | None = None,
+    as_json: bool = False,
+) -> str:
+    """Let models answer the same held-out prompts, and return one table of their scores.
+
+    Args:
+        models: see `named`; differences are from the first.
+        answers: JSONL file to write: each prompt with all answers and scores.
+        config: whose prompts and rewards; None: those of the first run.
+        words: options that change it, as on a recipe's command line.
+        reward_model: scores the answers, too.
+        reference: what the KL of sampled answers is measured to.
+        as_json: whether to return JSON.
+
+    Raises:
+        InputError: see `named` and `load_run`; no config, nothing held out, a model named twice, or
+            a file of answers that exists.
+    """
+    if len(set(models)) < len(models):
+        raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")
+    if Path(answers).exists():
+        raise InputError(f"--answers: {answers} exists; name a new file.")
+    found, other = [named(word) for word in models], reference and named(reference)
+    judge = reward_model and named(reward_model, reward_model=True)
+    if not (path := config_of(found, config)):
+        raise InputError(
+            f"{models[0]} is not of a run here, which would say what to ask and how to score; name "
+            "the config of one with --config."
+        )
+    loaded, data = load_run(path, words)
+    rows = data.tasks.held_out if data.tasks else list(data.held_out or [])
+    if not rows:
+        raise InputError(
+            f"{path} holds no prompts out; name some that were not trained on with "
+            "--dataset.eval_path FILE or --dataset.eval_split SPLIT."
+        )
+    base = other and other.load(loaded, data.conversational)
+    scores, said, rewards, scorers = {}, {}, None, {}
+    for model in found:
+        policy = model.load(loaded, data.conversational)
+        if rewards is None:  # the same for all
+            fits = (policy.processing_class, loaded.trl)
+            rewards = load_reward_functions(loaded.own, loaded.trl, data, fits[0])
+            if judge:
+                scorers[f"scored_by_{Path(reward_model).name}"] = load_reward_model(
+                    judge.path, *fits
+                )
+        policy.held_out, policy.scores = rows, task_metrics(data.tasks) if data.tasks else {}
+        policy.rewards, policy.scorers = rewards, scorers
+        policy.weights = getattr(loaded.trl, "reward_weights", None)
+        policy.check(rows)
+        completions, each = policy.scored()
+        if base:
+            each["sampled_kl"] = policy.kl(base, completions[1])
+        told = zip(shown(rows, *completions), zip(*each.values(), strict=True), strict=True)
+        said[model.word] = [
+            {**text, "scores": dict(zip(each, values, strict=True))} for text, values in told
+        ]
+        scores[model.word] = each
+    lines = [
+        {"prompt": row["prompt"], **{w: a[n] for w, a in said.items()}}
+        for n, row in enumerate(rows)
+    ]
+    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    write_whole(answers, lambda part: part.write_text(text, encoding="utf-8"))
+    numbers = compare(scores, prompt_groups([row["prompt"] for row in rows]))
+    if as_json:
+        told = {"config": path, "held_out": len(rows), "reference": reference, "answers": answers}
+        return json.dumps({**told, "models": numbers}, indent=2)
+    kl = f"; sampled kl: to {reference}, nats per answer" if reference else ""
+    count = f"{len(rows)} held-out prompts of {path}"
+    return f"{count}\n\n{table(numbers)}{kl}\nall answers, side by side, are in {answers}"

@@ -1,0 +1,140 @@
+"""What a word of the command line names: a run, a checkpoint, an adapter, a model; and its run."""
+
+import json
+import runpy
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf_trl.data.demonstrations import load_demonstrations
+from rlhf_trl.data.files import Examples, FileData
+from rlhf_trl.data.pairs import load_preferences
+from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.side_by_side import Policy
+from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
+from rlhf_trl.output import numbered, weights_fault
+from rlhf_trl.run.config import Loaded, load_config, read_config
+from rlhf_trl.run.folders import home
+from rlhf_trl.run.race import recipe_of
+
+# TRL's fields of the recipes whose models answer.
+CONFIGS = {
+    "grpo": "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig",
+    "ppo": "rlhf_trl.trainers.ppo.PPOConfig",
+    "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
+    "kto": "rlhf_trl.trainers.direct_alignment.UnpairedConfig",
+    "orpo": "rlhf_trl.trainers.orpo.OddsRatioConfig",
+    "sft": "SFTConfig",
+}
+# How to train, on how many processes, does not count here, and might not fit one.
+NOT_TRAINED = "--eval_strategy no --load_best_model_at_end false --gradient_accumulation_steps 1"
+NO_BATCHES = "--steps_per_generation null --generation_batch_size null"
+
+
+class Named(NamedTuple):
+    """A model: the word for it, the folder or hub name to load, the config of its run if known."""
+
+    word: str
+    path: str
+    config: str | None = None
+
+    def load(self, loaded: Loaded, conversational: bool) -> Policy:
+        """Return it as the policy that a run with the config `loaded` would evaluate."""
+        config = copy(loaded.model)
+        if self.path != config.model_name_or_path:
+            config.model_name_or_path, config.model_revision = self.path, "main"
+        try:
+            return Policy(self.word, config, loaded.trl, conversational)
+        except InputError as error:
+            raise InputError(str(error).removeprefix("model_name_or_path: ")) from error
+        except (OSError, ValueError) as error:
+            said = " ".join(str(error).split())[:300]
+            raise InputError(f"{self.word} cannot be loaded as a language model: {said}") from error
+
+
+def named(word: str, reward_model: bool = False) -> Named:
+    """Return what is named: a folder of a run, checkpoint, model or adapter; a hub name; `tiny`.
+
+    Raises:
+        InputError: a file, a folder that is missing or holds no (whole) model, a run that has not
+            ended, an adapter whose base is gone, or a reward model where no `reward_model` may be.
+    """
+    if word in (EMBEDDED, UNTRAINED):
+        return Named(word, word)
+    folder = Path(word).expanduser()
+    if folder.is_file():
+        raise InputError(f"{word} is a file; name the folder of a run or of a model.")
+    if not folder.is_dir():
+        if word.count("/") == 1 and word[0] not in "./~" and not folder.parent.is_dir():
+            return Named(word, word)
+        raise InputError(
+            f"there is no folder {word}; name a run, a checkpoint, another model's folder or hub "
+            f"name, or {EMBEDDED} for the embedded model."
+        )
+    run = next((at for at in (folder, folder.parent) if (at / "config.yaml").is_file()), None)
+    if run == folder and not (folder := run / "model").is_dir():
+        saved = numbered(run, "checkpoint-")
+        so = f"name {saved[max(saved)]}, its newest checkpoint" if saved else "let it end"
+        raise InputError(f"{word} is a run that has not ended, so it holds no model; {so}.")
+    files = [file for name in ("config.json", ADAPTER) if (file := folder / name).is_file()]
+    fault = weights_fault(folder) if files else "holds no model"
+    if fault:
+        fault = fault if any(folder.iterdir()) else "is empty"
+        raise InputError(f"{word} {fault}; name a run, a checkpoint or a folder with a model.")
+    told = {key: value for file in files for key, value in json.loads(file.read_text()).items()}
+    kinds = [*(told.get("architectures") or []), str(told.get("task_type"))]
+    if not reward_model and any(k.endswith(("Classification", "_CLS")) for k in kinds):
+        raise InputError(
+            f"{word} is a reward model, which writes no answers; name a policy here and this with "
+            "--reward_model, or compare reward models with rlhf-trl best-of-n."
+        )
+    base = Path(told.get("base_model_name_or_path") or "")
+    if base.is_absolute() and not base.is_dir():
+        raise InputError(
+            f"{word} is an adapter, and its base {base} is gone; put that model there again, or "
+            f"write its place into {folder / ADAPTER}."
+        )
+    return Named(word, str(folder), str(run / "config.yaml") if run else None)
+
+
+def config_of(models: Sequence[Named], config: str | None) -> str | None:
+    """Return the path of the given config, of the first run's, or of the embedded model's."""
+    found = [config, *(model.config for model in models)]
+    if any(model.word in (EMBEDDED, UNTRAINED) for model in models):
+        found.append(str(home() / "configs" / "tiny" / "grpo.yaml"))
+    return next(filter(None, found), None)
+
+
+def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
+    """Return what the config of a policy's run says, and its examples.
+
+    Args:
+        config: its path.
+        words: options of the recipe, as on its command line.
+
+    Raises:
+        InputError: the run is of a reward model; and what the recipe would say.
+    """
+    given = read_config(config)
+    script = recipe_of(given.get("algorithm"))
+    if (recipe := Path(script).stem) not in CONFIGS:
+        raise InputError(
+            f"{config} is for {script}, which trains reward models; name the config of a policy's "
+            "run with --config."
+        )
+    fixed = NOT_TRAINED.split()
+    if recipe in ("grpo", "ppo"):
+        batch = 2 * given.get("num_generations", 8)
+        fixed += [*NO_BATCHES.split(), "--per_device_train_batch_size", str(batch)]
+    fields = runpy.run_path(str(home() / script))["Run"]
+    loaded = load_config(fields, CONFIGS[recipe], ["--config", config, *words, *fixed])
+    own, data = loaded.own, loaded.own.dataset
+    if recipe == "sft":
+        loaded.trl.max_completion_length = own.max_completion_length
+    if not isinstance(data, FileData) or recipe in ("grpo", "ppo"):
+        return loaded, load_prompts(data)
+    if recipe == "sft":
+        return loaded, load_demonstrations(data, own.demonstrator)
+    return loaded, load_preferences(data, own.max_samples, recipe == "kto")

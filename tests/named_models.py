@@ -1,0 +1,35 @@
+"""Models as they lie in folders, made of the embedded one without any training."""
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from rlhf_trl.tiny import checkpoint_path
+
+
+def make_adapter(folder, base=None, scale=0.02):
+    """Save a LoRA adapter whose weights are random, so that it says other things than its base."""
+    base = str(base or checkpoint_path())
+    torch.manual_seed(0)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules="all-linear")
+    )
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=scale)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
+
+def make_reward_model(folder):
+    """Save a sequence classifier with one label and a random head."""
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint_path(), num_labels=1)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(checkpoint_path()).save_pretrained(folder)
+    return folder

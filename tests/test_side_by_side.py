@@ -1,0 +1,283 @@
+"""`rlhf-trl evaluate`: the numbers of the run itself, their errors, one table, bad names."""
+
+import json
+import math
+import random
+import statistics
+
+import pytest
+import torch
+from conftest import ROOT
+from named_models import make_adapter, make_reward_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlhf_trl import cli
+from rlhf_trl.book.kl import exact
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
+from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.run.config import read_config
+from rlhf_trl.run.named import CONFIGS, load_run, named
+from rlhf_trl.tiny import checkpoint_path
+
+RUN = ["--dataset.size", 40, "--dataset.eval_size", 24, "--per_device_eval_batch_size", 16]
+RUN += ["--num_generations", 4, "--per_device_train_batch_size", 8, "--learning_rate", "5e-4"]
+RUN += ["--max_steps", 4, "--eval_steps", 2, "--save_strategy", "steps", "--save_steps", 2]
+RUN += ["--seed", 3, "--reward_weights", "1.0", "0.5", "0.1"]
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_the_error_of_single_values_is_the_usual_one():
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    mean, error = mean_and_error(values, [0, 1, 2, 3, 4])
+    assert mean == 0.6
+    assert error == pytest.approx(statistics.stdev(values) / math.sqrt(5), rel=1e-12)
+
+
+def test_the_error_by_prompt_is_that_of_a_bootstrap_of_prompts():
+    rng = random.Random(0)
+    values, groups = [], []
+    for group in range(120):
+        level = rng.gauss(0, 1)
+        for _ in range(rng.randint(1, 5)):
+            values.append(level + rng.gauss(0, 0.5))
+            groups.append(group)
+    by_group = [[v for v, g in zip(values, groups, strict=True) if g == n] for n in range(120)]
+    means = []
+    for _ in range(3000):
+        drawn = [value for _ in range(120) for value in rng.choice(by_group)]
+        means.append(sum(drawn) / len(drawn))
+    mean, error = mean_and_error(values, groups)
+    assert mean == sum(values) / len(values)
+    assert error == pytest.approx(statistics.stdev(means), rel=0.06)
+    # who takes values of one prompt for independent ones believes too much
+    assert error > 1.3 * mean_and_error(values, list(range(len(values))))[1]
+
+
+def test_what_does_not_apply_does_not_count():
+    assert mean_and_error([1.0, None, 0.0], [0, 1, 2]) == (0.5, 0.5)
+    assert mean_and_error([None, 1.0, 1.0], [0, 1, 1]) == (1.0, None)  # a single prompt
+    assert mean_and_error([None], [0]) == (None, None)
+
+
+def test_differences_are_paired():
+    scores = {
+        "one": {"right": [0.0, 1.0, 0.0, None], "length": [3, 3, 3, 3]},
+        "two": {"right": [1.0, 1.0, 1.0, 1.0], "reward": [None] * 4},
+    }
+    found = compare(scores, [0, 1, 2, 3])
+    told = found["two"]["eval_right"]
+    assert told["value"] == 1.0 and told["error"] == 0.0
+    assert told["difference"] == 2 / 3
+    # 1/3, -2/3, 1/3: sum of squares 2/3, times 3/2, root, over 3
+    assert told["difference_error"] == pytest.approx(1 / 3, rel=1e-12)
+    assert "eval_reward" not in found["two"]
+    lines = table(found).splitlines()
+    assert lines[1].split() == [
+        *["right", "0.333", "±", "0.333", "1.000", "±", "0.000", "(+0.667", "±", "0.333)"]
+    ]
+    assert lines[2].split() == ["length", "3.000", "±", "0.000", "-"]
+
+
+def test_the_exact_kl_by_hand():
+    logits = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
+    other = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log()
+    expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert exact(logits, other).tolist() == pytest.approx([expected, 0.0], abs=1e-7)
+
+
+# --- evaluate ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "adapter": make_adapter(folder / "adapter"),
+        "reward": make_reward_model(folder / "reward"),
+        "empty": (folder / "empty").mkdir() or folder / "empty",
+    }
+
+
+@pytest.fixture(scope="module")
+def cache():
+    return {}
+
+
+@pytest.fixture
+def trained(run, cache, models, tmp_path_factory):
+    """The folder of a small run whose rewards are two functions and a reward model."""
+    if not cache:
+        folder = tmp_path_factory.mktemp("run") / "out"
+        cache["run"] = run("grpo", "grpo", *RUN, "--reward_model", models["reward"], folder=folder)
+    return cache["run"][0]
+
+
+@pytest.fixture
+def evaluate(tmp_path, capfd, monkeypatch):
+    def evaluate(*words):
+        monkeypatch.chdir(tmp_path)
+        capfd.readouterr()
+        cli.main(["evaluate", *map(str, words)])
+        return capfd.readouterr().out
+
+    return evaluate
+
+
+def test_start_checkpoint_and_model_get_the_numbers_of_the_run_bit_for_bit(trained, evaluate):
+    told = json.loads(evaluate("tiny", trained / "checkpoint-2", trained, "--json"))
+    assert (told["held_out"], told["config"]) == (24, str(trained / "config.yaml"))
+    for step, numbers in zip((0, 2, 4), told["models"].values(), strict=True):
+        record = json.loads((trained / "evaluations" / f"step-{step:06d}.json").read_text())
+        assert {key: each["value"] for key, each in numbers.items()} == record["metrics"]
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["after"] == {k: v["value"] for k, v in told["models"][str(trained)].items()}
+    assert {"eval_reward_model", "eval_sampled_reward", "eval_gym_score"} <= summary["after"].keys()
+    assert summary["before"]["eval_reward"] != summary["after"]["eval_reward"]
+
+
+def test_a_run_an_adapter_and_a_reward_model_make_one_table(trained, models, evaluate, tmp_path):
+    words = [trained, models["adapter"], "--reward_model", models["reward"]]
+    out = evaluate(*words, "--reference", "tiny", "--dataset.eval_size", 6)
+    lines = out.splitlines()
+    assert lines[0] == f"6 held-out prompts of {trained / 'config.yaml'}"
+    assert lines[2].split() == [str(trained), str(models["adapter"])]
+    rows = {line.split("  ")[0]: line for line in lines[3:]}
+    assert rows["reward model"].split()[2:] == rows["scored by reward"].split()[3:]
+    assert rows["sampled kl"].count("±") == 3
+    assert lines[-1] == "all answers, side by side, are in outputs/answers-1.jsonl"
+    answers = [json.loads(x) for x in (tmp_path / "outputs/answers-1.jsonl").open()]
+    assert len(answers) == 6
+    last = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"]
+    found = [row[str(trained)]["greedy"] for row in answers]
+    assert found == [each["greedy"] for each in last[:6]]
+    # what a line says can be checked: the score, and the KL by other means
+    row, said = answers[0], answers[0][str(models["adapter"])]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_path())
+    args = type("Args", (), {"device": "cpu"})()
+    score = load_reward_model(str(models["reward"]), tokenizer, args)
+    ended = said["scores"]["sampled_cut_off"] is False
+    given = {"prompts": [row["prompt"]], "completions": [[message(said["sampled"])]]}
+    given |= {"completion_ids": [[0]], "finished": [ended]}
+    assert score(**given)[0] == pytest.approx(said["scores"]["sampled_scored_by_reward"], abs=1e-5)
+    ids = tokenizer.apply_chat_template(
+        row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    ids, start = ids + tokenizer.encode(said["sampled"]), len(ids)
+    ids += [tokenizer.eos_token_id] * ended
+    assert len(ids) - start == said["scores"]["sampled_length"]
+    with torch.no_grad():
+        p, q = (
+            AutoModelForCausalLM.from_pretrained(name)(torch.tensor([ids])).logits[0].softmax(-1)
+            for name in (models["adapter"], checkpoint_path())
+        )
+    kl = sum((p[t] * (p[t] / q[t]).log()).sum().item() for t in range(start - 1, len(ids) - 1))
+    assert said["scores"]["sampled_kl"] == pytest.approx(kl, rel=1e-4)
+
+
+def message(text):
+    return {"role": "assistant", "content": text}
+
+
+def test_a_file_of_answers_is_not_replaced_and_numbered_ones_go_on(evaluate, tmp_path):
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "answers-4.jsonl").touch()
+    out = evaluate("tiny", "--dataset.eval_size", 2, "--dataset.size", 2)
+    assert out.endswith("outputs/answers-5.jsonl\n")
+    with pytest.raises(SystemExit, match=r"answers-4.jsonl exists; name"):
+        evaluate("tiny", "--answers", tmp_path / "outputs" / "answers-4.jsonl")
+
+
+def test_prompts_of_ones_own_that_have_no_scores(evaluate, own_model, tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"red or {c}?"}, message(c)]} for c in "abcd"]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tmp_path / "sft.yaml"
+    lines = ["output_dir: out", "max_completion_length: 5", f"model_name_or_path: {own_model}"]
+    lines += ["dataset:", "  source: path", f"  path: {file}"]
+    config.write_text("\n".join(lines) + "\n")
+    words = [own_model, "--config", config, "--json"]
+    with pytest.raises(SystemExit, match=r"holds no prompts out; name some .*--dataset\.eval_path"):
+        evaluate(*words)
+    told = json.loads(evaluate(*words, "--dataset.eval_size", 2))["models"][str(own_model)]
+    assert [*told] == [
+        f"eval_{n}" for n in ("length", "cut_off", "sampled_length", "sampled_cut_off")
+    ]
+    assert told["eval_length"]["value"] <= 5
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def refused(word, **options):
+    with pytest.raises(InputError) as stop:
+        named(str(word), **options)
+    assert str(stop.value).count(". ") == 0 and str(stop.value).endswith(".")
+    return str(stop.value)
+
+
+def test_what_names_no_policy_is_refused_in_one_sentence(trained, models, tmp_path):
+    assert refused(tmp_path / "none").startswith(f"there is no folder {tmp_path}/none; name a run")
+    assert refused("outputs/none/there").startswith("there is no folder outputs/none/there")
+    assert refused(models["empty"]).startswith(f"{models['empty']} is empty; name a run")
+    assert refused(trained / "summary.json").endswith(
+        "is a file; name the folder of a run or of a model."
+    )
+    assert "evaluations holds no model; name a run" in refused(trained / "evaluations")
+    assert "is a reward model, which writes no answers; name a policy" in refused(models["reward"])
+    assert named(str(models["reward"]), reward_model=True).path == str(models["reward"])
+    going = tmp_path / "going"
+    going.mkdir()
+    (going / "config.yaml").write_text("algorithm: grpo\n")
+    assert refused(going).endswith("is a run that has not ended, so it holds no model; let it end.")
+    (going / "checkpoint-5").mkdir()
+    assert refused(going).endswith(f"name {going}/checkpoint-5, its newest checkpoint.")
+    file = make_adapter(tmp_path / "lost", scale=0) / "adapter_config.json"
+    told = json.loads(file.read_text()) | {"base_model_name_or_path": "/gone/base"}
+    file.write_text(json.dumps(told))
+    assert "is an adapter, and its base /gone/base is gone" in refused(tmp_path / "lost")
+    assert named("someone/model") == ("someone/model", "someone/model", None)
+
+
+def test_bad_calls_are_one_sentence(trained, models, evaluate, tmp_path):
+    def no(*words):
+        with pytest.raises(SystemExit) as stop:
+            evaluate(*words)
+        assert str(stop.value.code).startswith("error: ") and "\n" not in stop.value.code
+        return stop.value.code
+
+    assert "is not of a run here" in no(models["adapter"])
+    assert "a model is named twice (tiny, tiny)" in no("tiny", "tiny")
+    assert "someone/model' is neither a model folder here nor a hub model" in no(
+        "someone/model", "--config", trained / "config.yaml"
+    )
+    config = ROOT / "configs" / "tiny" / "reward.yaml"
+    assert "is for recipes/reward.py, which trains reward models" in no("tiny", "--config", config)
+    assert "dataset.eval_sice is not a known key" in no("tiny", "--dataset.eval_sice", 3)
+
+
+def test_the_configs_of_recipes_are_those_of_the_scripts():
+    for recipe, config in CONFIGS.items():
+        assert f'load_config(Run, "{config}")' in (ROOT / "recipes" / f"{recipe}.py").read_text()
+
+
+def test_the_config_of_every_policy_can_be_evaluated_in_one_process(monkeypatch):
+    for loader in ("load_prompts", "load_demonstrations", "load_preferences"):
+        monkeypatch.setattr(f"rlhf_trl.run.named.{loader}", lambda data, *_: data)
+    refused = []
+    paths = [path for at in ("tiny", "book") for path in sorted((ROOT / "configs" / at).glob("*"))]
+    for path in (p for p in paths if p.suffix == ".yaml" and p.stem != "base"):
+        try:
+            loaded, data = load_run(str(path))
+        except InputError as error:
+            assert "which trains reward models" in str(error), path
+            refused.append(path.stem)
+            continue
+        given = read_config(path)
+        assert data.path if data.source == "path" else data.specs[0].name, path
+        size = given.get("per_device_eval_batch_size", 8)
+        assert loaded.trl.per_device_eval_batch_size == size and loaded.trl.max_completion_length
+    judges = ["kwise", "orm", "prm", "prm_sampled", "reward", "weak_reward", "orm", "prm", "reward"]
+    assert refused == judges
