@@ -38,16 +38,22 @@ def write_json(path: str | Path, content: object) -> None:
     write_whole(path, lambda p: p.write_text(json.dumps(content, indent=2) + "\n"))
 
 
-def replace_folder(path: str | Path, write: Callable[[Path], None], main_process: bool) -> None:
-    """Let all processes write a folder beside `path`; the main one puts it in place, whole."""
+def replace_folder(
+    path: str | Path, write: Callable[[str], Any], main_process: bool, wait: Callable[[], Any]
+) -> None:
+    """Let all processes write a folder beside `path`; the main one puts it in place, whole.
+
+    `wait` returns once all processes have called it.
+    """
     path = Path(path)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
     try:
-        write(part)
+        write(str(part))
     except Exception:
         if main_process:
             shutil.rmtree(part, ignore_errors=True)
         raise
+    wait()
     if main_process:
         if path.exists():
             os.replace(path, old)
@@ -159,6 +165,8 @@ def set_aside(folder: Path, step: int) -> None:
 def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
 
+    All of it is on the disk before this returns: a loss of power does not undo it either.
+
     Args:
         checkpoint: the folder, with all else in it.
         checksums: whether to read the files again for their CRC-32, which finds damage as well as a
@@ -172,7 +180,9 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
         for p in paths
     }
     content = json.loads(json.dumps({**told, "files": files}, default=str))
+    _sync(*checkpoint.rglob("*"))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
+    _sync(checkpoint / MANIFEST, checkpoint, checkpoint.parent)
 
 
 def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
@@ -185,6 +195,15 @@ def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
     if content.pop("crc32") != _sum_of(content):
         raise ValueError(MANIFEST)
     return content
+
+
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _sum_of(content: dict[str, Any]) -> int:

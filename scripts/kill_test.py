@@ -1,16 +1,28 @@
-"""Kill runs, resume them with `auto`, and compare their ends with that of a run never stopped.
+"""Stop runs in every bad way, resume them with `auto`, and compare how they end.
 
     OMP_NUM_THREADS=1 .venv/bin/python scripts/kill_test.py --kills 4
+    ... --processes 2 --kills 2 --runs grpo_3 dpo      # one of the processes is killed, or both
+    ... --damage --runs grpo ppo                       # each file of the last checkpoint
+    ... --faults --runs grpo                           # a full disk, a read-only one; needs root
 
-A run is killed (SIGKILL, the whole process group) `--kills` times in each phase: at random times,
-before the first checkpoint, while one is saved, while older ones are deleted, while the model is
-exported, and while completions are generated. All runs are forks of this process, which has
-imported TRL once. Identical means: every file of weights, of the last checkpoint and of evaluations
-is the same, byte for byte, and so is every recorded rollout. After a kill, no generation may be
-recorded by half. Exit code 1 if any run was refused or ended differently.
+A run is killed (SIGKILL) `--kills` times in each phase: at random times, before the first
+checkpoint, while one is saved, while older ones are deleted, while the model is exported, while
+completions are generated, and twice, the second time after it was resumed. All runs are forks of
+this process, which has imported TRL once. Identical means: every file of weights, of the last
+checkpoint and of evaluations is the same, byte for byte, as in a run that was never stopped, and so
+is every recorded rollout; no generation may be recorded by half.
+
+With `--damage`, each file of the last checkpoint is missing, empty, cut in half, or has a bit
+flipped, one at a time: the one before must be taken; told to use exactly that one, a run must say
+in one sentence why not. With `--faults`, the disk is full, or cannot be written, from each file on
+that a run writes: it must end with one sentence.
+
+Exit code 1 if any run was refused, hung, or ended differently.
 """
 
 import argparse
+import ctypes
+import errno
 import os
 import random
 import re
@@ -24,11 +36,16 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive a fork
 
+import safetensors.torch
+import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import GenerationMixin
 
 from rlhf_trl.output import MANIFEST, RECORD
@@ -73,17 +90,20 @@ RUNS = {
         "--lr_scheduler_kwargs.num_decay_steps 4",
     ),
 }
-PHASES = ("random", "start", "saving", "rotation", "export", "generation")
+PHASES = ("random", "start", "saving", "rotation", "export", "generation", "twice")
 SHORT = {"grpo_3": ["saving"], "ppo": ["export"], "dpo": ["start"]}
-GENERATES = "kill_test.generate"
-CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", GENERATES)
+GENERATES, WRITES = "kill_test.generate", "kill_test.write"
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", GENERATES, WRITES)
+DISK = "disk"
+PATIENCE = 120  # seconds, within which a run ends of which a process was killed
+READ_ONLY, READ_WRITE = 33, 32  # MS_REMOUNT, with MS_RDONLY and without
 LAST = f"checkpoint-{STEPS}"  # of another one, a kill while it is deleted leaves half
 COMPARED = rf"(model|value_model|evaluations|{LAST}|{LAST}/value_model)/[^/]+"
 NOT_COMPARED = {"training_args.bin", "trainer_state.json", MANIFEST}  # paths and times
 
 
-def watch(folder: Path, at: int | None, delay: float, seen: list[str]) -> None:
-    """Note what this process does to files and when it generates; be killed after event `at`."""
+def watch(folder: Path, at: int | None, act: Callable[[], None], seen: list[str]) -> None:
+    """Note what this process does to files and when it generates; `act` upon event `at`."""
     saved = False
 
     def hook(event: str, args: tuple) -> None:
@@ -106,63 +126,115 @@ def watch(folder: Path, at: int | None, delay: float, seen: list[str]) -> None:
         else:
             phase = "saving" if "checkpoint-" in path else "export"
         saved |= event == "os.rename" and str(args[1]).endswith(MANIFEST)
-        seen.append(phase)
+        seen.append(f"{phase} {event} {path.removeprefix(str(folder))}")
         if len(seen) - 1 == at:
-            die(delay)
+            act()
 
-    generate = GenerationMixin.generate
-
-    def generated(*args, **kwargs):
-        sys.audit(GENERATES)
-        return generate(*args, **kwargs)
-
-    GenerationMixin.generate = generated
+    # what no audit event tells of: files that are written by C++ and Rust
+    for owner, name, event in (
+        (GenerationMixin, "generate", lambda *args: (GENERATES,)),
+        (torch, "save", lambda content, path, *args: (WRITES, str(path))),
+        (safetensors.torch, "serialize_file", lambda content, path, *args: (WRITES, str(path))),
+    ):
+        setattr(owner, name, _audited(getattr(owner, name), event))
     sys.addaudithook(hook)
 
 
-def die(delay: float) -> None:
-    """Have the process group killed in `delay` seconds."""
+def _audited(function: Callable, event: Callable) -> Callable:
+    def audited(*args, **kwargs):
+        sys.audit(*event(*args))
+        return function(*args, **kwargs)
+
+    return audited
+
+
+def die(delay: float, whole: bool) -> None:
+    """Have this process, or its whole group, killed in `delay` seconds."""
+    victim = os.getpid()
     if delay and os.fork():
         return
     time.sleep(delay)
-    os.killpg(0, signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL) if whole else os.kill(victim, signal.SIGKILL)
+    os._exit(0)
 
 
-def start(name: str, folder: Path, *words: str, at: int | None = None, delay: float = 0) -> int:
-    """Start a run as a process group of its own, and return its number."""
+def start(
+    name: str,
+    folder: Path,
+    *words: str,
+    processes: int = 1,
+    at: int | None = None,
+    act: Callable[[], None] = lambda: None,
+    rank: int = 0,
+) -> int:
+    """Start a run as a process group of its own, and return its number.
+
+    Upon event `at` of one of its processes, which has that `rank`, that process does `act`.
+    """
     recipe, config, options = RUNS[name]
     if process := os.fork():
         os.setpgid(process, process)
         return process
-    code: object = 1
-    try:
-        os.setpgid(0, 0)
-        with open(folder.with_suffix(".log"), "a") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        os.chdir(ROOT)
+    log = beside(folder, ".log")
+
+    def work() -> None:
+        mine = int(os.environ.get("RANK", 0))
+        with open(log, "a") as stream:
+            os.dup2(stream.fileno(), 1)
+            os.dup2(stream.fileno(), 2)
         given = ["--config", f"configs/tiny/{config}.yaml", "--output_dir", str(folder)]
         sys.argv = [recipe, *given, *COMMON.split(), *options.split(), *words]
         seen: list[str] = []
-        watch(folder, at, delay, seen)
+        watch(folder, at if mine == rank else None, act, seen)
         try:
             runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"), run_name="__main__")
-            code = 0
         except SystemExit as stop:
-            code = stop.code or 0
-            print(code, flush=True)
-        folder.with_suffix(".events").write_text("\n".join(seen))
+            if stop.code:
+                print(stop.code, flush=True)
+                raise
+        beside(folder, f".events{mine}").write_text("\n".join(seen))
+
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        os.chdir(ROOT)
+        if processes == 1:
+            work()
+        else:  # as accelerate launch does, without its imports
+            with open(log, "a") as stream:
+                os.dup2(stream.fileno(), 2)
+            os.environ["ACCELERATE_USE_CPU"] = "true"
+            given = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0}
+            given |= {"start_method": "fork", "monitor_interval": 0.1}
+            elastic_launch(LaunchConfig(1, 1, processes, run_id=str(folder), **given), work)()
+        code = 0
+    except SystemExit:
+        pass
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if code == 0 else 1)
+        os._exit(code)
 
 
-def ended(process: int) -> int:
+def beside(folder: Path, ending: str) -> Path:
+    """Return the file of what a run said or did, which is not on a disk with faults."""
+    home = folder.parent.parent if folder.parent.name == DISK else folder.parent
+    return home / (folder.name + ending)
+
+
+def ended(process: int, patience: float = 600) -> int | str:
     """Wait for a run and return its exit code, below 0 if it was killed."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    until = time.time() + patience
+    while time.time() < until:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return "did not end"
 
 
 def recorded(folder: Path) -> str:
@@ -206,38 +278,144 @@ def differences(one: Path, other: Path) -> list[str]:
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
-def killed(name: str, phase: str, whole: Path, seconds: float, folder: Path, rng) -> str:
-    """Kill a run, resume it, and say how that ended."""
-    seen = whole.with_suffix(".events").read_text().split("\n")
-    places = [n for n, each in enumerate(seen) if each == phase]
-    if phase == "random":
-        process = start(name, folder)
+def resumed(name: str, whole: Path, folder: Path, processes: int = 1) -> str:
+    """Resume a run, and say how that ended."""
+    again = start(name, folder, "--resume_from_checkpoint", "auto", processes=processes)
+    if code := ended(again):
+        return f"REFUSED: {code} {said(folder)[-1:]}"
+    found = differences(whole, folder)
+    return f"DIFFERENT: {', '.join(found)}" if found else "identical"
+
+
+def said(folder: Path) -> list[str]:
+    """Return the lines of a run."""
+    return beside(folder, ".log").read_text().strip().splitlines()
+
+
+def killed(
+    name: str, phase: str, whole: Path, seconds: float, folder: Path, rng: random.Random, of: int
+) -> str:
+    """Kill a run of `of` processes, resume it, and say how that ended."""
+    rank, everyone = rng.randrange(of), of == 1 or rng.random() < 0.5
+    seen = beside(whole, f".events{rank}").read_text().split("\n")
+    anywhere = phase == "twice" or (phase == "random" and not everyone)
+    places = [n for n, each in enumerate(seen) if anywhere or each.partition(" ")[0] == phase]
+    if phase == "random" and everyone:
+        process = start(name, folder, processes=of)
         time.sleep(rng.random() * seconds)
         os.killpg(process, signal.SIGKILL)
-        where = ""
-    elif places:
-        at, delay = rng.choice(places), rng.choice((0, 0.005 * rng.random()))
-        process = start(name, folder, at=at, delay=delay)
-        where = f" (event {at} of {len(seen)}, {1000 * delay:.1f} ms)"
-    else:
+        ended(process)
+        return resumed(name, whole, folder, of)
+    if not places:
         return "never happens"
-    code = ended(process)
-    if code != -signal.SIGKILL and phase != "random":
+    at, delay = rng.choice(places), rng.choice((0, 0.005 * rng.random()))
+    where = f" (event {at} of {len(seen)}, {1000 * delay:.1f} ms"
+    where += f", {'both' if everyone else f'rank {rank}'})" if of > 1 else ")"
+    how = {"processes": of, "rank": rank, "act": partial(die, delay, everyone)}
+    code = ended(start(name, folder, at=at, **how), PATIENCE)
+    if code in (0, "did not end") and not (code == 0 and at > len(seen) - 5):
         return f"FAILED: was to be killed and ended with {code}{where}"
     recorded(folder)
-    if code := ended(start(name, folder, "--resume_from_checkpoint", "auto")):
-        last = folder.with_suffix(".log").read_text().strip().splitlines()[-1]
-        return f"REFUSED: {code} {last}{where}"
-    found = differences(whole, folder)
-    return f"DIFFERENT: {', '.join(found)}{where}" if found else "identical"
+    if phase == "twice":
+        at = rng.randrange(len(seen))
+        more = ["--resume_from_checkpoint", "auto"]
+        if ended(start(name, folder, *more, at=at, **how), PATIENCE) == "did not end":
+            return f"FAILED: did not end{where}"
+    found = resumed(name, whole, folder, of)
+    return found if found == "identical" else found + where
+
+
+def damaged(name: str, whole: Path, folder: Path, of: int) -> Iterator[str]:
+    """Damage the last checkpoint of a run in every way, and say how the run ends then."""
+    for file in sorted(path for path in (whole / LAST).rglob("*") if path.is_file()):
+        content, middle = file.read_bytes(), file.stat().st_size // 2
+        flipped = bytes([content[middle] ^ 1]) if content else b""
+        ways = {
+            "missing": None,
+            "empty": b"",
+            "half": content[:middle],
+            "a bit": content[:middle] + flipped + content[middle + 1 :],
+        }
+        for way, left in ways.items():
+            if left == content:
+                continue
+            shutil.copytree(whole, folder)
+            target = folder / file.relative_to(whole)
+            target.unlink()
+            if left is not None:
+                target.write_bytes(left)
+            where = f" ({target.relative_to(folder)}, {way})"
+            that = ["--resume_from_checkpoint", str(folder / LAST)]
+            code, lines = ended(start(name, folder, *that, processes=of)), said(folder)
+            if code != 1 or not sentence(lines, f"{LAST}' (has|lacks)"):
+                yield f"NOT NOTICED: {code} {lines[-1:]}{where}"
+            found = resumed(name, whole, folder, of)
+            if found == "identical" and not any(
+                f"skipped {folder / LAST}" in x for x in said(folder)
+            ):
+                found = "NOT NOTICED:"
+            yield found if found == "identical" else found + where
+            shutil.rmtree(folder)
+            beside(folder, ".log").unlink()
+
+
+def sentence(lines: list[str], says: str) -> bool:
+    """Return whether a run ended with one sentence, on each of its processes."""
+    errors = [line for line in lines if line.startswith("error: ")]
+    own = not any("Traceback" in line and "elastic" not in line for line in lines)
+    return bool(own and errors and all(re.search(says, line) for line in errors))
+
+
+def faulty(name: str, whole: Path, disk: Path) -> Iterator[str]:
+    """Let the disk be full, or read-only, from each file on, and say how the run ends then."""
+    first: dict[str, int] = {}
+    for number, line in enumerate(beside(whole, ".events0").read_text().split("\n")):
+        what = line.split(" ", 1)[1]
+        if not what.startswith(GENERATES):
+            # once for each name, whatever the step; the first checkpoint has none before it
+            first.setdefault(re.sub(r"\d+", "N", what) + " 2" * (f"{LAST}" in line), number)
+    filler, folder = disk / "filler", disk / "run"
+
+    def fill() -> None:
+        with filler.open("wb") as stream:
+            free = os.statvfs(disk)
+            os.posix_fallocate(stream.fileno(), 0, max(free.f_bavail * free.f_bsize, 1))
+
+    ways = {"full": fill, "read-only": partial(mount, disk, READ_ONLY)}
+    for what, at in first.items():
+        for way, act in ways.items():
+            code = ended(start(name, folder, at=at, act=act))
+            mount(disk, READ_WRITE)
+            filler.unlink(missing_ok=True)
+            lines, where = said(folder), f" (disk {way} from {what})"
+            if code and not sentence(lines, r"cannot be written|could not be written"):
+                yield f"NO SENTENCE: {code} {lines[-1:]}{where}"
+            if "BUSY" in lines:
+                yield "open for writing just then"
+            found = resumed(name, whole, folder)
+            yield found if found == "identical" else found + where
+            shutil.rmtree(folder)
+            beside(folder, ".log").unlink()
+
+
+def mount(disk: Path, flags: int) -> None:
+    """Mount 64 MiB of memory as a disk, or mount it again with other flags."""
+    libc, size = ctypes.CDLL(None, use_errno=True), b"" if flags else b"size=64m"
+    if libc.mount(b"tmpfs", str(disk).encode(), b"tmpfs", flags, size):
+        if ctypes.get_errno() != errno.EBUSY:
+            raise OSError(ctypes.get_errno(), "mount (are you root?)")
+        print("BUSY", flush=True)
 
 
 def main() -> None:
-    """Parse the options, kill, resume, report."""
+    """Parse the options, stop runs, resume them, report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=4, help="of each phase")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--damage", action="store_true", help="damage checkpoints instead")
+    parser.add_argument("--faults", action="store_true", help="let writing fail instead")
     parser.add_argument("--short", action="store_true", help="three runs, each killed once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to keep the runs that went wrong")
@@ -245,31 +423,55 @@ def main() -> None:
     base = args.folder or Path(tempfile.mkdtemp())
     base.mkdir(parents=True, exist_ok=True)
     os.environ["HF_DATASETS_CACHE"] = str(base / "datasets")
+    if args.faults:
+        (base / DISK).mkdir(exist_ok=True)
+        mount(base / DISK, 0)
     rng, total = random.Random(args.seed), Counter()
     plan = SHORT if args.short else dict.fromkeys(args.runs, args.phases)
     for name, phases in plan.items():
         whole, counts = base / f"{name}-whole", Counter()
         started = time.time()
-        if ended(start(name, whole)):
-            sys.exit(f"{name}: {whole.with_suffix('.log').read_text()[-2000:]}")
+        if ended(start(name, whole, processes=args.processes)):
+            sys.exit("\n".join([name, *said(whole)[-20:]]))
         seconds = time.time() - started
-        for phase in phases:
-            for number in range(1 if args.short else args.kills):
-                folder = base / f"{name}-{phase}-{number}"
-                result = killed(name, phase, whole, seconds, folder, rng)
-                counts[result.partition(":")[0]] += 1
-                if ":" in result:
-                    print(f"{folder}: {result}", flush=True)
-                else:
-                    shutil.rmtree(folder, ignore_errors=True)
+        for result in results(name, phases, whole, seconds, base, rng, args):
+            counts[result.partition(":")[0]] += 1
+            if ":" in result:
+                print(f"{name}: {result}", flush=True)
         print(f"{name}: {', '.join(f'{n} {what}' for what, n in counts.items())}", flush=True)
         total += counts
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     hours = (used.ru_utime + used.ru_stime) / 3600
     print(f"all: {', '.join(f'{n} {what}' for what, n in total.items())}; {hours:.2f} CPU hours")
+    if args.faults:
+        ctypes.CDLL(None).umount(str(base / DISK).encode())
     if args.folder is None:
         shutil.rmtree(base, ignore_errors=True)
-    sys.exit(bool(total.keys() - {"identical", "never happens"}))
+    sys.exit(any(map(str.isupper, total)))
+
+
+def results(
+    name: str,
+    phases: Iterable[str],
+    whole: Path,
+    seconds: float,
+    base: Path,
+    rng: random.Random,
+    args: argparse.Namespace,
+) -> Iterator[str]:
+    """Return how runs ended, one after another."""
+    if args.damage:
+        yield from damaged(name, whole, base / f"{name}-damaged", args.processes)
+    elif args.faults:
+        yield from faulty(name, whole, base / DISK)
+    else:
+        for phase in phases:
+            for number in range(1 if args.short else args.kills):
+                folder = base / f"{name}-{phase}-{number}"
+                result = killed(name, phase, whole, seconds, folder, rng, args.processes)
+                yield f"{result} [{folder.name}]" if ":" in result else result
+                if ":" not in result:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def two_processes(request, tmp_path_factory):
     """The folder in which the script beside a test module, run on two processes, left its results.
 
     The script of `test_NAME.py` is `NAME.py`; it takes the folder. `ACCELERATE` in the test module
-    names another launch than configs/accelerate/cpu_2proc.yaml.
+    names another launch than configs/accelerate/cpu_2proc.yaml, `TIMEOUT` more than ten minutes.
     """
     folder = tmp_path_factory.mktemp("two")
     script = request.module.__name__.removeprefix("test_")
@@ -163,7 +163,13 @@ def two_processes(request, tmp_path_factory):
         "ACCELERATE_USE_CPU": str(config == "cpu_2proc").lower(),  # true would turn ZeRO into DDP
     }
     done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=getattr(request.module, "TIMEOUT", 600),
+        check=False,
     )
     assert done.returncode == 0, cause(done.stderr)
     return folder

@@ -81,7 +81,16 @@ def own_fields(name, which):
     return {k: v for k, v in OWN.get(name, {}).items() if k in row.trainer_reads}
 
 
-def build(name, which="chapter", *, model=None, answer=completion, rewards=None, **config):
+def build(
+    name,
+    which="chapter",
+    *,
+    model=None,
+    answer=completion,
+    rewards=None,
+    peft_config=None,
+    **config,
+):
     """A trainer on ten prompts with two rewards and fixed completions; "stock" is TRL's own."""
     ours = name != "stock"
     trainer, config_class = which if not ours else (PolicyGradientTrainer, PolicyGradientConfig)
@@ -108,6 +117,7 @@ def build(name, which="chapter", *, model=None, answer=completion, rewards=None,
         args=config_class(**{**defaults, **config}),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
+        peft_config=peft_config,
         **({"algorithm": name, "formulation": which} if ours else {}),
     )
     if answer is not None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -289,10 +290,19 @@ def test_write_whole_leaves_nothing_behind_when_writing_fails(tmp_path):
 
 
 def test_replace_folder_swaps_whole_folders(tmp_path):
-    target = tmp_path / "model"
+    target, waits = tmp_path / "model", []
+
+    def write(folder):
+        os.mkdir(folder)
+        (Path(folder) / "w").write_text(text)
+
+    def wait():  # until all processes have written; meanwhile, the old one stays
+        waits.append((target / "w").read_text() if target.exists() else None)
+
     for text in ("one", "two"):
-        output.replace_folder(target, lambda p, t=text: (p.mkdir(), (p / "w").write_text(t)), True)
+        output.replace_folder(target, write, True, wait)
         assert (target / "w").read_text() == text
+    assert waits == [None, "one"]
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
@@ -402,6 +412,19 @@ def test_damage_that_leaves_a_manifest_readable_is_noticed(tmp_path):
     manifest = checkpoint(tmp_path / "checkpoint-1") / "manifest.json"
     manifest.write_text(manifest.read_text().replace("false", "0"))
     assert output.checkpoint_fault(manifest.parent) == "has a damaged manifest.json"
+
+
+def test_a_checkpoint_is_on_the_disk_before_older_ones_may_go(tmp_path, monkeypatch):
+    folder, done = checkpoint(tmp_path / "checkpoint-1"), []
+    (folder / "manifest.json").unlink()
+    files = {str(path) for path in folder.rglob("*")}
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda n: done.append(os.readlink(f"/proc/self/fd/{n}")))
+    monkeypatch.setattr(os, "replace", lambda *args: (done.append("rename"), replace(*args)))
+    output.write_manifest(folder, True, save_only_model=False)
+    before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
+    assert {*before} == files
+    assert {*after} == {str(folder / "manifest.json"), str(folder), str(tmp_path)}
 
 
 def test_without_checksums_only_sizes_are_compared(tmp_path):

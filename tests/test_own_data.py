@@ -85,6 +85,27 @@ def test_a_recipe_runs_on_ones_own_files_and_model(recipe, run, own_model, tmp_p
     assert json.loads((folder / "summary.json").read_text())["steps"] == 6
 
 
+def test_rows_that_were_edited_are_not_trained_on_unasked(run, refused, own_model, tmp_path):
+    given = [*words("dpo", own_model, tmp_path), "--dataset.eval_size", 8, "--logging_steps", 1]
+    config = ROOT / "configs" / "own" / "dpo"
+    folder, _ = run("dpo", config, *given)
+    file, more = tmp_path / "train.jsonl", ["--max_steps", 5, "--resume_from_checkpoint", "auto"]
+    whole = file.read_text()
+    file.write_text(whole.replace('"rejected"', '"rejected" ', 1))  # the same rows
+    run("dpo", config, *given, *more)
+    log = json.loads((folder / "log.json").read_text())
+    tokens = [line["num_tokens"] for line in log if "loss" in line]
+    assert len(tokens) == 5 and tokens[4] > tokens[3] > 3 * (tokens[4] - tokens[3]) / 2
+    rows = [json.loads(line) for line in whole.splitlines()]
+    rows[3]["chosen"][0]["content"] += "!"
+    write_lines(file, rows)
+    more[1] = 6
+    sentence = refused("dpo", config, *given, *more)
+    assert "rows are not those that" in sentence and "resume_changed: [dataset]" in sentence
+    run("dpo", config, *given, *more, "--resume_changed", "dataset")
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 6
+
+
 def test_prompts_may_be_texts_and_nothing_held_out(run, own_model, tmp_path):
     rows = [{**row, "prompt": row["prompt"][0]["content"]} for row in prompts()]
     config = tmp_path / "mine"

@@ -27,7 +27,7 @@ from policy_gradient_cases import (
     right,
     shaped,
 )
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 
@@ -689,74 +689,6 @@ def test_resumed_in_a_later_epoch_is_bit_identical(tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-
-
-# num_iterations, steps_per_generation, gradient_accumulation_steps
-GRID = [(n, steps, window) for n in (1, 3) for steps in (1, 4) for window in (1, 2)]
-STEPS = 12
-
-
-def resumed_at(folder, steps, spoil=lambda saved: None, name="grpo", **config):
-    """Return, for every step, whether a run resumed there ends as one that was never stopped."""
-    config = {
-        "per_device_train_batch_size": 4,
-        "max_completion_length": 6,
-        "max_steps": STEPS,
-        "learning_rate": 1e-3,
-        "answer": None,
-        **config,
-    }
-    saving = {"save_strategy": "steps", "save_steps": 1}
-    whole = build(name, output_dir=str(folder), **config, **saving)
-    whole.train()
-    found = {}
-    for step in steps:
-        spoil(saved := folder / f"checkpoint-{step}")
-        resumed = build(name, output_dir=str(folder / "again"), **config)
-        resumed.train(resume_from_checkpoint=str(saved))
-        pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
-        found[step] = all(torch.equal(a, b) for a, b in pairs)
-    return found
-
-
-@pytest.mark.promise
-@pytest.mark.parametrize(("iterations", "steps", "window"), GRID)
-def test_resumed_at_every_step_is_bit_identical(iterations, steps, window, tmp_path):
-    config = {"num_iterations": iterations, "steps_per_generation": steps}
-    config["gradient_accumulation_steps"] = window
-    assert all(resumed_at(tmp_path, range(1, STEPS), **config).values())
-
-
-def test_resumed_inside_a_generation_is_bit_identical(tmp_path):
-    # a generation lasts 6 optimizer steps
-    config = {"num_iterations": 3, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
-    # DAPO counts the tokens of its accumulation windows as well
-    config |= {"name": "dapo", "max_completion_length": LIMIT}
-    assert resumed_at(tmp_path, (1, 5, 6, 9), **config) == {1: True, 5: True, 6: True, 9: True}
-
-
-@pytest.mark.parametrize(
-    "forgotten",
-    [{"step": 0}, {"buffered_inputs": None}, {"world_size": 2}],
-    ids=lambda forgotten: min(forgotten),
-)
-def test_what_a_checkpoint_must_hold_of_a_generation(forgotten, tmp_path):
-    def forget(saved):
-        file = saved / "policy_gradient_state_0.pt"
-        torch.save({**torch.load(file, weights_only=True), **forgotten}, file)
-
-    config = {"num_iterations": 3, "steps_per_generation": 4, "max_steps": 7}
-    assert resumed_at(tmp_path, [5], forget, **config) == {5: False}
-
-
-def test_a_synced_reference_is_kept(tmp_path):
-    def forget(saved):
-        model = AutoModelForCausalLM.from_pretrained(checkpoint())
-        torch.save(model.state_dict(), saved / "synced_reference.pt")
-
-    config = {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 2, "max_steps": 6}
-    assert resumed_at(tmp_path, [3], **config) == {3: True}
-    assert resumed_at(tmp_path / "forgotten", [3], forget, **config) == {3: False}
 
 
 class _Breaks(TrainerCallback):

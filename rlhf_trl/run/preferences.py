@@ -34,7 +34,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     )
     report_fitted(trainer)
     add_panels(trainer, own.samples, data.held_out or data.train)
-    train.run(trainer, loaded, data.tasks, loaded.row.label)
+    train.run(trainer, loaded, data, loaded.row.label)
 
 
 def prepare_preferences(

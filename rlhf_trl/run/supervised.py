@@ -55,7 +55,7 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
                 flush=True,
             )
     add_panels(trainer, own.samples, data.held_out or data.train)
-    train.run(trainer, loaded, data.tasks, "sft")
+    train.run(trainer, loaded, data, "sft")
 
 
 def _check(loaded: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
@@ -21,6 +22,7 @@ from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
+from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
@@ -168,6 +170,27 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
         print(f"with {cause}, it cannot go on exactly as it would have", flush=True)
 
 
+def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
+    """Return a CRC-32 of the examples on each side; refuse others than a checkpoint was made with.
+
+    It takes a second for 100 MB, whatever file and order of buffers the rows lie in.
+    """
+    checkpoint, found = loaded.trl.resume_from_checkpoint, {}
+    for side, rows in (("train", data.train), ("held-out", data.held_out)):
+        for batch in rows.with_format("arrow").iter(1000) if rows else ():
+            text = json.dumps(batch.to_pydict(), default=str)
+            found[side] = zlib.crc32(text.encode(), found.get(side, 0))
+    before = output.read_manifest(checkpoint).get("rows", found) if checkpoint else found
+    changed = " and ".join(side for side in found if found[side] != before.get(side))
+    if changed and "dataset" not in loaded.own.resume_changed:
+        raise InputError(
+            f"resume_from_checkpoint: the {changed} rows are not those that {checkpoint} was made "
+            "with; restore the data, write resume_changed: [dataset] if it is meant, or start a "
+            "new run in another output_dir."
+        )
+    return found
+
+
 def _changed(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what a run was given before and what is given now, where the two differ."""
     # as a manifest holds them
@@ -311,7 +334,7 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     if data.tasks is None and data.held_out is not None:
         trainer.held_out, trainer.scores = data.held_out.to_list(), {}
     add_panels(trainer, loaded.own.samples, data.held_out or data.train)
-    run(trainer, loaded, data.tasks, loaded.row.label)
+    run(trainer, loaded, data, loaded.row.label)
 
 
 def report_dropped(data: Examples, args: Any) -> None:
@@ -362,7 +385,7 @@ def check_rewards(args: Any, rewards: list[Any]) -> None:
 def run(
     trainer: Any,
     loaded: Any,
-    tasks: Any,
+    data: Examples,
     name: str,
     extra: Callable[[Any, Path, str], None] | None = None,
 ) -> None:
@@ -376,11 +399,12 @@ def run(
     Args:
         trainer: a TRL trainer with `AnswersHeldOut`.
         loaded: what `load_config` returned.
-        tasks (`GymTasks`): the questions to answer in evaluation, if they are the gym's.
+        data: the examples; questions of the gym's tasks, if any, are answered in evaluation.
         name: the algorithm, for people.
         extra: writes what else the main process knows; takes trainer, folder and title.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
+    tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None
     if tasks is not None:
         trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
     held_out = getattr(trainer, "held_out", ())
@@ -393,6 +417,7 @@ def run(
         "given": loaded.given,
         "launch": launch.describe_launch(args, name),
         "versions": report.versions(),
+        **({"rows": _check_rows(loaded, data)} if loaded.own.save_checksums else {}),
     }
     if loaded.own.rollouts != "off":
         facts = {"name": name, "seed": args.seed, "processes": args.world_size}
@@ -443,9 +468,10 @@ def run(
     if trainer.rollouts is not None:
         trainer.rollouts.flush()
         trainer.rollouts.close()
-    output.replace_folder(folder / "model", lambda p: trainer.save_model(str(p)), main_process)
+    wait = trainer.accelerator.wait_for_everyone
+    output.replace_folder(folder / "model", trainer.save_model, main_process, wait)
     if save := getattr(trainer, "save_value_model", None):
-        output.replace_folder(folder / "value_model", lambda p: save(str(p)), main_process)
+        output.replace_folder(folder / "value_model", save, main_process, wait)
     trainer.end()
     if not main_process:
         return

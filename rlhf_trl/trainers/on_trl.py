@@ -1,5 +1,6 @@
 """What all our trainers have in common: they stand on methods of TRL and transformers."""
 
+import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -85,6 +86,14 @@ class OnTRL:
             general = [tag for tag in self._tag_names if tag not in algorithms.ALGORITHMS]
             self._tag_names, self._paper = [*general, algorithm], paper(algorithm)
         super().__init__(*args, **kwargs)
+        if self.is_deepspeed_enabled:  # which else unpickles whatever a checkpoint holds
+            from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+            from deepspeed.runtime.zero.config import ZeroStageEnum
+            from deepspeed.utils.tensor_fragment import fragment_address
+
+            known: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+            torch.serialization.add_safe_globals(known)
+            os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
     # Extends Trainer._save_checkpoint, which deletes older checkpoints before all files of the new
     # one are there; with a limit of 1, a kill would leave none.
@@ -137,20 +146,36 @@ class OnTRL:
         """Write what a trainer adds to a checkpoint; all processes call it."""
         if self.rollouts is not None:  # so that a resumed run has no gap
             self.rollouts.flush()
-        if getattr(self.args, "sync_ref_model", False) and self.args.should_save:
-            torch.save(self.accelerator.unwrap_model(self.ref_model).state_dict(), folder / SYNCED)
+        if self.args.include_num_input_tokens_seen == "no":  # else it is for another count
+            counted = getattr(self, "_total_train_tokens", 0)  # which a resumed run would not know
+            self.state.num_input_tokens_seen = max(self.state.num_input_tokens_seen, counted)
+        if getattr(self.args, "sync_ref_model", False):
+            synced = self.accelerator.get_state_dict(self.ref_model)
+            if self.args.should_save:
+                torch.save(synced, folder / SYNCED)
 
     # Extends Trainer._load_optimizer_and_scheduler: the counterpart.
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and getattr(self.args, "sync_ref_model", False):
-            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if checkpoint is None:
+            return
+        if self.args.include_num_input_tokens_seen == "no":
+            self._total_train_tokens = self.state.num_input_tokens_seen
+        if getattr(self.args, "sync_ref_model", False):
+            if self.is_fsdp_enabled:
                 raise InputError(
-                    "resume_from_checkpoint: checkpoints do not hold the reference model that "
-                    "sync_ref_model moves where it may be shared out (DeepSpeed, FSDP); start anew."
+                    "resume_from_checkpoint: the reference model that sync_ref_model moves is not "
+                    "brought back where FSDP shares it out; start anew, or use DeepSpeed."
                 )
             synced = torch.load(Path(checkpoint, SYNCED), map_location="cpu", weights_only=True)
-            self.accelerator.unwrap_model(self.ref_model).load_state_dict(synced)
+            reference = self.accelerator.unwrap_model(self.ref_model)
+            if not self.is_deepspeed_enabled:
+                reference.load_state_dict(synced)
+                return
+            from deepspeed.zero import GatheredParameters
+
+            with GatheredParameters(reference.parameters(), modifier_rank=0):  # of ZeRO-3
+                reference.load_state_dict(synced)
 
     # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.
     def _push_from_checkpoint(self, checkpoint_folder):
