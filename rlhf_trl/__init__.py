@@ -4,6 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlhf_trl.book.selection import (
+        random_k_overall,
+        random_per_prompt,
+        top_k_overall,
+        top_per_prompt,
+    )
     from rlhf_trl.losses import (
         PolicyGradientLoss,
         PreferenceLoss,
@@ -17,11 +23,17 @@ __all__ = [
     "PreferenceLoss",
     "policy_gradient_loss",
     "preference_loss",
+    "random_k_overall",
+    "random_per_prompt",
     "reward_loss",
+    "top_k_overall",
+    "top_per_prompt",
 ]
 
 # Loaded on first use: `import rlhf_trl` itself loads neither torch nor trl.
 _HOME = dict.fromkeys(__all__, "rlhf_trl.losses")
+_SELECTIONS = ("top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall")
+_HOME |= dict.fromkeys(_SELECTIONS, "rlhf_trl.book.selection")
 
 
 def __getattr__(name: str) -> Any:

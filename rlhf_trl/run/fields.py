@@ -12,7 +12,7 @@ from rlhf_trl.data.judgments import OutcomeData as OutcomeData
 from rlhf_trl.data.judgments import ProcessData as ProcessData
 from rlhf_trl.data.judgments import RewardData as RewardData
 from rlhf_trl.data.pairs import PreferenceData
-from rlhf_trl.data.prompts import PromptData
+from rlhf_trl.data.prompts import PromptData as PromptData
 from rlhf_trl.run.launch import Expect
 
 
