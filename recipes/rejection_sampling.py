@@ -5,7 +5,7 @@ accelerate launch --config_file configs/accelerate/cpu.yaml recipes/rejection_sa
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from rlhf_trl.run.config import load_config
 from rlhf_trl.run.fields import AnyRun, PromptData, Samples
@@ -27,6 +27,7 @@ class Run(AnyRun):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     reward_funcs: list[str] = field(default_factory=list)
     reward_model: str | None = None
     reward_aggregate: str | None = None

@@ -95,6 +95,8 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     train.begin(loaded, NAME)
     with train.reading(args, own.dataset):
         data = load_prompts(own.dataset)
+    if own.chat_template_kwargs:
+        _tell_template(data, own.chat_template_kwargs)
     train.report_dropped(data, args)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
@@ -109,6 +111,16 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     _train(_round(loaded, own.rounds, root, root, None), data, tokenizer, trainer_class)
 
 
+def _tell_template(data: Examples, given: dict[str, Any]) -> None:
+    """Let prompts have what the chat template gets, where TRL and `prompt_texts` look for it."""
+    column = {"chat_template_kwargs": given}
+    data.train = data.train.map(lambda _: column)
+    if data.held_out is not None:
+        data.held_out = data.held_out.map(lambda _: column)
+    for row in data.tasks.held_out if data.tasks else ():
+        row.update(column)
+
+
 def _check(loaded: Any) -> None:
     """Refuse what contradicts the method."""
     own, args, given = loaded.own, loaded.trl, loaded.given
@@ -119,9 +131,9 @@ def _check(loaded: Any) -> None:
                 "answers as they were sampled, and nothing else; remove it."
             )
         setattr(args, key, value)
-    for key, least in {"num_generations": 1, "max_completion_length": 1, "rounds": 1}.items():
-        if getattr(own, key) < least:
-            raise InputError(f"{key}: {getattr(own, key)} is too few; write {least} or more.")
+    for key in ("num_generations", "max_completion_length", "rounds", "k"):
+        if (value := getattr(own, key)) is not None and value < 1:
+            raise InputError(f"{key}: {value} is too few; write 1 or more.")
     if own.temperature <= 0:
         raise InputError(
             f"temperature: {own.temperature} gives the same answer {own.num_generations} times; "
@@ -218,6 +230,9 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     they depend on: not on what is selected.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
+    columns, functions = data.train.column_names, []
+    if own.reward_funcs or not own.reward_model:
+        functions += load_rewards(own.reward_funcs, data.tasks, columns)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
     asked = _key(
@@ -234,10 +249,6 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
 
     found = kept(folder / f"answers-{asked}.jsonl", len(rows), sample)
     answers = [[Completion(*one) for one in each] for each in found]
-    columns = data.train.column_names
-    functions = load_rewards(own.reward_funcs, data.tasks, columns) if own.reward_funcs else []
-    if not functions and not own.reward_model:
-        load_rewards([], data.tasks)  # says what to name
     judged = _key(
         code=code(),
         functions=[(f.__name__, _source(f)) for f in functions],
