@@ -226,12 +226,10 @@ def test_mistakes_are_one_sentence(refused, tmp_path, words, sentence):
 
 
 def test_a_reward_model_or_reward_functions_are_needed(refused, tmp_path):
-    config = tmp_path / "none.yaml"
     base = ROOT / "configs/tiny/rejection_sampling.yaml"
-    config.write_text(f"extends: {base}
-reward_funcs: !unset
-")
-    sentence = refused("rejection_sampling", tmp_path / "none", *SMALL, "--rollouts", tmp_path / "rollouts")
+    (tmp_path / "none.yaml").write_text(f"extends: {base}\nreward_funcs: !unset\n")
+    words = [*SMALL, "--rollouts", tmp_path / "rollouts"]
+    sentence = refused("rejection_sampling", tmp_path / "none", *words)
     assert "reward_funcs is empty; name at least one of exact_match" in sentence
 
 
