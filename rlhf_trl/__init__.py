@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlhf_trl.losses import (
         PolicyGradientLoss,
         PreferenceLoss,
+        distillation_loss,
         policy_gradient_loss,
         preference_loss,
         reward_loss,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PolicyGradientLoss",
     "PreferenceLoss",
+    "distillation_loss",
     "policy_gradient_loss",
     "preference_loss",
     "random_k_overall",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlhf_trl import (
+    distillation_loss,
     policy_gradient_loss,
     preference_loss,
     random_k_overall,
@@ -21,6 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 POLICY_GRADIENT = json.loads((GOLDEN / "policy_gradient.json").read_text())
 KL = json.loads((GOLDEN / "kl.json").read_text())
 PREFERENCE = json.loads((GOLDEN / "preference.json").read_text())
+DISTILLATION = json.loads((GOLDEN / "distillation.json").read_text())
 SELECTION = json.loads((GOLDEN / "selection.json").read_text())
 
 OUR_NAME = {
@@ -102,6 +104,23 @@ def test_preference_case(case):
     assert_close(gradients[1], expected["grad_policy_rejected_logps"], relative)
     averaged = formulation(name, "code").logps == "mean"
     assert averaged == case["length_normalized"]
+
+
+@pytest.mark.parametrize("case", DISTILLATION)
+def test_distillation_case(case):  # a prompt's completions, each with one token of the prompt
+    student = float64(case["student"]).requires_grad_()
+    teacher, mask = float64(case["teacher"]), float64(case["mask"])
+    loss = distillation_loss(
+        "sdpo",
+        formulation="code",
+        logits=student[:, :-1],
+        teacher_logits=teacher[:, :-1],
+        mask=mask,
+        kl_top_k=case["top_k"],
+    )
+    (gradient,) = torch.autograd.grad(loss, student)
+    assert_close(loss, case["loss"], 1e-9)
+    assert_close(gradient, case["grad"], 1e-9)
 
 
 @pytest.mark.parametrize("case", SELECTION)
