@@ -17,7 +17,7 @@ class Run(AnyRun):
     """The fields of this recipe beside TRL's SFTConfig and ModelConfig."""
 
     dataset: DemonstrationData
-    demonstrator: Literal["imperfect", "right"] = "imperfect"  # of reasoning-gym tasks
+    demonstrator: Literal["imperfect", "right", "hinted"] = "imperfect"  # of reasoning-gym tasks
     max_completion_length: int = 64  # of generated answers
     samples: Samples = field(default_factory=Samples)
 

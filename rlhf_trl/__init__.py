@@ -4,9 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlhf_trl.book.selection import (
+        random_k_overall,
+        random_per_prompt,
+        top_k_overall,
+        top_per_prompt,
+    )
     from rlhf_trl.losses import (
         PolicyGradientLoss,
         PreferenceLoss,
+        distillation_loss,
         policy_gradient_loss,
         preference_loss,
         reward_loss,
@@ -15,13 +22,20 @@ if TYPE_CHECKING:
 __all__ = [
     "PolicyGradientLoss",
     "PreferenceLoss",
+    "distillation_loss",
     "policy_gradient_loss",
     "preference_loss",
+    "random_k_overall",
+    "random_per_prompt",
     "reward_loss",
+    "top_k_overall",
+    "top_per_prompt",
 ]
 
 # Loaded on first use: `import rlhf_trl` itself loads neither torch nor trl.
 _HOME = dict.fromkeys(__all__, "rlhf_trl.losses")
+_SELECTIONS = ("top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall")
+_HOME |= dict.fromkeys(_SELECTIONS, "rlhf_trl.book.selection")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ micro-batch.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from types import ModuleType
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlhf_trl import algorithms, book
-from rlhf_trl.algorithms import Part, PolicyGradient, Preference, RewardModel
+from rlhf_trl.algorithms import Distillation, Part, PolicyGradient, Preference, RewardModel
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError, nearest
 
@@ -400,6 +400,125 @@ def scores_loss(row: RewardModel, params: Mapping[str, Any], **tensors: Tensor) 
     return _call(_function(book.aggregation, row.aggregation), params, tensors)
 
 
+def distillation_loss(
+    algorithm: str,
+    *,
+    mask: Tensor,
+    logps: Tensor | None = None,
+    teacher_logps: Tensor | None = None,
+    logits: Tensor | None = None,
+    teacher_logits: Tensor | None = None,
+    teacher_weights: Tensor | None = None,
+    num_generations: int | None = None,
+    normalizer: Tensor | float | None = None,
+    formulation: str = "chapter",
+    **params: Any,
+) -> Tensor:
+    """Compute the loss of on-policy distillation on one batch.
+
+    The result has the precision of the student's `logps` or `logits`. What stands on masked
+    positions never matters, not even a NaN.
+
+    Args:
+        algorithm: "opd" or "sdpo".
+        mask: (B, T) 1 on tokens that count, 0 elsewhere.
+        logps: (B, T) log-probabilities of the completion tokens under the student (opd, chapter).
+        teacher_logps: (B, T) the same under the teacher, or (K, B, T) under K teachers.
+        logits: (B, T, V) the student's, before each completion token (all others).
+        teacher_logits: (B, T, V) the teacher's, or (K, B, T, V) those of K teachers.
+        teacher_weights: (K,) or (K, B) weights of the teachers; None: all the same.
+        num_generations: completions per prompt, standing next to each other, where each prompt
+            counts the same (sdpo, code); None: the batch is one group.
+        normalizer: tokens of the whole accumulation window (opd, trl); None: those of this mask.
+        formulation: "chapter", "code" or "trl".
+        **params: kl_top_k (sdpo).
+
+    Returns:
+        The scalar loss.
+
+    Raises:
+        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor is
+            given that the formulation does not read, or one that it needs is not; if a shape or a
+            value is impossible.
+    """
+    row = algorithms.formulation(algorithm, formulation, "distillation")
+    numbers = row.parameters(params)
+    given = {"logps": logps, "logits": logits}
+    given |= {"teacher_logps": teacher_logps, "teacher_logits": teacher_logits, "mask": mask}
+    function = _function(book.distillation, row.loss)
+    name = _student(row)
+    tensors = _promoted(_named(row.label, function, given, {"mask"}), name)
+    student, teacher, mask = tensors[name], tensors[f"teacher_{name}"], tensors["mask"]
+    if student.dim() != (2 if name == "logps" else 3) or 0 in student.shape:
+        wanted = "(B, T)" if name == "logps" else "(B, T, V)"
+        raise InputError(
+            f"{row.label}: {name} must have shape {wanted}, not {tuple(student.shape)}"
+        )
+    like = f"{name} of shape {tuple(student.shape)}"
+    _check_shape(row.label, "mask", mask, student.shape[:2], like)
+    _check_mask(row.label, mask)
+    _check_window(row, normalizer)
+    _check_groups(row.label, num_generations, len(mask))
+    if teacher.dim() == student.dim():
+        teacher = teacher.unsqueeze(0)
+    _check_shape(row.label, f"teacher_{name}", teacher[0], student.shape, like)
+    for which, tensor in ((name, student[None]), (f"teacher_{name}", teacher)):
+        if not tensor[:, mask.bool()].isfinite().all():
+            raise InputError(f"{row.label}: {which} must be finite on the tokens that count")
+    if teacher_weights is None:
+        teacher_weights = torch.ones(len(teacher)) / len(teacher)
+    if len(teacher_weights) != len(teacher) or teacher_weights.shape[1:] not in (
+        (),
+        mask.shape[:1],
+    ):
+        raise InputError(
+            f"{row.label}: teacher_weights must have shape ({len(teacher)},) or ({len(teacher)}, B)"
+            f", not {tuple(teacher_weights.shape)}"
+        )
+    also = {"num_generations": num_generations, "normalizer": normalizer}
+    pairs = zip(teacher, teacher_weights.to(student), strict=True)
+    return distilled_loss(row, numbers, student, pairs, mask, **also)
+
+
+def distilled_loss(
+    row: Distillation,
+    params: Mapping[str, Any],
+    student: Tensor,
+    teachers: Iterable[tuple[Tensor, Tensor | float]],
+    mask: Tensor,
+    token_weights: Tensor | None = None,
+    **also: Any,
+) -> Tensor:
+    """Compute the loss without any check: what `distillation_loss` does after them.
+
+    Args:
+        row: the formulation.
+        params: what its `parameters` returned.
+        student: (B, T) log-probabilities or (B, T, V) logits, whichever the row's function reads.
+        teachers: the same of each teacher, with its weight: a number, or (B,).
+        mask: (B, T).
+        token_weights: (B, T) constants on the losses of the tokens.
+        **also: what the aggregation reads beside losses and mask.
+    """
+    function, name = _function(book.distillation, row.loss), _student(row)
+    counted = mask.bool().view(*mask.shape, *[1] * (student.dim() - 2))
+    student = torch.where(counted, student, 0)
+    losses: Tensor | float = 0
+    for teacher, weight in teachers:
+        pair = {name: student, f"teacher_{name}": torch.where(counted, teacher, 0)}
+        each = _call(function, params, pair)
+        losses = losses + (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight) * each
+    if token_weights is not None:
+        losses = losses * masked(token_weights, mask)
+    aggregate = _function(book.aggregation, row.aggregation)
+    return _call(aggregate, params, {"losses": losses, "mask": mask, **also})
+
+
+def _student(row: Distillation) -> str:
+    """Return what the row's function reads of the student."""
+    return next(iter(inspect.signature(_function(book.distillation, row.loss)).parameters))
+
+
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     """Refuse logits, labels and masks of tokens or steps that do not go together, or cannot be."""
     label, logits, labels = row.label, tensors["logits"], tensors["labels"]
@@ -592,7 +711,7 @@ def _check_reads(
             raise InputError(f"{row.label} needs {name} for {why}")
 
 
-def _check_window(row: PolicyGradient, normalizer: Tensor | float | None) -> None:
+def _check_window(row: PolicyGradient | Distillation, normalizer: Tensor | float | None) -> None:
     """Refuse a normalizer that is not a positive number, or that the row does not divide by."""
     if normalizer is None:
         return

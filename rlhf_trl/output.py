@@ -15,8 +15,10 @@ RECORD = "rollouts.sqlite"  # of rollouts, which loses what was generated after 
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
-AT_END = "model merged value_model log.json summary.json learning_curve.png scores.jsonl "
-AT_END += "reward_report.png"
+AT_END = """
+    model merged value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png
+    selection.json
+"""
 # What is there once a run is finished: the first and the last thing that it writes then, and one.
 FINISHED = "model summary.json learning_curve.png"
 
@@ -110,7 +112,8 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             return str(checkpoint)
         print(f"skipped {checkpoint}, which {fault}", flush=True)
     # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    early = (path.name.startswith((".", "samples-", RECORD)) for path in folder.iterdir())
+    kept = (".", "samples-", "answers", RECORD, "round-")
+    early = (path.name.startswith(kept) for path in folder.iterdir())
     if not (folder / "config.yaml").exists() and not all(early):
         raise InputError(
             f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "

@@ -23,6 +23,7 @@ from rlhf_trl.errors import InputError
 ROWS = [(name, which) for name, row in ALGORITHMS.items() for which in row.formulations]
 POLICY_GRADIENT = [row for row in ROWS if row[0] in names("policy_gradient")]
 PREFERENCE = [row for row in ROWS if row[0] in names("direct_alignment")]
+DISTILLATION = [row for row in ROWS if row[0] in names("distillation")]
 REWARD_MODEL = [row for row in ROWS if row[0] in names("reward_model")]
 TENSORS = {
     "logps", "old_logps", "mask", "rewards", "token_rewards", "binary_rewards", "num_generations",
@@ -99,6 +100,15 @@ def test_a_reward_row_names_functions(name, which):
     assert row.differs and (row.trl is True or row.trl)
 
 
+@pytest.mark.parametrize(("name", "which"), DISTILLATION)
+def test_a_distillation_row_names_functions(name, which):
+    row = formulation(name, which)
+    parameters = inspect.signature(getattr(book.distillation, row.loss)).parameters
+    assert set(row.reads) <= set(parameters) and hasattr(book.aggregation, row.aggregation)
+    assert ("kl_top_k" in row.reads) == (name == "sdpo")
+    assert row.differs and (row.trl is True or row.trl)
+
+
 @pytest.mark.parametrize(("name", "which"), ROWS)
 def test_what_a_row_reads_and_fixes_is_a_known_field(name, which):
     row = formulation(name, which)
@@ -130,6 +140,7 @@ def test_labels_are_the_chapters():
         ("rloo", "trl", "RLOOTrainer is not the trainer that the recipe builds on"),
         ("simpo", "trl", "CPOTrainer is not the trainer that the recipe builds on"),
         ("kwise", "code", "the book's code compares pairs only; it has chapter"),
+        ("opd", "code", "the book's code has self-distillation (sdpo) only; it has chapter, trl"),
     ],
 )
 def test_what_does_not_exist_is_named(name, which, says):
@@ -199,6 +210,14 @@ def trl_configs():
     return [*stable, trl.RewardConfig, ORPOConfig, CPOConfig]
 
 
+@pytest.fixture(scope="module")
+def with_distillation(trl_configs):
+    import trl
+    from trl.experimental.sdpo import SDPOConfig
+
+    return [*trl_configs, trl.DistillationConfig, SDPOConfig]
+
+
 def test_every_field_of_the_installed_trl_is_known(trl_configs):
     listed = {name for fields in shipped()["fields"].values() for name in fields}
     fields = {field.name: config for config in trl_configs for field in dataclasses.fields(config)}
@@ -209,18 +228,18 @@ def test_every_field_of_the_installed_trl_is_known(trl_configs):
     )
 
 
-def test_no_listed_field_has_left_trl(trl_configs):
-    fields = {field.name for config in trl_configs for field in dataclasses.fields(config)}
+def test_no_listed_field_has_left_trl(with_distillation):
+    fields = {field.name for config in with_distillation for field in dataclasses.fields(config)}
     ours = {name for row in ALGORITHMS.values() for f in row.formulations.values() for name in
             {*f.reads, *f.trainer_reads}}  # fmt: skip
     assert (algorithms.LOSS_FIELDS | algorithms.SHARED_FIELDS) - fields <= ours
 
 
 @pytest.mark.parametrize(("name", "which"), ROWS)
-def test_trl_accepts_the_settings(name, which, tmp_path, trl_configs):
+def test_trl_accepts_the_settings(name, which, tmp_path, with_distillation):
     row = formulation(name, which)
     wanted = row.trainer.replace("Trainer", "Config")
-    (config_class,) = (config for config in trl_configs if config.__name__ == wanted)
+    (config_class,) = (config for config in with_distillation if config.__name__ == wanted)
     settings = row.fixed({})
     config = config_class(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
     assert {field: getattr(config, field) for field in settings} == settings

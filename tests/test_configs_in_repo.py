@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 POLICY_GRADIENT = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
 TRL_CONFIGS = {
     "sft": "SFTConfig",
+    "rejection_sampling": "SFTConfig",
     "grpo": POLICY_GRADIENT,
     "ppo": "rlhf_trl.trainers.ppo.PPOConfig",
     "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
@@ -39,7 +40,7 @@ def name(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_config_loads(monkeypatch, path):
     given = read_config(path)
-    recipe = Path(recipe_of(given.get("algorithm"))).stem
+    recipe = Path(recipe_of(given.get("algorithm"), given)).stem
     own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
     loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
     assert loaded.trl.output_dir.startswith("outputs/")

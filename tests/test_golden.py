@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_trl import policy_gradient_loss, preference_loss
+from rlhf_trl import (
+    distillation_loss,
+    policy_gradient_loss,
+    preference_loss,
+    random_k_overall,
+    random_per_prompt,
+    top_k_overall,
+    top_per_prompt,
+)
 from rlhf_trl.algorithms import formulation, names
 from rlhf_trl.book import kl
 
@@ -14,6 +22,8 @@ GOLDEN = Path(__file__).parent / "golden"
 POLICY_GRADIENT = json.loads((GOLDEN / "policy_gradient.json").read_text())
 KL = json.loads((GOLDEN / "kl.json").read_text())
 PREFERENCE = json.loads((GOLDEN / "preference.json").read_text())
+DISTILLATION = json.loads((GOLDEN / "distillation.json").read_text())
+SELECTION = json.loads((GOLDEN / "selection.json").read_text())
 
 OUR_NAME = {
     "clip_eps_lo": "epsilon",
@@ -94,6 +104,38 @@ def test_preference_case(case):
     assert_close(gradients[1], expected["grad_policy_rejected_logps"], relative)
     averaged = formulation(name, "code").logps == "mean"
     assert averaged == case["length_normalized"]
+
+
+@pytest.mark.parametrize("case", DISTILLATION)
+def test_distillation_case(case):  # a prompt's completions, each with one token of the prompt
+    student = float64(case["student"]).requires_grad_()
+    teacher, mask = float64(case["teacher"]), float64(case["mask"])
+    loss = distillation_loss(
+        "sdpo",
+        formulation="code",
+        logits=student[:, :-1],
+        teacher_logits=teacher[:, :-1],
+        mask=mask,
+        kl_top_k=case["top_k"],
+    )
+    (gradient,) = torch.autograd.grad(loss, student)
+    assert_close(loss, case["loss"], 1e-9)
+    assert_close(gradient, case["grad"], 1e-9)
+
+
+@pytest.mark.parametrize("case", SELECTION)
+def test_selection_case(case):  # recorded with top_k 7 and seed 42
+    records = case["records"]
+    rewards = [record["rewards"] for record in records]
+    found = {
+        "top_per_prompt": top_per_prompt(rewards, ties="first"),
+        "top_k_overall": top_k_overall(rewards, 7, ties="first"),
+        "random_per_prompt": random_per_prompt(rewards, seed=42),
+        "random_k_overall": random_k_overall(rewards, 7, seed=42),
+    }
+    for strategy, pairs in found.items():
+        texts = [[records[i]["question"], records[i]["completions"][j]] for i, j in pairs]
+        assert texts == case[strategy]
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,10 @@ def test_every_algorithm_has_its_recipe(algorithm, recipe):
     assert (home() / race.recipe_of(algorithm)).is_file()
 
 
+def test_a_config_with_a_strategy_is_one_of_rejection_sampling():
+    assert race.recipe_of(None, {"strategy": "top_per_prompt"}) == "recipes/rejection_sampling.py"
+
+
 def test_a_wheel_holds_recipes_and_configs_and_an_editable_install_has_them_beside(tmp_path):
     assert home() == Path(__file__).parent.parent
     module = tmp_path / "rlhf_trl" / "run" / "folders.py"

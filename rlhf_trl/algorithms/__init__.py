@@ -6,6 +6,7 @@ from rlhf_trl.algorithms.formulations import (
     FORMULATIONS,
     REQUIRED,
     Algorithm,
+    Distillation,
     Family,
     Formulation,
     Part,

@@ -21,9 +21,13 @@ LOSS_FIELDS = _fields(
     use_adaptive_entropy use_bias_correction_kl use_weighting vespo_k_neg vespo_k_pos
     vespo_lambda_neg vespo_lambda_pos
 
+    distillation_add_tail distillation_alpha distillation_is_clip distillation_mode
+    distillation_topk distillation_weight
+
     baseline baseline_decay baseline_value class_weights cliprange_value correctness_reward
-    dynamic_sampling_rounds format_reward gamma gamma_beta_ratio importance_cap kl_estimator lam
-    missing_eos_penalty nll_weight soft_punish_cache vf_coef whiten_advantages
+    demonstration demonstration_template dynamic_sampling_rounds format_reward gamma
+    gamma_beta_ratio importance_cap kl_estimator kl_top_k lam missing_eos_penalty nll_weight
+    soft_punish_cache teacher teacher_models teacher_rate teacher_weights vf_coef whiten_advantages
     """
 )
 """Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""

@@ -13,7 +13,7 @@ REQUIRED = "required"
 """Stands in `reads` for a default where there is none: the caller must give the parameter."""
 
 Part = str | Callable[..., Any]
-Family = Literal["policy_gradient", "direct_alignment", "reward_model"]
+Family = Literal["policy_gradient", "direct_alignment", "reward_model", "distillation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +153,22 @@ class RewardModel(Formulation):
     trainer: str = "RewardTrainer"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Distillation(Formulation):
+    """A loss of on-policy distillation: from student and teacher at the student's own states."""
+
+    family = "distillation"
+    parts: ClassVar[Mapping[str, str]] = {"loss": "distillation", "aggregation": "aggregation"}
+    # what rows of policy gradients have and these do not
+    surrogate: ClassVar[Part] = "none"
+    kl: ClassVar[str] = "none"
+
+    loss: Part  # of a token
+    aggregation: Part  # from per-token losses to a number
+    window: Literal["micro_batch", "window"] = "micro_batch"  # as in PolicyGradient
+    trainer: str = "DistillationTrainer"
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A row of the table."""
@@ -184,6 +200,8 @@ class Algorithm:
             return "grpo" if row.value_loss == "none" else "ppo"
         if isinstance(row, Preference):
             return {"KTOTrainer": "kto", "ORPOTrainer": "orpo"}.get(row.trainer, "dpo")
+        if isinstance(row, Distillation):
+            return "distill"
         return "reward" if row.aggregation == "none" else self.name
 
 

@@ -13,6 +13,7 @@ from rlhf_trl.algorithms.formulations import (
     FORMULATIONS,
     REQUIRED,
     Algorithm,
+    Distillation,
     Family,
     Formulation,
     PolicyGradient,
@@ -272,6 +273,40 @@ _PRM = RewardModel(
     differs="Steps are right or wrong (0, 1), and a solution's steps are summed.",
 )
 
+_OPD = Distillation(
+    loss="sampled_reverse_kl",
+    aggregation="sequence_sum",
+    trl="TRL compares the whole vocabulary, and averages over the tokens of the window",
+    trainer_reads={"teacher_models": REQUIRED, "teacher_weights": None},
+    differs="Its expected gradient at the visited states is that of the summed reverse KL.",
+)
+
+
+def _top_k(values: Mapping[str, Any]) -> int | None:
+    """kl_top_k"""
+    return values["kl_top_k"]
+
+
+_TOP_K = {"reads": {"kl_top_k": 20}}
+_SDPO = Distillation(
+    loss="reverse_kl",
+    aggregation="sequence_sum",
+    reads={"kl_top_k": None},
+    trainer="SDPOTrainer",
+    trl="TRL averages over the tokens of each completion",
+    trainer_reads={
+        "correctness_reward": REQUIRED,
+        "format_reward": None,
+        "teacher": "live",
+        "teacher_rate": 0.05,
+        "demonstration": "random",
+        "demonstration_template": "\n\nCorrect solution:\n\n{demonstration}\n\n"
+        "Correctly solve the original question.",
+        "dynamic_sampling_rounds": 100,
+    },
+    differs="This is the paper's equation, over the whole vocabulary unless kl_top_k is given.",
+)
+
 _ROWS = (
     Algorithm(
         *("reinforce", "REINFORCE", "chapter 6, eq:REINFORCE_with_baseline"),
@@ -525,6 +560,45 @@ _ROWS = (
             differs="Steps are bad, neutral or good (0, 1, 2), and each step counts the same.",
         ),
         trl="TRL removed its PRMTrainer in 1.14",
+    ),
+    Algorithm(
+        *("opd", "On-policy distillation", "chapter 12, eq:opd_kl_advantage and eq:opd_reverse_kl"),
+        paper="arXiv:2306.13649",
+        chapter=_OPD,
+        code="the book's code has self-distillation (sdpo) only",
+        trl=replace(
+            _OPD,
+            loss="reverse_kl",
+            aggregation="token_mean",
+            window="window",
+            trl=True,
+            differs="The divergence over the whole vocabulary, averaged over all tokens.",
+        ),
+    ),
+    Algorithm(
+        *("sdpo", "SDPO", "chapter 12 prints no equation", "arXiv:2601.20802"),
+        chapter=_SDPO,
+        code=replace(
+            _SDPO,
+            **_TOP_K,
+            aggregation="per_prompt",
+            differs="The student's 20 likeliest tokens and one bucket; each prompt counts the same "
+            "and each token of its completions. Its demonstration is the first right one.",
+        ),
+        trl=replace(
+            _SDPO,
+            **_TOP_K,
+            aggregation="sequence_mean",
+            settings={
+                "distillation_mode": "topk_logits",
+                "distillation_topk": _top_k,
+                "distillation_add_tail": True,
+                "distillation_alpha": 1.0,
+                "distillation_is_clip": None,
+            },
+            trl=True,
+            differs="As the code, but each completion counts the same.",
+        ),
     ),
 )
 

@@ -3,6 +3,7 @@
 from rlhf_trl.book import (
     advantages,
     aggregation,
+    distillation,
     kl,
     preference,
     reward_models,
@@ -14,6 +15,7 @@ from rlhf_trl.book import (
 __all__ = [
     "advantages",
     "aggregation",
+    "distillation",
     "kl",
     "preference",
     "reward_models",

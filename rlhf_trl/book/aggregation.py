@@ -10,6 +10,8 @@ zero: a NaN there does not matter. `losses` are (B, T), or (B, 1) to be spread o
 import torch
 from torch import Tensor
 
+from rlhf_trl.book.advantages import as_groups
+
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """Replace what stands on masked positions by 0, in the values and in their gradient."""
@@ -71,3 +73,31 @@ def fixed_length(
     sequences.
     """
     return sequence_sum(losses, mask, normalizer) / max_completion_length
+
+
+def per_prompt(
+    losses: Tensor,
+    mask: Tensor,
+    num_generations: int | None = None,
+    prompt_tokens: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+) -> Tensor:
+    """Average over all tokens of a prompt's completions, then over prompts.
+
+    L = (1/P) sum_p (sum_{i in p} sum_t l_{i,t}) / (sum_{i in p} |a_i|)
+
+    Source: the book's code of chapter 12 (SDPO); chapter 6, eq:CISPO_objective divides alike.
+
+    Args:
+        losses: (B, T), and so is the mask.
+        num_generations: completions of each prompt; None: all are of one.
+        prompt_tokens: (B,) tokens of all completions of the prompt of each, for batches in which
+            they do not stand together; None: counted from the mask.
+        normalizer: counts prompts; None: B / num_generations.
+    """
+    size = num_generations or len(mask)
+    if prompt_tokens is None:
+        groups = as_groups(mask.sum(1), size, "per_prompt")
+        prompt_tokens = groups.sum(1).repeat_interleave(size)
+    totals = masked(losses, mask).sum(1) / prompt_tokens.clamp(min=1)
+    return totals.sum() / (len(mask) / size if normalizer is None else normalizer)

@@ -9,6 +9,7 @@ from typing import Any
 from rlhf_trl.algorithms import (
     ALGORITHMS,
     FORMULATIONS,
+    Distillation,
     Formulation,
     PolicyGradient,
     Preference,
@@ -38,6 +39,8 @@ _TRAINERS = {
     "CPOTrainer": ("experimental/cpo/cpo_trainer.py", r"logits = logits - gamma_logratios"),
     "ORPOTrainer": ("experimental/orpo/orpo_trainer.py", r"log_odds = \(policy_chosen_logps"),
     "RewardTrainer": ("trainer/reward_trainer.py", r"logsigmoid\(rewards_chosen"),
+    "DistillationTrainer": ("trainer/distillation_trainer.py", r"= _chunked_divergence_loss\("),
+    "SDPOTrainer": ("experimental/sdpo/sdpo_trainer.py", r"loss_mask\)\.sum\(-1\) / "),
 }
 # What a line of the table shows of a formulation, by family: heading and key of `describe`.
 _COLUMNS = {
@@ -51,6 +54,7 @@ _COLUMNS = {
     },
     "direct_alignment": {"loss": "loss", "log-probs": "logps", "reference": "reference"},
     "reward_model": {"loss": "loss", "aggregation": "aggregation"},
+    "distillation": {"loss": "loss", "aggregation": "aggregation", "over": "normalised_over"},
 }
 _FOOT = {
     "policy_gradient": "over: what the mean spans; KL: where beta * KL goes; TRL: whether the "
@@ -59,10 +63,12 @@ _FOOT = {
     "whether the reference policy's are read.",
     "reward_model": "aggregation: of the losses of tokens or steps; none where completions are "
     "compared.",
+    "distillation": "over: what the mean spans.",
 }
 _HOOKS = {
     "policy_gradient": "rlhf_trl/trainers/policy_gradient.py",
     "ppo": "rlhf_trl/trainers/ppo.py, over policy_gradient.py",
+    "distillation": "rlhf_trl/trainers/distillation.py, over policy_gradient.py",
 }
 
 
@@ -88,6 +94,8 @@ def _formulation(form: Formulation) -> dict[str, Any]:
     about = {k: v if isinstance(v, str) else v.__name__ for k, v in chosen.items()}
     if isinstance(form, PolicyGradient):
         about |= {"normalised_over": form.window, "kl": form.kl, "kl_sign": form.kl_sign}
+    if isinstance(form, Distillation):
+        about |= {"normalised_over": form.window}
     if isinstance(form, Preference):
         about |= {"logps": form.logps, "reference": form.reference}
     return {

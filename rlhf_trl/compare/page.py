@@ -16,6 +16,7 @@ FAMILIES = {
     "policy_gradient": "Policy gradients",
     "direct_alignment": "Direct alignment",
     "reward_model": "Reward models",
+    "distillation": "Distillation",
 }
 
 

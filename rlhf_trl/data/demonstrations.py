@@ -42,7 +42,7 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
 
     Args:
         config: the block.
-        demonstrator: of gym tasks, `imperfect` or `right`; evaluation is on right answers.
+        demonstrator: of gym tasks, as in `made.demonstrations`; evaluation is on right answers.
 
     Raises:
         InputError: nothing to train on, or data that cannot be: see `checked_demonstrations`.

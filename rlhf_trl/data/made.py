@@ -1,6 +1,7 @@
 """Examples of the tiny world: what its demonstrator shows, and what is made of sampled answers."""
 
 import random
+import string
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlhf_trl.data.files import Examples
@@ -48,14 +49,29 @@ def examples(
 def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
     """Return one `prompt` and `completion` per row of `GymTasks`.
 
-    `kind` is `imperfect` (the demonstrator's mixture of right and wrong) or `right`.
+    `kind` is `imperfect` (the demonstrator's mixture of right and wrong), `right`, or `hinted`:
+    imperfect ones, and one more per row whose prompt ends with an answer, which is repeated. That
+    answer is random letters, or the word's in another order, so that nothing but copying is learnt.
     """
     rng = random.Random(seed)
+    if kind == "hinted":
+        return demonstrations(rows, "imperfect", seed) + [_copied(row, rng) for row in rows]
     kinds = ONLY_RIGHT if kind == "right" else None
     return [
         {"prompt": row["prompt"], "completion": _said(_demonstration(row, kinds, rng))}
         for row in rows
     ]
+
+
+def _copied(row: Row, rng: random.Random) -> Row:
+    letters = list(row["answer"])
+    rng.shuffle(letters)
+    if rng.random() < 0.7:
+        letters = rng.choices(string.ascii_lowercase, k=len(letters))
+    text = COMPLETION.format("".join(letters))
+    *before, last = row["prompt"]
+    hinted = {**last, "content": f"{last['content']}\n{text}"}
+    return {"prompt": [*before, hinted], "completion": _said(text)}
 
 
 def _demonstration(row: Row, kinds: Mapping[str, float] | None, rng: random.Random) -> str:

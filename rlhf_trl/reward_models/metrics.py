@@ -171,6 +171,29 @@ def ranking_by_budget(
     return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
 
 
+def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
+    """Return the share of prompts with a right candidate among their n best scored, by n.
+
+    1 - C(m - c, k) / C(m, k), or 1 where one of the better ones is right, mean over prompts: of the
+    n best, k are among the m that share the lowest score of them, of which c are right; each is
+    chosen with equal probability. n runs from 1 to the candidates that every prompt has. The
+    arguments are those of `ranking_metrics`; with equal scores it is that of a random choice.
+    """
+    scores, labels, prompts = _candidates(scores, labels, groups)
+
+    def of(prompt: np.ndarray, n: int) -> float:
+        mine, right = scores[prompt], labels[prompt]
+        last = np.sort(mine)[-n]
+        if right[mine > last].any():
+            return 1.0
+        level = right[mine == last]
+        k = n - int((mine > last).sum())
+        return 1 - math.comb(int((~level).sum()), k) / math.comb(len(level), k)
+
+    fewest = min(map(len, prompts), default=0)
+    return {n: float(np.mean([of(p, n) for p in prompts])) for n in range(1, fewest + 1)}
+
+
 def majority_by_budget(
     answers: Sequence[str | None],
     labels: Any,

@@ -13,10 +13,12 @@ from rlhf_trl.reward_models.metrics import (
     STEP_CLASSES,
     budgets,
     calibration,
+    coverage,
     finite,
     first_bad,
     pair_calibration,
     ranking_by_budget,
+    ranking_metrics,
     step_metrics,
     truth,
 )
@@ -35,6 +37,7 @@ def draw_reward_report(
     pairs: tuple[Any, Any] | None = None,
     candidates: tuple[Any, Any, Sequence[int]] | None = None,
     steps: tuple[Sequence[Sequence[float]], Sequence[Any], Sequence[Any]] | None = None,
+    selecting: bool = False,
 ) -> None:
     """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
 
@@ -47,6 +50,8 @@ def draw_reward_report(
             has one.
         steps: per trace the probability of "good", the predicted class and the true class (-1, 0,
             1) of each step.
+        selecting: whether the candidates are what is trained on; then `coverage` is drawn in place
+            of a calibration.
 
     Raises:
         InputError: nothing to draw, or bad numbers (see `trainers.reward_metrics`).
@@ -62,7 +67,9 @@ def draw_reward_report(
         curves = _budget_curves(scores, labels, candidates[2])
         sides = {"right": scores[labels], "wrong": scores[~labels]}
         panels.append(partial(_distribution, label="score", sides=sides))
-        if steps is None and scores.min() >= 0 and scores.max() <= 1:
+        if selecting:
+            panels.append(partial(_coverage, scores=scores, labels=labels, groups=candidates[2]))
+        elif steps is None and scores.min() >= 0 and scores.max() <= 1:
             panels.append(partial(_calibration, event="right", fit=calibration(scores, labels)))
         panels.append(partial(_best_of_n, curves=curves))
     if steps is not None and any(map(len, steps[2])):
@@ -126,6 +133,18 @@ def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks(list(curve), map(str, curve))
     axis.set(xlabel="n", ylabel="chosen one is right", ylim=(0, 1.02), title="best of n")
+    axis.legend(fontsize="small")
+
+
+def _coverage(axis: Any, scores: np.ndarray, labels: np.ndarray, groups: Sequence[int]) -> None:
+    """Draw how many prompts have a right one among their n best, and among any n."""
+    for name, by, style in (("best", scores, "o-"), ("random", np.zeros(len(labels)), ":")):
+        curve = coverage(by, labels, groups)
+        axis.plot(list(curve), list(curve.values()), style, label=name)
+    hits = ranking_metrics(scores, labels, groups).get("top1_accuracy")
+    title = "" if hits is None else f"; best one right: {hits:.3f} of decidable prompts"
+    axis.set(xlabel="n", ylabel="prompts with a right one among n", ylim=(0, 1.02))
+    axis.set_title(f"coverage{title}", fontsize="small")
     axis.legend(fontsize="small")
 
 

@@ -1,21 +1,36 @@
 """Answers sampled from a model before training, of which training data are made, and kept."""
 
 import json
+from collections.abc import Callable
 from copy import copy
 from functools import partial
+from hashlib import blake2b, file_digest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list, wait_for_everyone
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
 
 from rlhf_trl.data.files import FileData
 from rlhf_trl.data.judgments import GYM_COLUMNS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import load_policy, load_tokenizer, whole_weights
+from rlhf_trl.models import EMBEDDED, load_policy, load_tokenizer, whole_weights
 from rlhf_trl.output import write_whole
-from rlhf_trl.rollouts.generate import SAMPLED, Completion, check_prompts, generate, seeded
+from rlhf_trl.rollouts.generate import (
+    SAMPLED,
+    Completion,
+    Sampling,
+    check_prompts,
+    generate,
+    seeded,
+)
 from rlhf_trl.rollouts.store import Record, Store
+from rlhf_trl.tiny import checkpoint_path
+
+FIRST = itemgetter(0)
 
 
 def sampler(model: Any, args: Any, config: Any, record: Record) -> Any:
@@ -96,20 +111,28 @@ def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
 
 
 def sample_completions(
-    model: Any, args: Any, rows: list[dict[str, Any]], count: int, seed: int
+    model: Any,
+    args: Any,
+    rows: Any,
+    count: int,
+    seed: int,
+    sampling: Sampling = SAMPLED,
+    dealt: bool = False,
 ) -> list[list[Completion]]:
-    """Sample completions at temperature 1.
+    """Sample completions, so that any number of processes gets the same ones.
 
-    Every process samples all of them with a whole model, under ZeRO-3 too: so any number of
-    processes gets the same ones, and none waits for another until the launch times out.
+    Every process samples all of them with a whole model, under ZeRO-3 too, and none waits for
+    another until the launch times out; or it samples those batches that it is `dealt`.
 
     Args:
         model (`ModelConfig`): whose model answers.
         args (`TrainingArguments`): its device, `per_device_eval_batch_size` (completions at a
             time) and `max_completion_length`.
-        rows: with conversational prompts.
+        rows: with prompts; a list, or a data set.
         count: completions of each prompt.
         seed: of the sampling; the caller's random state is left alone.
+        sampling: how tokens are drawn.
+        dealt: whether processes share the batches, each of which then has a seed of its own.
 
     Returns:
         For each row, `count` completions.
@@ -120,19 +143,79 @@ def sample_completions(
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
     policy = load_policy(model, args)
-    size = max(1, args.per_device_eval_batch_size // count)
-    found: list[list[Completion]] = []
+
+    def answered(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
+        if dealt:
+            torch.manual_seed(seed + first)
+        answers = generate(
+            policy,
+            tokenizer,
+            batch,
+            sampling=sampling,
+            max_new_tokens=args.max_completion_length,
+            device=args.device,
+            count=count,
+        )
+        return [answers[i : i + count] for i in range(0, len(answers), count)]
+
     # `generate` too would wait for the others under ZeRO-3
     with whole_weights(args), seeded(seed, args.device):
-        for first in range(0, len(rows), size):
-            answers = generate(
-                policy,
-                tokenizer,
-                rows[first : first + size],
-                sampling=SAMPLED,
-                max_new_tokens=args.max_completion_length,
-                device=args.device,
-                count=count,
-            )
-            found += [answers[i : i + count] for i in range(0, len(answers), count)]
+        return in_batches(answered, args, rows, count, dealt)
+
+
+def in_batches(
+    answer: Callable[[list[dict[str, Any]], int], list[Any]],
+    args: Any,
+    rows: Any,
+    count: int,
+    dealt: bool = True,
+) -> list[Any]:
+    """Return what a function makes of each row, in order; it takes a batch and its first place.
+
+    Args:
+        answer: returns a value for each row of the batch.
+        args (`TrainingArguments`): `per_device_eval_batch_size` is that of completions.
+        rows: a list, or a data set.
+        count: completions of each row.
+        dealt: whether the processes share the batches; all then get all values.
+    """
+    size = max(1, args.per_device_eval_batch_size // count)
+    firsts = range(0, len(rows), size)
+    found = []
+    for first in firsts[args.process_index :: args.world_size] if dealt else firsts:
+        places = range(first, min(first + size, len(rows)))
+        batch = rows[first : first + size] if isinstance(rows, list) else [rows[i] for i in places]
+        found += zip(places, answer(batch, first), strict=True)
+    return [value for _, value in sorted(gather_object(found) if dealt else found, key=FIRST)]
+
+
+def kept(path: Path, count: int, make: Callable[[], list[Any]]) -> list[Any]:
+    """Return what a file holds, a value of JSON on each line; all processes make it if need be.
+
+    Raises:
+        InputError: it does not hold `count` of them.
+    """
+    if not broadcast_object_list([path.exists()])[0]:
+        text = "".join(f"{json.dumps(value)}\n" for value in make())
+        if PartialState().is_main_process:
+            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+        wait_for_everyone()
+    try:
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError:  # not as it was written
+        found = []
+    if len(found) != count:
+        raise InputError(f"answers: {path} does not hold {count} lines of JSON; remove it.")
     return found
+
+
+def fingerprint(name: str, revision: str | None = None) -> str:
+    """Return what tells a model from others: a hash of its files, or its name on the hub."""
+    folder = Path(checkpoint_path() if name == EMBEDDED else name)
+    if not folder.is_dir():
+        return f"{name}@{revision}"
+    found = blake2b(digest_size=16)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as stream:
+            found.update(path.name.encode() + file_digest(stream, "blake2b").digest())
+    return found.hexdigest()

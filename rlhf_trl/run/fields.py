@@ -12,14 +12,14 @@ from rlhf_trl.data.judgments import OutcomeData as OutcomeData
 from rlhf_trl.data.judgments import ProcessData as ProcessData
 from rlhf_trl.data.judgments import RewardData as RewardData
 from rlhf_trl.data.pairs import PreferenceData
-from rlhf_trl.data.prompts import PromptData
+from rlhf_trl.data.prompts import PromptData as PromptData
 from rlhf_trl.rollouts.store import Record, Rollouts
 from rlhf_trl.run.launch import Expect
 
 
-def algorithm_of(recipe: str) -> Any:
-    """Declare the field `algorithm` of a recipe: the rows that it trains; the first is its own."""
-    return field(default=recipe, metadata={"runs": of_recipe(recipe)})
+def algorithm_of(recipe: str, default: str | None = None) -> Any:
+    """Declare the field `algorithm` of a recipe: the rows that it trains, and its own."""
+    return field(default=default or recipe, metadata={"runs": of_recipe(recipe)})
 
 
 @dataclass(kw_only=True)

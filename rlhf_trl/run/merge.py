@@ -38,7 +38,7 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
     ids = torch.randint(model.get_input_embeddings().num_embeddings, (8, 32), generator=generator)
 
     @torch.no_grad()
-    def write(part: Path) -> None:
+    def write(part: str) -> None:
         nonlocal gap
         apart = model(input_ids=ids).logits
         model.merge_and_unload(safe_merge=True).save_pretrained(part)
@@ -51,5 +51,5 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
                 f"{TOLERANCE:g}, so nothing is written; use the adapter as it is."
             )
 
-    replace_folder(folder, write, main_process=True)
+    replace_folder(folder, write, main_process=True, wait=lambda: None)
     return folder, gap

@@ -6,6 +6,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,14 +94,15 @@ def race(
             algorithm(name)
         if not Path(path).is_file():
             raise InputError(f"{name}: {path} is not a file; name a config with --config.")
-        row = name if config else read_config(path).get("algorithm")
+        given = read_config(path)
+        row = name if config else given.get("algorithm")
         chosen = ["--algorithm", row] if row else []
         for seed in range(seeds):
             words = ["--config", path, *chosen, "--seed", str(seed)]
             if iterations > 1 and row in names("policy_gradient"):
                 words += ["--num_iterations", str(iterations)]
             words += extra or []
-            runs.append((folder / name / f"seed-{seed}", recipe_of(row), words))
+            runs.append((folder / name / f"seed-{seed}", recipe_of(row, given), words))
     train_all(runs, jobs)
     results = {
         name: [_read(folder / name / f"seed-{seed}") for seed in range(seeds)]
@@ -113,10 +115,13 @@ def race(
     return lines
 
 
-def recipe_of(algorithm: str | None) -> str:
-    """Return the script that trains an algorithm, below `home()`; None: supervised fine-tuning."""
+def recipe_of(algorithm: str | None, given: Collection[str] = ()) -> str:
+    """Return the script that trains an algorithm, below `home()`.
+
+    None is rejection sampling where a `strategy` is `given`, else supervised fine-tuning.
+    """
     if algorithm is None:
-        return "recipes/sft.py"
+        return f"recipes/{'rejection_sampling' if 'strategy' in given else 'sft'}.py"
     return f"recipes/{ALGORITHMS[algorithm].recipe}.py"
 
 

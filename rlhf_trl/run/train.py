@@ -261,16 +261,7 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
         InputError: data, rewards, tokenizer or model that are missing or do not fit.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
-    if own.reward_aggregate and not own.reward_model:
-        raise InputError(
-            f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
-            "scores it could choose from; name one, or remove it."
-        )
-    if own.reward_model_strips_think and not own.reward_model:
-        raise InputError(
-            "reward_model_strips_think is true, but there is no reward_model that would read the "
-            "completions; name one, or remove it."
-        )
+    check_reward_model(own)
     with reading(args, own.dataset):
         data = load_prompts(own.dataset)
     report_dropped(data, args)
@@ -351,6 +342,20 @@ def check_held_out(args: Any, rows: Any) -> None:
             f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write "
             "dataset.eval_size: 100 for that many prompts, or name some with dataset.eval_path or "
             "dataset.eval_split, or write eval_strategy: no."
+        )
+
+
+def check_reward_model(own: Any) -> None:
+    """Refuse what only a reward model would read, where there is none."""
+    if own.reward_aggregate and not own.reward_model:
+        raise InputError(
+            f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
+            "scores it could choose from; name one, or remove it."
+        )
+    if own.reward_model_strips_think and not own.reward_model:
+        raise InputError(
+            "reward_model_strips_think is true, but there is no reward_model that would read the "
+            "completions; name one, or remove it."
         )
 
 

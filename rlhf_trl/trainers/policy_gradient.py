@@ -419,8 +419,18 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         if self._row.window == "window":
             # DDP averages over processes what is a sum over them
             tokens = self._tokens_of_window(inputs, mode) / self.accelerator.num_processes
-        critic = self._critic(inputs)
-        loss = surrogate_loss(
+        loss = self._row_loss(inputs, logps, tokens)
+        if tokens is None:
+            loss = loss / steps
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux_loss / steps
+        return loss
+
+    def _row_loss(
+        self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the row's loss of a micro-batch, normalized over the window's tokens if given."""
+        return surrogate_loss(
             self._row,
             self._parameters,
             logps=logps,
@@ -430,13 +440,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
             ref_logps=inputs.get("ref_per_token_logps"),
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
-            **critic,
+            **self._critic(inputs),
         )
-        if tokens is None:
-            loss = loss / steps
-        if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * aux_loss / steps
-        return loss
 
     def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Return what the loss of a critic needs, for rows that have one."""

@@ -99,10 +99,21 @@ def _check(
             f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
             "name a model with num_labels 1."
         )
-    ours, theirs = (c.get_text_config().vocab_size for c in (policy.config, config))
-    if ours != theirs:
+    vocabulary = config.get_text_config().vocab_size
+    check_vocabulary(FIELD, source, vocabulary, policy, tokenizer, remote)
+
+
+def check_vocabulary(
+    field: str, source: str, size: int, policy: Any, tokenizer: Any, remote: Mapping[str, Any]
+) -> None:
+    """Refuse a model, named in a field, that does not read the policy's tokens.
+
+    Raises:
+        InputError: a vocabulary of another size, or another tokenizer beside the model.
+    """
+    if (ours := policy.config.get_text_config().vocab_size) != size:
         raise InputError(
-            f"{FIELD}: {source!r} has a vocabulary of {theirs} tokens and the policy one of "
+            f"{field}: {source!r} has a vocabulary of {size} tokens and the policy one of "
             f"{ours}; name a model of the policy's family."
         )
     folder = Path(source)
@@ -112,7 +123,7 @@ def _check(
     if vocabulary != tokenizer.get_vocab():
         other = sorted(set(vocabulary.items()) ^ set(tokenizer.get_vocab().items()))[0][0]
         raise InputError(
-            f"{FIELD}: the tokenizer of {source!r} is not the policy's (the first difference is "
+            f"{field}: the tokenizer of {source!r} is not the policy's (the first difference is "
             f"{other!r}); name a model with the same tokenizer."
         )
 

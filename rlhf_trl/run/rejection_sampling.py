@@ -1,0 +1,334 @@
+"""A run of rejection sampling: answers are sampled, scored and selected, then trained on."""
+
+import asyncio
+import inspect
+import json
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from trl.data_utils import is_conversational
+
+from rlhf_trl import output
+from rlhf_trl.book.selection import STRATEGIES, Pairs
+from rlhf_trl.data.files import Examples, code
+from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.data.verifiers import VERIFIERS, load_rewards
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.samples import add_panels
+from rlhf_trl.models import load_tokenizer
+from rlhf_trl.output import write_json, write_whole
+from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
+from rlhf_trl.reward_models.report import draw_reward_report
+from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
+from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
+from rlhf_trl.run import train
+from rlhf_trl.run.config import read_config
+
+NAME = "rejection sampling"
+# What is trained is the answers, as they were sampled.
+FIXED = {"completion_only_loss": True, "assistant_only_loss": False, "chat_template_path": None}
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The answers to M prompts, N to each, their rewards, and whether they are right if known."""
+
+    prompts: Any  # the rows, a data set
+    answers: list[list[Completion]]
+    rewards: list[list[float]]
+    labels: list[list[bool]] | None
+
+    def told(self, pairs: Pairs) -> dict[str, Any]:
+        """Return the numbers of a selection."""
+        found: dict[str, Any] = {
+            "answers": sum(map(len, self.answers)),
+            "prompts": len(self.answers),
+            "selected": len(pairs),
+            "prompts_covered": len({i for i, _ in pairs}),
+            "selected_cut_off": sum(not self.answers[i][j].finished for i, j in pairs),
+        }
+        if self.labels is None:
+            return found
+        scores, labels, groups = self.candidates()
+        metrics = ranking_metrics(scores, labels, groups)
+        both = [sum(row) / len(row) for row in self.labels if 0 < sum(row) < len(row)]
+        found["share_right"] = metrics["random_of_n"]
+        found["selected_right"] = sum(self.labels[i][j] for i, j in pairs) / len(pairs)
+        found["decidable"] = len(both) / len(self.labels)
+        if both:
+            found["decidable_hit_rate"] = metrics["top1_accuracy"]
+            found["decidable_random_rate"] = sum(both) / len(both)
+        found["coverage"] = coverage(scores, labels, groups)
+        found["random_coverage"] = coverage([0.0] * len(labels), labels, groups)
+        return found
+
+    def candidates(self) -> tuple[list[float], list[bool], list[int]]:
+        """Return score, label and prompt of each answer."""
+        groups = [i for i, row in enumerate(self.rewards) for _ in row]
+        flat = [[value for row in rows for value in row] for rows in (self.rewards, self.labels)]
+        return *flat, groups
+
+
+def train_on_selected(loaded: Any, trainer_class: Any) -> None:
+    """Do what the recipe of rejection sampling does: sample, score, select, train, evaluate.
+
+    Beside what `train.run` leaves, `<output_dir>` then holds `selection.json` and, where it is
+    known which answers are right, `scores.jsonl` and `reward_report.png`; and, where `answers`
+    names no other folder, the answers and their rewards. All rounds but the last are runs of their
+    own in `round-N`, whose model the next one starts from.
+
+    Args:
+        loaded: what `load_config` returned.
+        trainer_class: the trainer.
+
+    Raises:
+        InputError: a field, data, rewards, tokenizer or model that is missing or does not fit.
+    """
+    own, args = loaded.own, loaded.trl
+    _check(loaded)
+    resume, root = args.resume_from_checkpoint, Path(args.output_dir)
+    train.begin(loaded, NAME)
+    with train.reading(args, own.dataset):
+        data = load_prompts(own.dataset)
+    if own.chat_template_kwargs:
+        _tell_template(data, own.chat_template_kwargs)
+    train.report_dropped(data, args)
+    train.check_held_out(args, data.held_out)
+    tokenizer = load_tokenizer(loaded.model, args, data.conversational)
+    args.max_completion_length = own.max_completion_length
+    for rows in (data.train, data.held_out or []):
+        check_prompts(rows, tokenizer, loaded.model, args)
+    for number in range(1, own.rounds):
+        each = _round(loaded, number, root / f"round-{number}", root, resume)
+        if not _is_done(each):
+            train.begin(each, f"{NAME}, round {number} of {own.rounds}")
+            _train(each, data, tokenizer, trainer_class)
+    _train(_round(loaded, own.rounds, root, root, None), data, tokenizer, trainer_class)
+
+
+def _tell_template(data: Examples, given: dict[str, Any]) -> None:
+    """Let prompts have what the chat template gets, where TRL and `prompt_texts` look for it."""
+    column = {"chat_template_kwargs": given}
+    data.train = data.train.map(lambda _: column)
+    if data.held_out is not None:
+        data.held_out = data.held_out.map(lambda _: column)
+    for row in data.tasks.held_out if data.tasks else ():
+        row.update(column)
+
+
+def _check(loaded: Any) -> None:
+    """Refuse what contradicts the method."""
+    own, args, given = loaded.own, loaded.trl, loaded.given
+    for key, value in FIXED.items():
+        if given.get(key) not in (None, value):
+            raise InputError(
+                f"{key}: {str(given[key]).lower()} contradicts rejection sampling, which trains "
+                "answers as they were sampled, and nothing else; remove it."
+            )
+        setattr(args, key, value)
+    for key in ("num_generations", "max_completion_length", "rounds", "k"):
+        if (value := getattr(own, key)) is not None and value < 1:
+            raise InputError(f"{key}: {value} is too few; write 1 or more.")
+    if own.temperature <= 0:
+        raise InputError(
+            f"temperature: {own.temperature} gives the same answer {own.num_generations} times; "
+            "write a number above 0."
+        )
+    if own.rounds > 1 and loaded.model.use_peft:
+        raise InputError(
+            "rounds: each round but the first would start from an adapter, which use_peft cannot "
+            "train another one on; write rounds: 1, merge the adapter and run again from there."
+        )
+    train.check_reward_model(own)
+
+
+def _round(loaded: Any, number: int, folder: Path, root: Path, resume: str | None) -> Any:
+    """Return what `load_config` would have returned for one of several rounds."""
+    args, model = copy(loaded.trl), copy(loaded.model)
+    own, given = copy(loaded.own), dict(loaded.given)
+    own.answers = own.answers or str(root / "answers")
+    if folder != root:
+        args.output_dir, args.resume_from_checkpoint = str(folder), resume
+        given |= {"output_dir": str(folder), "rounds": 1}
+    if number > 1:
+        model.model_name_or_path = str(root / f"round-{number - 1}" / "model")
+    if folder != root and number > 1:
+        given["model_name_or_path"] = model.model_name_or_path
+    return loaded._replace(own=own, trl=args, model=model, given=given)
+
+
+def _is_done(loaded: Any) -> bool:
+    """Tell whether a round is finished; refuse one that was run with other settings."""
+    folder = Path(loaded.trl.output_dir)
+    if not output.finished(folder):
+        return False
+    before, now = read_config(folder / "config.yaml"), loaded.given
+    other = [k for k in before.keys() | now.keys() if before.get(k) != now.get(k)]
+    if other := sorted(set(other) - {*train.RESUMING, "answers"}):
+        raise InputError(
+            f"resume_from_checkpoint: {folder} was run with another {other[0]}; restore it, or "
+            "start anew in another output_dir."
+        )
+    return True
+
+
+def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> None:
+    from datasets import Dataset
+
+    own, args = loaded.own, loaded.trl
+    rollouts, correctness = roll_out(loaded, data, tokenizer)
+    pairs = select(own, rollouts.rewards, args.seed)
+    told = rollouts.told(pairs)
+    if args.process_index == 0:
+        known = [f"{k} {v:.4g}" for k, v in told.items() if not isinstance(v, dict)]
+        print(f"{own.strategy}: {', '.join(known)}", flush=True)
+    rows = list(map(partial(_learnt, rollouts, tokenizer), pairs))
+    dataset = Dataset.from_list(rows)
+    trainer = trainer_class(
+        **train.trainer_arguments(loaded, tokenizer),
+        train_dataset=dataset,
+        # answered are the held-out prompts, but transformers wants a data set to evaluate on
+        eval_dataset=None if args.eval_strategy == "no" else dataset.select([0]),
+    )
+    trainer.max_completion_length = own.max_completion_length
+    if data.tasks is None and data.held_out is not None:
+        trainer.held_out = data.held_out.to_list()
+        trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
+    add_panels(trainer, own.samples, data.held_out or data.train)
+    report = partial(_report, rollouts=rollouts, told=told)
+    train.run(trainer, loaded, data, NAME, extra=report)
+
+
+def select(own: Any, rewards: list[list[float]], seed: int) -> Pairs:
+    """Return the answers that are trained on, as places in the rewards."""
+    given = {"k": own.k or len(rewards), "seed": seed, "ties": own.ties}
+    strategy = STRATEGIES[own.strategy]
+    reads = inspect.signature(strategy).parameters
+    return strategy(rewards, **{name: value for name, value in given.items() if name in reads})
+
+
+def _learnt(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
+    """Return the tokens of an answer behind those of its prompt, as they were sampled.
+
+    So an answer that was cut off ends as it was: no end is put behind it.
+    """
+    row, ids = rollouts.prompts[pair[0]], list(rollouts.answers[pair[0]][pair[1]].ids)
+    special = not is_conversational({"prompt": row["prompt"]})
+    prompt = tokenizer(prompt_texts(tokenizer, [row]), add_special_tokens=special)["input_ids"][0]
+    return {"input_ids": prompt + ids, "completion_mask": [0] * len(prompt) + [1] * len(ids)}
+
+
+def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
+    """Return the scored answers to the training prompts, and what tells the right ones or None.
+
+    Both the answers and their rewards are kept in the folder `answers`, under names that hash all
+    they depend on: not on what is selected.
+    """
+    own, args, model = loaded.own, loaded.trl, loaded.model
+    columns, functions = data.train.column_names, []
+    if own.reward_funcs or not own.reward_model:
+        functions += load_rewards(own.reward_funcs, data.tasks, columns)
+    rows, count = data.train, own.num_generations
+    sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
+    asked = _key(
+        model=fingerprint(model.model_name_or_path, model.model_revision),
+        prompts=sha256("".join(map(json.dumps, rows["prompt"])).encode()).hexdigest(),
+        how=[count, *sampling, own.max_completion_length, args.seed],
+        size=args.per_device_eval_batch_size,
+    )
+    folder = Path(own.answers)
+
+    def sample() -> list[Any]:
+        given = (model, args, rows, count, args.seed, sampling)
+        return sample_completions(*given, dealt=True)
+
+    found = kept(folder / f"answers-{asked}.jsonl", len(rows), sample)
+    answers = [[Completion(*one) for one in each] for each in found]
+    judged = _key(
+        code=code(),
+        functions=[(f.__name__, _source(f)) for f in functions],
+        reward_model=own.reward_model and fingerprint(own.reward_model),
+        how=[own.reward_aggregate, own.reward_model_strips_think],
+        rows=[{k: v for k, v in row.items() if k != "prompt"} for row in rows],
+    )
+
+    def score() -> list[Any]:
+        if own.reward_model:
+            how = (own.reward_aggregate, own.reward_model_strips_think)
+            functions.append(load_reward_model(own.reward_model, tokenizer, args, *how))
+        return in_batches(partial(_rewards, functions, answers), args, rows, count)
+
+    rewards = kept(folder / f"rewards-{asked}-{judged}.jsonl", len(rows), score)
+    name = own.correctness or ("exact_match" if data.tasks else None)
+    if name is None and own.reward_funcs:
+        name = next(
+            (each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS), None
+        )
+    if name is None:
+        return Rollouts(rows, answers, rewards, None), None
+    (correctness,) = load_rewards([name], data.tasks, columns)
+    right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
+    labels = [[value == 1 for value in row] for row in right]
+    return Rollouts(rows, answers, rewards, labels), correctness
+
+
+def _key(**what: Any) -> str:
+    return sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _source(function: Any) -> str:
+    """Return the text of the module that a reward function is from."""
+    return inspect.getsource(inspect.getmodule(inspect.unwrap(function)))
+
+
+def _rewards(
+    functions: list[Any], answers: list[list[Completion]], batch: list[dict[str, Any]], first: int
+) -> list[list[float]]:
+    """Return the rewards of the answers to a batch of prompts: the sum over the functions."""
+    count = len(answers[first])
+    said = [one for i in range(first, first + len(batch)) for one in answers[i]]
+    rows = [row for row in batch for _ in range(count)]
+    chat = is_conversational({"prompt": rows[0]["prompt"]})
+    given = {
+        "prompts": [row["prompt"] for row in rows],
+        "completions": [
+            [{"role": "assistant", "content": one.text}] if chat else one.text for one in said
+        ],
+        "completion_ids": [list(one.ids) for one in said],
+        "finished": [one.finished for one in said],
+        **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
+    }
+    columns = [function(**given) for function in functions]
+    columns = [asyncio.run(each) if inspect.iscoroutine(each) else each for each in columns]
+    found = [[value for value in each if value is not None] for each in zip(*columns, strict=True)]
+    if not all(found):
+        place = next(n for n, each in enumerate(found) if not each)
+        raise InputError(
+            f"no reward function applied to an answer to prompt {first + place // count}: all "
+            "returned None; let at least one of them return a number for every answer."
+        )
+    total = [float(sum(each)) for each in found]
+    return [total[n : n + count] for n in range(0, len(total), count)]
+
+
+def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, told: Any) -> None:
+    """Write what was selected of what, and the scores of all answers with their figure."""
+    write_json(folder / "selection.json", told)
+    if rollouts.labels is None:
+        return
+    lines = []
+    each = zip(rollouts.prompts, rollouts.answers, rollouts.rewards, rollouts.labels, strict=True)
+    for row, answers, rewards, labels in each:
+        columns = {k: row[k] for k in ("prompt", "answer", "task") if k in row}
+        for one, reward, label in zip(answers, rewards, labels, strict=True):
+            answer = {"completion": one.text, "label": label, "finished": one.finished}
+            lines.append(json.dumps({**columns, **answer, "scores": {"reward": reward}}))
+    text = "\n".join(lines) + "\n"
+    write_whole(folder / "scores.jsonl", lambda part: part.write_text(text, encoding="utf-8"))
+    path = folder / "reward_report.png"
+    draw_reward_report(path, title, candidates=rollouts.candidates(), selecting=True)

@@ -1,0 +1,341 @@
+"""On-policy distillation on TRL's GRPOTrainer: teachers read what the student writes."""
+
+import random
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate.utils import gather_object, is_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.trainer.utils import pad
+
+from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
+from rlhf_trl.data.verifiers import completion_text
+from rlhf_trl.errors import InputError
+from rlhf_trl.losses import distilled_loss
+from rlhf_trl.models import EMBEDDED
+from rlhf_trl.tiny import checkpoint_path
+from rlhf_trl.trainers.policy_gradient import (
+    PolicyGradientConfig,
+    PolicyGradientTrainer,
+    loss_mask,
+)
+from rlhf_trl.trainers.value_model import check_vocabulary
+
+MOVED = "teacher.pt"  # in checkpoints, where the teacher follows the student
+HINT = "{demonstration}"
+
+
+@dataclass
+class DistillationConfig(PolicyGradientConfig):
+    """PolicyGradientConfig with what distillation adds; None is the row's own.
+
+    Args:
+        kl_top_k (`int`, *optional*): tell apart the student's so many likeliest tokens only (SDPO).
+        teacher_models (`list[str]`, *optional*): folders or hub names (OPD).
+        teacher_weights (`list[float]`, *optional*): of the teachers, adding up to 1; None: all the
+            same (OPD).
+        teacher (`str`, *optional*): which of its own versions reads the demonstration: "live", the
+            one that "start"ed, or "ema", which follows the student (SDPO).
+        teacher_rate (`float`, *optional*): how fast "ema" follows, per optimizer step, in (0, 1].
+        demonstration (`str`, *optional*): which of a prompt's right completions: a "random" one or
+            the "first" (SDPO).
+        demonstration_template (`str`, *optional*): what the teacher's prompt ends with, with
+            `{demonstration}` in it (SDPO).
+    """
+
+    family: ClassVar[str] = "distillation"
+
+    kl_top_k: int | None = of_the_row("Tokens that are told apart.")
+    teacher_models: list[str] | None = of_the_row("Folders or hub names of the teachers.")  # noqa: RUF009
+    teacher_weights: list[float] | None = of_the_row("Weights of the teachers.")  # noqa: RUF009
+    teacher: str | None = of_the_row("live, start or ema.")
+    teacher_rate: float | None = of_the_row("How fast ema follows the student.")
+    demonstration: str | None = of_the_row("random or first.")
+    demonstration_template: str | None = of_the_row("What the teacher's prompt ends with.")
+
+    def checked(self, resolved: Resolved) -> Resolved:
+        """Return what was resolved, or refuse what could not be computed."""
+        reads = resolved.row.trainer_reads
+        if "teacher" not in reads:
+            weights, models = self.teacher_weights, self.teacher_models
+            good = weights is None or (min(weights) >= 0 and abs(sum(weights) - 1) < 1e-6)
+            if not models or not good or len(weights or models) != len(models):
+                raise InputError(
+                    f"teacher_weights is {weights} for {len(models)} teacher_models; write a "
+                    "weight for each of at least one, none below 0, that add up to 1."
+                )
+            return resolved
+        for name, allowed in (
+            ("teacher", ("live", "start", "ema")),
+            ("demonstration", ("random", "first")),
+        ):
+            if (value := getattr(self, name)) not in allowed:
+                raise InputError(f"{name} is {value!r}; write {' or '.join(allowed)}.")
+        if not 0 < self.teacher_rate <= 1:
+            raise InputError(f"teacher_rate is {self.teacher_rate}; write a number in (0, 1].")
+        if HINT not in self.demonstration_template:
+            raise InputError(
+                f"demonstration_template is {self.demonstration_template!r}; write {HINT} where "
+                "the demonstration belongs."
+            )
+        if self.kl_top_k is not None and self.kl_top_k < 1:
+            raise InputError(f"kl_top_k is {self.kl_top_k}; write 1 or more.")
+        return resolved
+
+
+class DistillationTrainer(PolicyGradientTrainer):
+    """PolicyGradientTrainer whose signal is a teacher's, at every token that the student wrote.
+
+    Rewards are logged, and say which completions are demonstrations. Logged beside TRL's metrics:
+    `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
+    and `teacher/demonstrated`, the share of prompts with a right completion, per generation. A
+    prompt without one trains nothing.
+
+    Args:
+        model: see GRPOTrainer, as are all arguments that are not named here.
+        reward_funcs: see GRPOTrainer.
+        args (`DistillationConfig`, *optional*): the configuration.
+        train_dataset: see GRPOTrainer.
+        algorithm (`str` or `Resolved`, *optional*, defaults to `"opd"`): the row.
+        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl", which
+            is computed here, too.
+
+    Raises:
+        InputError: see PolicyGradientTrainer; or a teacher that cannot read the student's tokens.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: DistillationConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        algorithm: str | Resolved = "opd",
+        formulation: str = "chapter",
+        **kwargs: Any,
+    ):
+        args = DistillationConfig() if args is None else args
+        row = DistillationConfig.resolve(args, algorithm, formulation)
+        super().__init__(model, reward_funcs, args, train_dataset, algorithm=row, **kwargs)
+        self._stock = False  # GRPOTrainer has no such loss
+        self._row: Distillation
+        self._own = "teacher" in self._row.trainer_reads  # the student's own versions teach
+        self._reads_logits = self._row.loss == "reverse_kl"
+        self._scoring, self._logits = False, None
+        if self._reads_logits and self.aux_loss_enabled:
+            raise InputError(
+                f"{self._row.label} needs logits, of which TRL gives no auxiliary loss for a "
+                "mixture of experts; set router_aux_loss_coef: 0."
+            )
+        if self._own:
+            self._teachers, weights = [self._version()], [1.0]
+        else:
+            models = self.args.teacher_models
+            self._teachers = [self._ready(self._loaded(name)) for name in models]
+            weights = self.args.teacher_weights or [1 / len(models)] * len(models)
+        self._weights = weights
+
+    def _version(self) -> Any:
+        """Return the version of the student that teaches; None: the student as it is."""
+        which = self.args.teacher
+        if which == "live":
+            return None
+        if is_deepspeed_zero3_enabled() or (which == "ema" and self.is_fsdp_enabled):
+            raise InputError(
+                f"teacher: {which} needs a whole copy of the student, which is shared out here; "
+                "write teacher: live, or launch without FSDP or ZeRO-3."
+            )
+        teacher = deepcopy(self.model)
+        bare = teacher.get_base_model() if is_peft_model(teacher) else teacher
+        bare.__dict__.pop("forward", None)  # TRL's fused one, which calls the student's
+        if which == "ema":
+            self.add_callback(_Follow(self))
+        return self._ready(teacher)
+
+    def _loaded(self, name: str) -> Any:
+        """Load a teacher that can read the student's tokens."""
+        source = checkpoint_path() if name == EMBEDDED else name
+        field, policy = "teacher_models", self.model
+        remote = {"trust_remote_code": self.args.trust_remote_code}
+        kwargs = {"dtype": policy.dtype, **remote}
+        try:
+            vocabulary = AutoConfig.from_pretrained(source, **remote).get_text_config().vocab_size
+            teacher = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{field}: {name!r} is neither a language model's folder here nor a hub model that "
+                f"can be reached ({str(error).splitlines()[0]}); name another."
+            ) from error
+        check_vocabulary(field, source, vocabulary, policy, self.processing_class, remote)
+        return teacher
+
+    def _ready(self, teacher: Any) -> Any:
+        """Freeze a teacher, and place it as TRL places its reference model."""
+        teacher.eval().requires_grad_(False)
+        if self.is_deepspeed_enabled:
+            return prepare_deepspeed(teacher, self.accelerator)
+        if self.is_fsdp_enabled:
+            return prepare_fsdp(teacher, self.accelerator)
+        return self.accelerator.prepare_model(teacher, evaluation_mode=True)
+
+    # Extends PolicyGradientTrainer's: keeps what is read, for the demonstrations.
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        self._read = prompts, completions
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    # Extends DynamicSampling's: replaced are prompts without a right completion.
+    def _without_contrast(self, rewards: torch.Tensor) -> list[int]:
+        right = rewards[:, self._correctness].view(-1, self.num_generations) == 1
+        return (~right.any(1)).nonzero().flatten().tolist()
+
+    def _advantages(
+        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
+    ) -> torch.Tensor:
+        """Return none: the loss reads the teachers."""
+        return torch.zeros_like(rewards[self._mine(output)])
+
+    # Extends PolicyGradientTrainer's: adds what the teacher reads in the place of the prompt.
+    def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generation(inputs)
+        if not self._own:
+            return output
+        prompts, completions = self._read
+        said, right = gather_object(completions), self._binary_rewards()
+        mode = "train" if self.model.training else "eval"
+        size = self.num_generations if mode == "train" else self.num_generations_eval
+        hints = []
+        for group in range(len(said) // size):
+            places = [i for i in range(group * size, (group + 1) * size) if right[i]]
+            chosen = places[:1]
+            if places and self.args.demonstration == "random":
+                draw = random.Random(f"{self.args.seed} {self.state.global_step} {group}")
+                chosen = [draw.choice(places)]
+            hints += [completion_text(said[i]) for i in chosen] or [None]
+        mine = self._mine(output)
+        hints = [hints[i // size] for i in range(mine.start, mine.stop)]
+        texts = [self._hinted(*pair) for pair in zip(prompts, hints, strict=True)]
+        ids = list(map(torch.tensor, self._tokenize_prompts(texts)[0]))
+        lengths = self.accelerator.gather(loss_mask(output).sum(1))
+        tokens = lengths.view(-1, size).sum(1).repeat_interleave(size)[mine]
+        shown = torch.tensor([hint is not None for hint in hints], device=tokens.device)
+        share = self.accelerator.gather(shown).float().mean().item()
+        self._metrics[mode]["teacher/demonstrated"].append(share)
+        masks = list(map(torch.ones_like, ids))
+        for name, rows, value in (("ids", ids, self._tokenizer.pad_token_id), ("mask", masks, 0)):
+            found = pad(rows, padding_value=value, padding_side="left").to(tokens.device)
+            output[f"teacher_prompt_{name}"] = found
+        return output | {"prompt_tokens": tokens, "demonstrated": shown}
+
+    def _hinted(self, prompt: Any, hint: str | None) -> Any:
+        """Return the prompt that the teacher reads; without a demonstration, the student's."""
+        if hint is None:
+            return prompt
+        end = self.args.demonstration_template.replace(HINT, hint)
+        if isinstance(prompt, str):
+            return prompt + end
+        return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + end}]
+
+    def _read_on(self, model: Any, ids: torch.Tensor, attention: torch.Tensor, keep: int) -> Any:
+        """Return (B, T, V) logits before each of the last `keep` tokens."""
+        with self.accelerator.autocast():
+            logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
+        return logits[:, -keep - 1 : -1] / self.temperature
+
+    def _taught(self, model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return what each teacher says of the completions: logits, or those of the tokens."""
+        own, ids = "teacher_" if self._own else "", inputs["completion_ids"]
+        both = torch.cat([inputs[f"{own}prompt_ids"], ids], 1)
+        attention = torch.cat([inputs[f"{own}prompt_mask"], inputs["completion_mask"]], 1)
+        found = []
+        for teacher in self._teachers:
+            with torch.no_grad():
+                logits = self._read_on(teacher or model, both, attention, ids.shape[1])
+                found.append(logits if self._reads_logits else _of_tokens(logits, ids))
+        return found
+
+    # Extends PolicyGradientTrainer's: for the loss, the same forward gives logits where needed.
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+    ):
+        given = (model, input_ids, attention_mask, logits_to_keep)
+        if not (self._scoring and self._reads_logits):
+            return super()._get_per_token_logps_and_entropies(*given, *args, **kwargs)
+        self._logits = self._read_on(*given)
+        with torch.no_grad():
+            logps = self._logits.log_softmax(-1)
+            entropies = -(logps.exp() * logps).sum(-1)
+        self._scored = _of_tokens(self._logits, input_ids[:, -logits_to_keep:]), entropies, None
+        return self._scored
+
+    # Extends PolicyGradientTrainer's: teachers read first, since the student's forward must be the
+    # last one before its gradient.
+    def _compute_loss(self, model, inputs):
+        self._said, self._scoring = self._taught(model, inputs), True
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._said = self._logits = None
+            self._scoring = False
+
+    def _row_loss(
+        self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the row's loss of a micro-batch."""
+        mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
+        if not self._reads_logits:
+            gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))
+            sums = torch.stack([(gap.detach() * mask).sum(), mask.sum()])
+            total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+            mode = "train" if self.model.training else "eval"
+            self._metrics[mode]["teacher/kl"].append(total / max(count, 1))
+        if self._own:
+            mask = mask * inputs["demonstrated"].unsqueeze(1)
+        return distilled_loss(
+            self._row,
+            self._parameters,
+            student,
+            zip(self._said, self._weights, strict=True),
+            mask,
+            token_weights=inputs.get("importance_sampling_ratio"),
+            normalizer=tokens,
+            num_generations=self.num_generations,
+            prompt_tokens=inputs.get("prompt_tokens"),
+        )
+
+    def _save_state(self, folder: Path) -> None:
+        super()._save_state(folder)
+        if self._own and self.args.teacher == "ema" and self.args.should_save:
+            teacher = self.accelerator.unwrap_model(self._teachers[0])
+            torch.save(teacher.state_dict(), folder / MOVED)
+
+    # Extends PolicyGradientTrainer's: the counterpart.
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self._own and self.args.teacher == "ema":
+            state = torch.load(Path(checkpoint, MOVED), map_location="cpu", weights_only=True)
+            self.accelerator.unwrap_model(self._teachers[0]).load_state_dict(state)
+
+
+class _Follow(TrainerCallback):
+    """Move the teacher towards the student after each optimizer step."""
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+
+    def on_step_end(self, args, state, control, **kwargs):
+        unwrap = self._trainer.accelerator.unwrap_model
+        teacher, student = unwrap(self._trainer._teachers[0]), unwrap(self._trainer.model)
+        with torch.no_grad():
+            for ours, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
+                ours.lerp_(theirs.to(ours), args.teacher_rate)
+
+
+def _of_tokens(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return (B, T) log-probabilities of tokens from (B, T, V) logits."""
+    return logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)

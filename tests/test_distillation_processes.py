@@ -1,0 +1,16 @@
+"""Two processes distill like one on the same completions."""
+
+import pytest
+import torch
+from distillation_processes import CASES, train
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_two_processes_train_like_one(case, two_processes):
+    first, second = (torch.load(two_processes / f"{'-'.join(case)}.{rank}") for rank in (0, 1))
+    assert torch.equal(first, second)
+    weights, before = train(*case, processes=1)
+    assert float((weights - before).abs().max()) > 1e-3
+    assert float((first - weights).abs().max()) <= 1e-6
