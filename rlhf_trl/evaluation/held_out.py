@@ -115,6 +115,8 @@ class AnswersHeldOut:
         scores: dict[str, list[float | None]],
     ) -> None:
         """Record answers to rows; the step is their generation."""
+        if self.rollouts is None:
+            return
         rewards = dict(scores)
         total = rewards.pop("reward", [None] * len(rows))
         samples = [
