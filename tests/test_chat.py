@@ -71,7 +71,7 @@ def test_questions_have_a_frame_only_if_many_begin_alike():
 
 
 def test_two_models_an_adapter_and_a_score(tmp_path):
-    adapter = str(make_adapter(tmp_path / "adapter"))
+    adapter = str(make_adapter(tmp_path / "adapter", scale=0.3))
     judge = str(make_reward_model(tmp_path / "judge"))
     chat = Chat([adapter, "tiny"], reward_model=judge, temperature=0.01)
     answers = list(chat.ask("hello"))
@@ -103,8 +103,8 @@ def test_settings_are_those_of_the_runs_config(tmp_path, own_model):
     answers = list(chat.ask("7"))
     assert asked[0] == [said("system", "Be brief."), said("user", "Q: 7?")]
     assert chat.history and chat.sampled.temperature == 1.0
-    encode = AutoTokenizer.from_pretrained(own_model).encode
-    assert all(len(encode(a.text)) <= 3 for a in answers)
+    ids = [reply(asked[0], chat.sampled, None)[0].ids for _ in range(3)]
+    assert max(map(len, ids)) <= 3
     list(chat.ask("8"))
     assert asked[2] == [*asked[0], said("assistant", answers[0].text), said("user", "Q: 8?")]
     # of no run: nothing is put around what is typed
