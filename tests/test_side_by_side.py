@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import random
+import re
 import statistics
 
 import pytest
@@ -14,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_trl import cli
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.report import next_steps
 from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.run.config import read_config
@@ -113,6 +116,32 @@ def trained(run, cache, models, tmp_path_factory):
         folder = tmp_path_factory.mktemp("run") / "out"
         cache["run"] = run("grpo", "grpo", *RUN, "--reward_model", models["reward"], folder=folder)
     return cache["run"][0]
+
+
+def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = cache["run"][1].splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("model, learning curve"))
+    told = dict(re.split(r":\s+", line.strip(), maxsplit=1) for line in lines[start + 1 : -1])
+    shown = os.path.relpath(trained)
+    assert [*told] == ["talk to it", "evaluate it", "in Python", "train on"]
+    assert told["talk to it"] == f"rlhf-trl chat {shown}"
+    assert told["evaluate it"] == f"rlhf-trl evaluate tiny {shown}"
+    assert told["train on"] == "the same with --resume_from_checkpoint auto --max_steps 8"
+    said = []
+    exec(told["in Python"], {"print": said.append})
+    last = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"][0]
+    assert said[0][0]["generated_text"][-1] == message(last["greedy"])
+
+
+def test_what_can_be_done_with_an_adapter_and_a_reward_model(tmp_path):
+    adapter = next_steps("out", "tiny", 5, "Why?", adapter=True)
+    assert "rlhf-trl merge out\n" in adapter and "print(answer('Why?'))" in adapter
+    assert adapter.endswith("a run that keeps checkpoints can: --save_strategy steps")
+    (tmp_path / "scores.jsonl").touch()
+    judge = next_steps(str(tmp_path), "tiny", 5, None, adapter=False)
+    assert f"--reward_model {tmp_path}/model\n" in judge and "chat" not in judge
+    assert f"rlhf-trl best-of-n {tmp_path}\n" in judge
 
 
 @pytest.fixture

@@ -226,8 +226,8 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
         told["evaluate it"] = f"rlhf-trl evaluate {start} {folder}"
         if adapter:
             told["merge it"] = f"rlhf-trl merge {folder}"
-        ask = f"answer = pipeline('text-generation', '{folder}/model'); print(answer({prompt!r}))"
-        told["in Python"] = f"from transformers import pipeline; {ask}"
+        load = f"answer = pipeline('text-generation', '{folder}/model', do_sample=False)"
+        told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
     told["train on"] = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
     if not numbered(Path(folder), "checkpoint-"):
         told["train on"] = "a run that keeps checkpoints can: --save_strategy steps"
