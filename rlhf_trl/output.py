@@ -41,12 +41,7 @@ def replace_folder(path: str | Path, write: Callable[[Path], None], main_process
     """Let all processes write a folder beside `path`; the main one puts it in place, whole."""
     path = Path(path)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
-    try:
-        write(part)
-    except Exception:
-        if main_process:
-            shutil.rmtree(part, ignore_errors=True)
-        raise
+    write(part)
     if main_process:
         if path.exists():
             os.replace(path, old)

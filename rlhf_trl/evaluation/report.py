@@ -207,14 +207,9 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
 
 
 def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) -> str:
-    """Return what can be done with a finished run, a line for each.
+    """Return what can be done with a run, a line for each; `prompt` is None for a reward model's.
 
-    Args:
-        folder: the run's.
-        start: the model that it started from.
-        steps: that it trained.
-        prompt: of the kind that its model answers; None: it is a reward model.
-        adapter: whether its model is an adapter.
+    `start` is the model that it started from, and `adapter` whether it has left an adapter.
     """
     told = {}
     if prompt is None:
