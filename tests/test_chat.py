@@ -168,14 +168,34 @@ def _own_terminal():
 
 
 @pytest.fixture
-def terminal():
-    terminal = Terminal("tiny", "tiny_untrained", "--max_completion_length", "200")
-    yield terminal
-    terminal.process.kill()
-    terminal.process.wait()
+def opened():
+    found = []
+
+    def opened(*words):
+        found.append(Terminal(*words))
+        return found[0]
+
+    yield opened
+    for terminal in found:
+        terminal.process.kill()
+        terminal.process.wait()
 
 
-def test_a_terminal_with_two_models_of_which_one_does_not_end(terminal):
+@pytest.mark.promise
+def test_after_the_demo_words_are_answered_backwards(run, opened):
+    folder, _ = run("grpo", "grpo")
+    terminal = opened(str(folder))
+    for word in ("hello", "ocean", "table"):
+        terminal.until("> $")
+        terminal.type(f"{word}\n")
+        terminal.until(rf"greedy   {re.escape(TAGGED.format(word[::-1]))}\n.*sampled  .*\n")
+    terminal.until("> $")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=60) == 0
+
+
+def test_a_terminal_with_two_models_of_which_one_does_not_end(opened):
+    terminal = opened("tiny", "tiny_untrained", "--max_completion_length", "200")
     terminal.until(r"temperature 1; prompts start anew; Ctrl-D ends\n> ")
     for word in ("hello", "rack", "taborin"):
         terminal.type(f"{word}\n")

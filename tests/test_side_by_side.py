@@ -26,7 +26,8 @@ from rlhf_trl.tiny import checkpoint_path
 RUN = ["--dataset.size", 40, "--dataset.eval_size", 24, "--per_device_eval_batch_size", 16]
 RUN += ["--num_generations", 4, "--per_device_train_batch_size", 8, "--learning_rate", "5e-4"]
 RUN += ["--max_steps", 4, "--eval_steps", 2, "--save_strategy", "steps", "--save_steps", 2]
-RUN += ["--seed", 3, "--reward_weights", "1.0", "0.5", "0.1"]
+RUN += ["--seed", 3, "--reward_weights", "1.0", "0.5", "0.3", "0.1"]
+RUN += ["--reward_funcs", "exact_match", "format", "named_models.brief"]
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ def cache():
 
 @pytest.fixture
 def trained(run, cache, models, tmp_path_factory):
-    """The folder of a small run whose rewards are two functions and a reward model."""
+    """The folder of a small run whose rewards are three functions and a reward model."""
     if not cache:
         folder = tmp_path_factory.mktemp("run") / "out"
         cache["run"] = run("grpo", "grpo", *RUN, "--reward_model", models["reward"], folder=folder)
@@ -163,7 +164,9 @@ def test_start_checkpoint_and_model_get_the_numbers_of_the_run_bit_for_bit(train
         assert {key: each["value"] for key, each in numbers.items()} == record["metrics"]
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["after"] == {k: v["value"] for k, v in told["models"][str(trained)].items()}
-    assert {"eval_reward_model", "eval_sampled_reward", "eval_gym_score"} <= summary["after"].keys()
+    assert {"eval_reward_model", "eval_brief", "eval_sampled_reward", "eval_gym_score"} <= summary[
+        "after"
+    ].keys()
     assert summary["before"]["eval_reward"] != summary["after"]["eval_reward"]
 
 
