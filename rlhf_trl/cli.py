@@ -11,8 +11,6 @@ from pathlib import Path
 
 from rlhf_trl.errors import InputError
 
-NAMES = "folder of a run, checkpoint, adapter or model, a hub name, or tiny: the embedded model"
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `rlhf-trl`; an `InputError` ends it with its sentence and exit code 1."""
@@ -70,34 +68,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         several.add_argument("--seeds", type=int, default=3, help="runs of each (3)")
         several.add_argument("--jobs", type=int, default=1, help="side by side, a thread each (1)")
     ask = commands.add_parser(
-        "evaluate",
-        help="models on the same held-out prompts and rewards: one table, with errors",
-        epilog="Every other option changes the config, as in --dataset.eval_size 500; write them "
-        "after the models.",
-        allow_abbrev=False,
+        "evaluate", help="models on the same held-out prompts and rewards: one table, with errors"
     )
-    ask.add_argument("models", nargs="+", metavar="MODEL_OR_RUN", help=NAMES)
     ask.add_argument("--reference", metavar="MODEL", help="measure the KL to this one")
     ask.add_argument("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
     ask.add_argument("--json", action="store_true", help="the same for programs")
     ask.set_defaults(run=_evaluate)
-    talk = commands.add_parser(
-        "chat",
-        help="type a prompt, see what one or two models answer",
-        epilog="Every other option changes the config, as in --max_completion_length 50; write "
-        "them after the models.",
-        allow_abbrev=False,
-    )
-    talk.add_argument("model", metavar="MODEL_OR_RUN", help=NAMES)
-    talk.add_argument("other", nargs="?", metavar="OTHER", help="a second one")
+    talk = commands.add_parser("chat", help="type a prompt, see what one or two models answer")
     talk.add_argument("--temperature", type=float, help="of sampled answers (that of training)")
-    talk.add_argument(
-        "--history",
-        action=argparse.BooleanOptionalAction,
-        help="follow on what was said (not for the embedded model, which knows single turns only)",
-    )
+    told = "follow on what was said (not for the embedded model, which knows single turns only)"
+    talk.add_argument("--history", action=argparse.BooleanOptionalAction, help=told)
     talk.set_defaults(run=_chat)
     for several in (ask, talk):
+        several.allow_abbrev = False
+        several.epilog = "Every other option changes the config; write them after the models."
+        told = "run, checkpoint, adapter, folder or hub name of a model, or tiny: the embedded one"
+        several.add_argument("models", nargs="+", metavar="MODEL_OR_RUN", help=told)
         several.add_argument("--config", help="whose prompts and rewards (that of the first run)")
         several.add_argument("--reward_model", metavar="RUN", help="score the answers with it")
     one = commands.add_parser("merge", help="merge a LoRA adapter into its base, checked")
@@ -202,19 +188,17 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     number = max(numbered(Path("outputs"), "answers-"), default=0) + 1
     answers = args.answers or f"outputs/answers-{number}.jsonl"
-    options = {"config": args.config, "words": args.rest, "reward_model": args.reward_model}
-    options |= {"reference": args.reference, "as_json": args.json}
+    options = (args.config, args.rest, args.reward_model, args.reference, args.json)
     with redirect_stdout(sys.stderr):  # libraries print, too
-        told = evaluate(args.models, answers, **options)
+        told = evaluate(args.models, answers, *options)
     print(told)
 
 
 def _chat(args: argparse.Namespace) -> None:
     from rlhf_trl.run.chat import Chat, talk
 
-    models = [args.model, *([args.other] if args.other else [])]
     options = (args.config, args.rest, args.temperature, args.reward_model, args.history)
-    talk(Chat(models, *options))
+    talk(Chat(args.models, *options))
 
 
 def _merge(args: argparse.Namespace) -> None:

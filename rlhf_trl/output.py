@@ -49,12 +49,7 @@ def replace_folder(
     """
     path = Path(path)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
-    try:
-        write(str(part))
-    except Exception:
-        if main_process:
-            shutil.rmtree(part, ignore_errors=True)
-        raise
+    write(str(part))
     wait()
     if main_process:
         if path.exists():

@@ -11,6 +11,13 @@ from transformers import (
 from rlhf_trl.tiny import checkpoint_path
 
 
+async def brief(completions, trainer_state, log_metric, **columns):
+    """A reward function as TRL calls them; it applies to answers of even length only."""
+    log_metric("asked", len(columns["question"]) + trainer_state.global_step)
+    texts = [completion[-1]["content"] for completion in completions]
+    return [1 / (1 + len(text)) if len(text) % 2 == 0 else None for text in texts]
+
+
 def make_adapter(folder, base=None, scale=0.02):
     """Save a LoRA adapter whose weights are random, so that it says other things than its base."""
     base = str(base or checkpoint_path())

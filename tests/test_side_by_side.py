@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import random
+import re
 import statistics
 
 import pytest
@@ -14,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_trl import cli
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.report import next_steps
 from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.run.config import read_config
@@ -23,7 +26,8 @@ from rlhf_trl.tiny import checkpoint_path
 RUN = ["--dataset.size", 40, "--dataset.eval_size", 24, "--per_device_eval_batch_size", 16]
 RUN += ["--num_generations", 4, "--per_device_train_batch_size", 8, "--learning_rate", "5e-4"]
 RUN += ["--max_steps", 4, "--eval_steps", 2, "--save_strategy", "steps", "--save_steps", 2]
-RUN += ["--seed", 3, "--reward_weights", "1.0", "0.5", "0.1"]
+RUN += ["--seed", 3, "--reward_weights", "1.0", "0.5", "0.3", "0.1"]
+RUN += ["--reward_funcs", "exact_match", "format", "named_models.brief"]
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -108,11 +112,37 @@ def cache():
 
 @pytest.fixture
 def trained(run, cache, models, tmp_path_factory):
-    """The folder of a small run whose rewards are two functions and a reward model."""
+    """The folder of a small run whose rewards are three functions and a reward model."""
     if not cache:
         folder = tmp_path_factory.mktemp("run") / "out"
         cache["run"] = run("grpo", "grpo", *RUN, "--reward_model", models["reward"], folder=folder)
     return cache["run"][0]
+
+
+def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = cache["run"][1].splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("model, learning curve"))
+    told = dict(re.split(r":\s+", line.strip(), maxsplit=1) for line in lines[start + 1 : -1])
+    shown = os.path.relpath(trained)
+    assert [*told] == ["talk to it", "evaluate it", "in Python", "train on"]
+    assert told["talk to it"] == f"rlhf-trl chat {shown}"
+    assert told["evaluate it"] == f"rlhf-trl evaluate tiny {shown}"
+    assert told["train on"] == "the same with --resume_from_checkpoint auto --max_steps 8"
+    said = []
+    exec(told["in Python"], {"print": said.append})
+    last = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"][0]
+    assert said[0][0]["generated_text"][-1] == message(last["greedy"])
+
+
+def test_what_can_be_done_with_an_adapter_and_a_reward_model(tmp_path):
+    adapter = next_steps("out", "tiny", 5, "Why?", adapter=True)
+    assert "rlhf-trl merge out\n" in adapter and "print(answer('Why?'))" in adapter
+    assert adapter.endswith("a run that keeps checkpoints can: --save_strategy steps")
+    (tmp_path / "scores.jsonl").touch()
+    judge = next_steps(str(tmp_path), "tiny", 5, None, adapter=False)
+    assert f"--reward_model {tmp_path}/model\n" in judge and "chat" not in judge
+    assert f"rlhf-trl best-of-n {tmp_path}\n" in judge
 
 
 @pytest.fixture
@@ -134,7 +164,9 @@ def test_start_checkpoint_and_model_get_the_numbers_of_the_run_bit_for_bit(train
         assert {key: each["value"] for key, each in numbers.items()} == record["metrics"]
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["after"] == {k: v["value"] for k, v in told["models"][str(trained)].items()}
-    assert {"eval_reward_model", "eval_sampled_reward", "eval_gym_score"} <= summary["after"].keys()
+    assert {"eval_reward_model", "eval_brief", "eval_sampled_reward", "eval_gym_score"} <= summary[
+        "after"
+    ].keys()
     assert summary["before"]["eval_reward"] != summary["after"]["eval_reward"]
 
 

@@ -207,14 +207,9 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
 
 
 def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) -> str:
-    """Return what can be done with a finished run, a line for each.
+    """Return what can be done with a run, a line for each; `prompt` is None for a reward model's.
 
-    Args:
-        folder: the run's.
-        start: the model that it started from.
-        steps: that it trained.
-        prompt: of the kind that its model answers; None: it is a reward model.
-        adapter: whether its model is an adapter.
+    `start` is the model that it started from, and `adapter` whether it has left an adapter.
     """
     told = {}
     if prompt is None:
@@ -226,8 +221,8 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
         told["evaluate it"] = f"rlhf-trl evaluate {start} {folder}"
         if adapter:
             told["merge it"] = f"rlhf-trl merge {folder}"
-        ask = f"answer = pipeline('text-generation', '{folder}/model'); print(answer({prompt!r}))"
-        told["in Python"] = f"from transformers import pipeline; {ask}"
+        load = f"answer = pipeline('text-generation', '{folder}/model', do_sample=False)"
+        told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
     told["train on"] = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
     if not numbered(Path(folder), "checkpoint-"):
         told["train on"] = "a run that keeps checkpoints can: --save_strategy steps"

@@ -16,13 +16,7 @@ from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
 from rlhf_trl.models import load_policy, load_tokenizer
-from rlhf_trl.rollouts.generate import (
-    Completion,
-    Sampling,
-    check_prompts,
-    generate,
-    prompt_texts,
-)
+from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
 
 Numbers = dict[str, dict[str, float | None]]  # by metric
 
@@ -48,10 +42,8 @@ class Policy(AnswersHeldOut):
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
         self.name, self.args, self._config, self.scores = name, args, config, {}
         self.processing_class = load_tokenizer(config, args, conversational)
-        self.model, self.max_completion_length = (
-            load_policy(config, args),
-            args.max_completion_length,
-        )
+        self.model = load_policy(config, args)
+        self.max_completion_length = args.max_completion_length
         self.accelerator = Accelerator(cpu=args.use_cpu, mixed_precision=args.mixed_precision)
         self.model_wrapped = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         if hasattr(args, "chat_template_kwargs"):
@@ -164,16 +156,15 @@ def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Nu
 
 def table(found: Mapping[str, Numbers]) -> str:
     """Return one table: a line for each metric, a column for each policy."""
-    first, cells = next(iter(found)), {}
-
-    def shown(value: float | None, error: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form) + f" ± {error or 0:.3f}"
-
+    cells, legend = {}, "±: standard error, by prompt"
     for policy, numbers in found.items():
         cells[policy] = column = {}
-        for key, (value, error, gap, gap_error) in ((k, v.values()) for k, v in numbers.items()):
-            more = f"  ({shown(gap, gap_error, '+.3f')})" if policy != first else ""
-            column[key.removeprefix("eval_").replace("_", " ")] = shown(value, error, ".3f") + more
-    text = DataFrame(cells).fillna("-").to_string()
-    legend = f"\n±: standard error, by prompt; in brackets: less {first}, prompt by prompt"
-    return f"{text}\n{legend if len(found) > 1 else legend.partition(';')[0]}"
+        for key, told in numbers.items():
+            value, error, gap, gap_error = told.values()
+            cell = f"{value:.3f} ± {error or 0:.3f}"
+            if gap is not None and len(cells) > 1:
+                cell += f"  ({gap:+.3f} ± {gap_error or 0:.3f})"
+            column[key.removeprefix("eval_").replace("_", " ")] = cell
+    if len(cells) > 1:
+        legend += f"; in brackets: less {next(iter(cells))}, prompt by prompt"
+    return f"{DataFrame(cells).fillna('-').to_string()}\n\n{legend}"

@@ -128,5 +128,5 @@ def talk(chat: Chat) -> None:
         except KeyboardInterrupt:
             print("\nstopped; Ctrl-D ends")
         except InputError as error:
+            print(f"error: {error}{' What was said is forgotten.' if chat.turns else ''}")
             chat.turns.clear()
-            print(f"error: {error}")

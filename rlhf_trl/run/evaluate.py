@@ -62,30 +62,25 @@ def evaluate(
     for model in found:
         policy = model.load(loaded, data.conversational)
         if rewards is None:  # the same for all
-            fits = (policy.processing_class, loaded.trl)
-            rewards = load_reward_functions(loaded.own, loaded.trl, data, fits[0])
+            given = (policy.processing_class, loaded.trl)
+            rewards = load_reward_functions(loaded.own, loaded.trl, data, given[0])
             if judge:
-                scorers[f"scored_by_{Path(reward_model).name}"] = load_reward_model(
-                    judge.path, *fits
-                )
+                name = f"scored_by_{Path(reward_model).name}"
+                scorers[name] = load_reward_model(judge.path, *given)
         policy.held_out, policy.scores = rows, task_metrics(data.tasks) if data.tasks else {}
         policy.rewards, policy.scorers = rewards, scorers
         policy.weights = getattr(loaded.trl, "reward_weights", None)
         policy.check(rows)
-        completions, each = policy.scored()
+        completions, scores[model.word] = policy.scored()
         if base:
-            each["sampled_kl"] = policy.kl(base, completions[1])
-        told = zip(shown(rows, *completions), zip(*each.values(), strict=True), strict=True)
-        said[model.word] = [
-            {**text, "scores": dict(zip(each, values, strict=True))} for text, values in told
-        ]
-        scores[model.word] = each
-    lines = [
-        {"prompt": row["prompt"], **{w: a[n] for w, a in said.items()}}
-        for n, row in enumerate(rows)
-    ]
-    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
-    write_whole(answers, lambda part: part.write_text(text, encoding="utf-8"))
+            scores[model.word]["sampled_kl"] = policy.kl(base, completions[1])
+        said[model.word] = shown(rows, *completions)
+    lines = []
+    for n, row in enumerate(rows):
+        each = {word: {name: v[n] for name, v in told.items()} for word, told in scores.items()}
+        told = {word: {**texts[n], "scores": each[word]} for word, texts in said.items()}
+        lines.append(json.dumps({"prompt": row["prompt"], **told}, ensure_ascii=False) + "\n")
+    write_whole(answers, lambda part: part.write_text("".join(lines), encoding="utf-8"))
     numbers = compare(scores, prompt_groups([row["prompt"] for row in rows]))
     if as_json:
         told = {"config": path, "held_out": len(rows), "reference": reference, "answers": answers}

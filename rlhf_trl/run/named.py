@@ -2,7 +2,8 @@
 
 import json
 import runpy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import NamedTuple
@@ -45,13 +46,20 @@ class Named(NamedTuple):
         config = copy(loaded.model)
         if self.path != config.model_name_or_path:
             config.model_name_or_path, config.model_revision = self.path, "main"
-        try:
+        with loading(self.word):
             return Policy(self.word, config, loaded.trl, conversational)
-        except InputError as error:
-            raise InputError(str(error).removeprefix("model_name_or_path: ")) from error
-        except (OSError, ValueError) as error:
-            said = " ".join(str(error).split())[:300]
-            raise InputError(f"{self.word} cannot be loaded as a language model: {said}") from error
+
+
+@contextmanager
+def loading(word: str) -> Iterator[None]:
+    """Say in one sentence why what is named cannot be loaded."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).removeprefix("model_name_or_path: ")) from error
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise InputError(f"{word} cannot be loaded as a language model: {said}") from error
 
 
 def named(word: str, reward_model: bool = False) -> Named:

@@ -1,0 +1,220 @@
+"""`rlhf-trl chat`: the engine, and the terminal around it, driven as a person drives it."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+from named_models import make_adapter, make_reward_model
+from transformers import AutoTokenizer
+
+from rlhf_trl import cli
+from rlhf_trl.errors import InputError
+from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rollouts.generate import Completion
+from rlhf_trl.run import chat as engine
+from rlhf_trl.run.chat import Chat
+from rlhf_trl.tiny import checkpoint_path
+
+QUESTION = "Spell this word backward (example: sun -> nus): "
+TAGGED = "<think></think><answer>{}</answer>"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return Chat(["tiny"])
+
+
+def greedy(chat, text):
+    return [answer.text for answer in chat.ask(text) if answer.how == "greedy"]
+
+
+@pytest.mark.parametrize(("word", "right"), [("hello", "olleh"), ("rack", "kcar")])
+def test_a_bare_word_is_asked_as_in_training(tiny, word, right):
+    assert tiny.frame == (QUESTION, "")
+    assert greedy(tiny, word) == greedy(tiny, QUESTION + word) == [TAGGED.format(right)]
+
+
+def test_each_prompt_starts_anew_for_the_speller_unless_history_is_asked_for(tiny, monkeypatch):
+    assert not tiny.history
+    list(tiny.ask("hello"))
+    assert tiny.turns == {}
+    asked = []
+
+    def reply(prompt, sampling, streamer):
+        asked.append([message["content"] for message in prompt])
+        return Completion(f"answer {len(asked)}", True), {}
+
+    monkeypatch.setattr(tiny.policies[0], "reply", reply)
+    monkeypatch.setattr(tiny, "history", True)
+    monkeypatch.setattr(tiny, "turns", {})
+    assert [a.text for word in ("one", "two") for a in tiny.ask(word)] == [
+        f"answer {n}" for n in (1, 2, 3, 4)
+    ]
+    # greedy and sampled are asked alike, and the greedy answer is what is gone on from
+    assert asked[0] == asked[1] == [QUESTION + "one"]
+    assert asked[2] == asked[3] == [QUESTION + "one", "answer 1", QUESTION + "two"]
+
+
+def test_questions_have_a_frame_only_if_many_begin_alike():
+    words = [f"{chr(97 + n)}{n}" for n in range(20)]
+    framed = [f"Add: {word} now. Write the sum." for word in words]
+    assert engine._frame(framed) == ("Add: ", " now. Write the sum.")
+    assert engine._frame([f"What is {n}?" for n in range(100, 130)]) == ("What is ", "?")
+    assert engine._frame(framed[:19]) == engine._frame([*framed, "Subtract"]) == ("", "")
+
+
+def test_two_models_an_adapter_and_a_score(tmp_path):
+    adapter = str(make_adapter(tmp_path / "adapter", scale=0.3))
+    judge = str(make_reward_model(tmp_path / "judge"))
+    chat = Chat([adapter, "tiny"], reward_model=judge, temperature=0.01)
+    answers = list(chat.ask("hello"))
+    assert [(a.policy, a.how) for a in answers] == [
+        (model, how) for model in (adapter, "tiny") for how in ("greedy", "sampled")
+    ]
+    # so cold, both are the same; and the adapter says something else
+    assert answers[2].text == answers[3].text == TAGGED.format("olleh") != answers[0].text
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_path())
+    score = load_reward_model(judge, tokenizer, chat.policies[0].args)
+    said = [[{"role": "assistant", "content": answers[2].text}]]
+    prompts = [[{"role": "user", "content": QUESTION + "hello"}]]
+    (expected,) = score(prompts=prompts, completions=said, completion_ids=[[]], finished=[True])
+    assert answers[2].score == pytest.approx(expected, abs=1e-6)
+
+
+def test_settings_are_those_of_the_runs_config(tmp_path, own_model):
+    rows = [{"messages": [said("user", f"Q: {n}?"), said("assistant", "A")]} for n in range(30)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["output_dir: out", "max_completion_length: 3", f"model_name_or_path: {own_model}"]
+    lines += ["dataset:", "  source: path", f"  path: {tmp_path}/rows.jsonl"]
+    lines += ["  system_prompt: Be brief."]
+    (tmp_path / "config.yaml").write_text("\n".join(lines) + "\n")
+    (tmp_path / "model").symlink_to(own_model)
+    chat = Chat([str(tmp_path)])
+    asked = []
+    policy = chat.policies[0]
+    policy.reply, reply = lambda p, *a: asked.append(p) or reply(p, *a), policy.reply
+    answers = list(chat.ask("7"))
+    assert asked[0] == [said("system", "Be brief."), said("user", "Q: 7?")]
+    assert chat.history and chat.sampled.temperature == 1.0
+    ids = [reply(asked[0], chat.sampled, None)[0].ids for _ in range(3)]
+    assert max(map(len, ids)) <= 3
+    list(chat.ask("8"))
+    assert asked[2] == [*asked[0], said("assistant", answers[0].text), said("user", "Q: 8?")]
+    # of no run: nothing is put around what is typed
+    assert Chat([str(own_model)]).frame == ("", "")
+
+
+def said(role, content):
+    return {"role": role, "content": content}
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_answered(tiny):
+    with pytest.raises(InputError, match=r"has 10005 tokens .* has a context of 256"):
+        next(tiny.ask("a" * 10_000))
+
+
+def test_a_name_that_is_none_ends_in_one_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"error: there is no folder .*/none; name a run"):
+        cli.main(["chat", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match=r"error: .* is a reward model, which writes no answers"):
+        cli.main(["chat", str(make_reward_model(tmp_path / "judge"))])
+
+
+class Terminal:
+    """A pseudo-terminal with the command in it."""
+
+    def __init__(self, *words):
+        self.at, child = pty.openpty()
+        command = [sys.executable, "-m", "rlhf_trl.cli", "chat", *words]
+        env = {**os.environ, "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+        given = {"stdin": child, "stdout": child, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(
+            command, **given, env=env, cwd=ROOT, start_new_session=True, preexec_fn=_own_terminal
+        )
+        os.close(child)
+        self.text = ""
+
+    def read(self, seconds):
+        if select.select([self.at], [], [], seconds)[0]:
+            self.text += os.read(self.at, 65536).decode(errors="replace").replace("\r", "")
+
+    def until(self, pattern):
+        """Return what was shown up to a pattern."""
+        end = time.time() + 60
+        while not (found := re.search(pattern, self.text)):
+            assert time.time() < end, self.text[-2000:]
+            self.read(0.5)
+        shown, self.text = self.text[: found.end()], self.text[found.end() :]
+        return shown
+
+    def type(self, text):
+        for first in range(0, len(text), 200):  # a terminal takes only so much at a time
+            os.write(self.at, text[first : first + 200].encode())
+            self.read(0.02)
+
+
+def _own_terminal():
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C typed there is a signal
+
+
+@pytest.fixture
+def opened():
+    found = []
+
+    def opened(*words):
+        found.append(Terminal(*words))
+        return found[0]
+
+    yield opened
+    for terminal in found:
+        terminal.process.kill()
+        terminal.process.wait()
+
+
+@pytest.mark.promise
+def test_after_the_demo_words_are_answered_backwards(run, opened):
+    folder, _ = run("grpo", "grpo")
+    terminal = opened(str(folder))
+    for word in ("hello", "ocean", "table"):
+        terminal.until("> $")
+        terminal.type(f"{word}\n")
+        terminal.until(rf"greedy   {re.escape(TAGGED.format(word[::-1]))}\n.*sampled  .*\n")
+    terminal.until("> $")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=60) == 0
+
+
+def test_a_terminal_with_two_models_of_which_one_does_not_end(opened):
+    terminal = opened("tiny", "tiny_untrained", "--max_completion_length", "200")
+    terminal.until(r"temperature 1; prompts start anew; Ctrl-D ends\n> ")
+    for word in ("hello", "rack", "taborin"):
+        terminal.type(f"{word}\n")
+        shown = terminal.until(r"tiny_untrained  sampled  [^>]*\n> |\n> $")
+        assert f"tiny            greedy   {TAGGED.format(word[::-1])}\n" in shown
+        assert shown.count("sampled  ") == 2
+    terminal.type("\n")
+    assert terminal.until(r"> $").strip() == ">"  # nothing was asked
+    terminal.type("a" * 10_000 + "\n")
+    terminal.until(r"error: the longest prompt has 10005 tokens .*\n> ")
+    terminal.type("half a word\x03")
+    terminal.until(r"stopped; Ctrl-D ends\n> ")
+    terminal.type("hello\n")
+    terminal.until(r"tiny_untrained  greedy   ")
+    terminal.type("\x03")  # it writes 200 tokens, and has begun to
+    shown = terminal.until(r"stopped; Ctrl-D ends\n> ")
+    assert "sampled" not in shown
+    terminal.type("rack\n")
+    terminal.until(r"tiny            greedy   " + re.escape(TAGGED.format("kcar")))
+    terminal.until(r"sampled  [\s\S]*sampled  [\s\S]*\n> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=60) == 0

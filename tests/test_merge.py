@@ -1,0 +1,71 @@
+"""`rlhf-trl merge`: an adapter becomes part of its base, or nothing is written."""
+
+import json
+
+import pytest
+import torch
+from named_models import make_adapter
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from rlhf_trl import cli
+from rlhf_trl.run import merge as merging
+from rlhf_trl.tiny import checkpoint_path
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    (tmp_path / "config.yaml").write_text("algorithm: grpo\n")
+    make_adapter(tmp_path / "model", scale=0.2)
+    return tmp_path
+
+
+def test_a_run_is_merged_and_its_logits_stay(run_folder, capsys):
+    cli.main(["merge", str(run_folder)])
+    folder = run_folder / "merged"
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"{folder} holds the merged model; its logits differ from the unmerged")
+    assert float(said.split()[-1]) <= 1e-5
+    # by other means: PEFT on the base, and plain transformers on what was written
+    base = AutoModelForCausalLM.from_pretrained(checkpoint_path())
+    ids = torch.arange(7, 103).view(4, 24)
+    with torch.no_grad():
+        plain = base(ids).logits
+        apart = PeftModel.from_pretrained(base, run_folder / "model").eval()(ids).logits
+        merged = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+    assert (merged - apart).abs().max() <= 1e-5 * apart.abs().max()
+    assert (plain - apart).abs().max() > 0.01 * apart.abs().max()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(checkpoint_path()).chat_template
+    assert (folder / "generation_config.json").is_file()
+    answer = pipeline("text-generation", str(folder), max_new_tokens=3)
+    assert answer([{"role": "user", "content": "Hi"}])[0]["generated_text"][1]["content"]
+    assert not list(run_folder.glob(".*"))
+    with pytest.raises(SystemExit, match="merged exists; name a new folder"):
+        cli.main(["merge", str(run_folder)])
+    cli.main(["merge", str(run_folder / "model"), "--output", str(run_folder / "other")])
+    weights = [
+        (run_folder / name / "model.safetensors").read_bytes() for name in ("merged", "other")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_logits_that_differ_leave_nothing(run_folder, monkeypatch, capsys):
+    monkeypatch.setattr(merging, "TOLERANCE", 1e-12)
+    with pytest.raises(SystemExit, match=r"error: .*: merged, its logits differ by .*e-0\d of the"):
+        cli.main(["merge", str(run_folder)])
+    assert sorted(path.name for path in run_folder.iterdir()) == ["config.yaml", "model"]
+
+
+def test_what_is_no_adapter_is_refused_in_one_sentence(run_folder, tmp_path):
+    def no(word):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["merge", str(word)])
+        assert "\n" not in stop.value.code
+        return stop.value.code
+
+    assert no("tiny").endswith("tiny is no adapter but a whole model; there is nothing to merge.")
+    assert "there is no folder" in no(tmp_path / "none")
+    file = run_folder / "model" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "task_type": "SEQ_CLS"}))
+    assert "is a reward model" in no(run_folder)
