@@ -5,14 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
-from rlhf_trl.data.files import (
-    Examples,
-    FileData,
-    check_cells,
-    code,
-    read_sides,
-    renamed,
-)
+from rlhf_trl.data.columns import check_cells, code, renamed
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.readers import UNANSWERED, check_reader
 from rlhf_trl.errors import InputError

@@ -1,18 +1,11 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlhf_trl.data.files import (
-    Examples,
-    FileData,
-    check_cell,
-    code,
-    read_sides,
-    renamed,
-    unsplit,
-)
+from rlhf_trl.data.columns import check_cell, code, converted, renamed, unsplit
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import (
     check_cut,
@@ -343,51 +336,6 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
 # --- files and the hub ---------------------------------------------------------------------------
 
 
-def _converted(
-    dataset: "Dataset",
-    convert: Callable[..., list[Row]],
-    where: str,
-    names: Mapping[str, str] | None = None,
-    **options: Any,
-) -> "Dataset":
-    """Return the rows that `convert` makes of each example; its second argument is the place.
-
-    A column whose type changes gets a new name there, and its own by `names`, since `map` casts.
-    """
-    import pyarrow as pa
-
-    given = {"convert": convert, "where": where, "code": code(), **options}
-    try:
-        found = dataset.map(
-            _convert,
-            with_indices=True,
-            batched=True,
-            remove_columns=dataset.column_names,
-            fn_kwargs=given,
-        )
-    except pa.ArrowException as error:
-        raise InputError(
-            f"dataset: {where}: a column holds values of different kinds, such as texts and "
-            f"messages ({' '.join(str(error).split())}); write the same in all."
-        ) from error
-    return found.rename_columns(names or {})
-
-
-def _convert(
-    batch: dict[str, list[Any]],
-    numbers: list[int],
-    convert: Callable[..., list[Row]],
-    where: str,
-    code: str,
-    **options: Any,
-) -> dict[str, list[Any]]:
-    found: list[Row] = []
-    for n, *cells in zip(numbers, *batch.values(), strict=True):
-        row = dict(zip(batch, cells, strict=True))
-        found += convert(row, f"row {n} of {where}", **options)
-    return {name: [row[name] for row in found] for name in found[0]} if found else {}
-
-
 def checked_ranked(
     dataset: "Dataset", where: str, columns: Mapping[str, str], length: int
 ) -> tuple["Dataset", dict[str, int]]:
@@ -403,7 +351,7 @@ def checked_ranked(
     dropped = {}
     dataset = renamed(dataset, where, columns, shapes if _has(dataset, columns) else shapes[:1])
     if "completions" in dataset.column_names:
-        found = _converted(dataset, _by_score, where, length=length)
+        found = converted(dataset, _by_score, where, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(found)}
         if not len(found):
             raise InputError(
@@ -412,7 +360,7 @@ def checked_ranked(
             )
         dataset = found
     length = len(dataset[0]["ranked"] or ())
-    return _converted(dataset, _ranked_row, where, length=length), dropped
+    return converted(dataset, _ranked_row, where, length=length), dropped
 
 
 def _has(dataset: "Dataset", columns: Mapping[str, str]) -> bool:
@@ -474,7 +422,8 @@ def checked_outcomes(
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
     found = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
     dropped = unsplit(dataset, found)
-    return _converted(found, _outcomes, where, {"right": "label", "ended": "finished"}), dropped
+    made = converted(found, _outcomes, where)
+    return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 
 def _outcomes(row: Row, where: str) -> list[Row]:
@@ -506,7 +455,7 @@ def checked_traces(
             another label.
     """
     dataset = renamed(dataset, where, columns, (("prompt", "completions", "labels"),))
-    return _converted(dataset, _trace, where, {"marks": "labels"}), {}
+    return converted(dataset, _trace, where).rename_columns({"marks": "labels"}), {}
 
 
 def _trace(row: Row, where: str) -> list[Row]:

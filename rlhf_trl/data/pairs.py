@@ -5,15 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_trl.data.files import (
-    Examples,
-    FileData,
-    check_cells,
-    differing,
-    read_sides,
-    renamed,
-    unsplit,
-)
+from rlhf_trl.data.columns import check_cells, differing, renamed, unsplit
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
 from rlhf_trl.data.readers import check_reader

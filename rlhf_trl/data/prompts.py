@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlhf_trl.data.files import Examples, FileData, check_cells, read_sides, without_none
+from rlhf_trl.data.columns import check_cells, check_mapped, without_none
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
 from rlhf_trl.data.readers import check_reader
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,12 +45,7 @@ def checked_prompts(
             means something else to the trainer.
     """
     there = dataset.column_names
-    for theirs in columns.values():
-        if theirs not in there:
-            raise InputError(
-                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
-                f"has {', '.join(there)}."
-            )
+    check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
     replaced = [ours for ours in columns if ours in there and ours not in columns.values()]

@@ -211,7 +211,7 @@ def load_rewards(
     known = [*VERIFIERS, "format", "gym_score"]
     if not names:
         raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
-    present = list(columns if tasks is None else tasks.train[0])
+    present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
     found = [_built_in(name, tasks, present) or _by_path(name, known) for name in names]
     return [checked(function, name) for function, name in zip(found, names, strict=True)]
 
@@ -224,8 +224,8 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
         if column not in columns:
             raise InputError(
                 f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
-                f"which the data set lacks (it has {', '.join(columns)}); write {base}:COLUMN with "
-                "the column of right answers."
+                f"which rewards do not get (they get {', '.join(columns)}); write {base}:COLUMN "
+                "with the column of right answers."
             )
         return VERIFIERS[base] if column == ANSWER else _reading(VERIFIERS[base], column)
     if base in ("format", "gym_score") and colon:

@@ -27,9 +27,19 @@ def sampler(model: Any, args: Any, config: Any) -> Any:
     """
     if isinstance(config, FileData):
         return None
+    if not (name := getattr(config, "sampled_from", None)):
+        return partial(kept_samples, model, args, config.seed)
     other = copy(model)
-    other.model_name_or_path = getattr(config, "sampled_from", None) or model.model_name_or_path
-    return partial(kept_samples, other, args, config.seed)
+    other.model_name_or_path = name
+
+    def sample(*asked: Any) -> list[dict[str, Any]]:
+        try:
+            return kept_samples(other, args, config.seed, *asked)
+        except InputError as error:
+            said = str(error).replace("model_name_or_path", "dataset.sampled_from", 1)
+            raise InputError(said) from error
+
+    return sample
 
 
 def kept_samples(
