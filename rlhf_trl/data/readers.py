@@ -139,7 +139,7 @@ def _said(role: str, text: str) -> dict[str, str]:
 
 
 def _of(kind: Any, value: Any, column: str, wanted: str) -> Any:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    if not isinstance(value, kind) or isinstance(value, bool):
         raise Misfit(column, value, wanted)
     return value
 
@@ -248,14 +248,17 @@ def _chosen(step: Row, where: str) -> tuple[Row, bool]:
     return next((one for one in completions if one.get("rating") == -1), {}), False
 
 
+_ARGILLA, _H4 = ("chosen-rating", "rejected-rating"), ("score_chosen", "score_rejected")
+
+
 def ultrafeedback_argilla(row: Row) -> list[Row] | str:
     """argilla/ultrafeedback-binarized-preferences-cleaned."""
-    return _rated_pair(row, "chosen-rating", "rejected-rating")
+    return _rated_pair(row, *_ARGILLA)
 
 
 def ultrafeedback_h4(row: Row) -> list[Row] | str:
     """HuggingFaceH4/ultrafeedback_binarized."""
-    return _rated_pair(row, "score_chosen", "score_rejected")
+    return _rated_pair(row, *_H4)
 
 
 def _rated_pair(row: Row, *columns: str) -> list[Row] | str:
@@ -283,62 +286,37 @@ def messages(row: Row) -> list[Row] | str:
     return _one(split_prompt({"completion": whole, "messages": whole}))
 
 
+_RATED = {**PAIR, "margin": "float64"}
+_PAIRS = ("pairs", "prompts")
+_ANSWERS = {"prompt": MESSAGES, **dict.fromkeys(("answer", "solution", "task"), "string")}
+_JUDGED = {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"}
+_TRACES = {"prompt": "string", "completions": ["string"], "labels": ["int64"]}
+_WHOLE = {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES}
 READERS: dict[str, tuple[Reader, ...]] = {
-    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, ("pairs", "prompts")),),
-    "gsm8k": (
-        Reader(
-            gsm8k,
-            ("question", "answer"),
-            {"prompt": MESSAGES, **dict.fromkeys(("answer", "solution", "task"), "string")},
-            ("prompts", "prompt/completion"),  # with columns: {completion: solution}
-        ),
-    ),
+    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, _PAIRS),),
+    # prompt/completion with columns: {completion: solution}
+    "gsm8k": (Reader(gsm8k, ("question", "answer"), _ANSWERS, ("prompts", "prompt/completion")),),
     "gsm8k_rollouts": (
         Reader(
-            gsm8k_rollouts,
-            ("prompt", "completions", "rewards"),
-            {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"},
-            ("outcomes", "unpaired"),
+            *(gsm8k_rollouts, ("prompt", "completions", "rewards")),
+            *(_JUDGED, ("outcomes", "unpaired")),
         ),
     ),
     "prm800k": (
         Reader(
-            prm800k,
-            ("question", "label"),
-            {"prompt": "string", "completions": ["string"], "labels": ["int64"]},
-            ("traces",),
+            *(prm800k, ("question", "label"), _TRACES, ("traces",)),
             lines=("phase1_{}.jsonl", "phase2_{}.jsonl"),
         ),
     ),
     "ultrafeedback": (
+        Reader(ultrafeedback_argilla, ("chosen", "rejected", *_ARGILLA), _RATED, _PAIRS),
+        Reader(ultrafeedback_h4, ("chosen", "rejected", *_H4), _RATED, _PAIRS),
         Reader(
-            ultrafeedback_argilla,
-            ("chosen", "rejected", "chosen-rating", "rejected-rating"),
-            {**PAIR, "margin": "float64"},
-            ("pairs", "prompts"),
-        ),
-        Reader(
-            ultrafeedback_h4,
-            ("chosen", "rejected", "score_chosen", "score_rejected"),
-            {**PAIR, "margin": "float64"},
-            ("pairs", "prompts"),
-        ),
-        Reader(
-            ultrafeedback_openbmb,
-            ("instruction", "completions"),
-            {
-                "prompt": MESSAGES,
-                "completions": [{"response": "string", "overall_score": "float64"}],
-            },
-            ("ranked lists", "prompts"),
+            *(ultrafeedback_openbmb, ("instruction", "completions")),
+            *({"prompt": MESSAGES, "completions": SCORED}, ("ranked lists", "prompts")),
         ),
     ),
     "messages": (
-        Reader(
-            messages,
-            ("messages",),
-            {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES},
-            ("prompt/completion", "messages", "prompts"),
-        ),
+        Reader(messages, ("messages",), _WHOLE, ("prompt/completion", "messages", "prompts")),
     ),
 }

@@ -11,7 +11,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
@@ -48,13 +49,10 @@ def extract_answer(text: str) -> str | None:
 
 def normalise(task: str, answer: str) -> str:
     """Return the spelling of `answer` under which equal answers to `task` are equal strings."""
-    answer = answer.strip()
     if task in NUMERIC:
-        try:
+        with suppress(ValueError):
             return repr(float(answer))
-        except ValueError:
-            return answer
-    return answer
+    return answer.strip()
 
 
 def exact_match(
@@ -195,18 +193,12 @@ def task_metrics(tasks: GymTasks) -> dict[str, RewardFunc]:
 def load_rewards(
     names: Sequence[str], tasks: GymTasks | None, columns: Iterable[str] = ()
 ) -> list[RewardFunc]:
-    """Return the reward functions called `names`: built in, or the dotted path of the user's own.
+    """Return the reward functions called `names`, as in `reward_funcs`, each `checked`.
 
-    Every function is wrapped in `checked`.
-
-    Args:
-        names: as in `reward_funcs`.
-        tasks: the gym's questions; None: the data are the user's own.
-        columns: the columns of one's own data.
+    `tasks` are the gym's questions; without them the data are one's own and have these `columns`.
 
     Raises:
-        InputError: no name, unknown name, a column that the data lack, module that does not
-            import, or attribute not callable.
+        InputError: no name, one that means nothing, or a column that the data lack.
     """
     known = [*VERIFIERS, "format", "gym_score"]
     if not names:
@@ -228,16 +220,16 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
                 "with the column of right answers."
             )
         return VERIFIERS[base] if column == ANSWER else _reading(VERIFIERS[base], column)
-    if base in ("format", "gym_score") and colon:
+    if base not in ("format", "gym_score"):
+        return None
+    if colon:
         raise InputError(f"reward_funcs: {base} reads no column; write {base} in place of {name}.")
-    if base == "gym_score":
-        if tasks is None:
-            raise InputError(
-                "reward_funcs: gym_score is the score of reasoning-gym, which does not know these "
-                f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
-            )
-        return gym_score(tasks)
-    return format_reward if base == "format" else None
+    if base == "gym_score" and tasks is None:
+        raise InputError(
+            "reward_funcs: gym_score is the score of reasoning-gym, which does not know these "
+            f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
+        )
+    return format_reward if base == "format" else gym_score(tasks)
 
 
 def _reading(verifier: RewardFunc, column: str) -> RewardFunc:
@@ -280,16 +272,11 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         InputError: the function raised, or returned something other than one finite number or None
             per completion.
     """
+    waits = inspect.iscoroutinefunction(function)
 
-    def failed(error: Exception, sample: dict[str, Any]) -> InputError:
-        return InputError(
-            f"reward function {name!r} raised {type(error).__name__}: {error} {_where(sample)}; "
-            "mend it, or return None where it does not apply."
-        )
-
-    def find_culprit(sample: dict[str, Any]) -> dict[str, Any]:
+    def culprit(sample: dict[str, Any]) -> dict[str, Any]:
         # One completion at a time, to name the one that makes the function raise.
-        for i in range(len(sample["completions"])):
+        for i in range(0 if waits else len(sample["completions"])):
             one = {k: [v[i]] if _per_sample(v, sample) else v for k, v in sample.items()}
             try:
                 function(**one)
@@ -297,31 +284,31 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
                 return one
         return sample
 
-    if inspect.iscoroutinefunction(function):
+    @contextmanager
+    def named(sample: dict[str, Any]) -> Iterator[None]:
+        try:
+            yield
+        except InputError:  # says itself what to do
+            raise
+        except Exception as error:
+            raise InputError(
+                f"reward function {name!r} raised {type(error).__name__}: {error} "
+                f"{_where(culprit(sample))}; mend it, or return None where it does not apply."
+            ) from error
 
-        @wraps(function)
-        async def wrapper(**kwargs: Any) -> list[float | None]:
-            try:
-                rewards = await function(**kwargs)
-            except InputError:
-                raise
-            except Exception as error:
-                raise failed(error, kwargs) from error
-            return _validated(rewards, name, kwargs)
-    else:
+    async def waiting(**kwargs: Any) -> list[float | None]:
+        with named(kwargs):
+            rewards = await function(**kwargs)
+        return _validated(rewards, name, kwargs)
 
-        @wraps(function)
-        def wrapper(**kwargs: Any) -> list[float | None]:
-            try:
-                rewards = function(**kwargs)
-            except InputError:  # says itself what to do
-                raise
-            except Exception as error:
-                raise failed(error, find_culprit(kwargs)) from error
-            return _validated(rewards, name, kwargs)
+    def wrapper(**kwargs: Any) -> list[float | None]:
+        with named(kwargs):
+            rewards = function(**kwargs)
+        return _validated(rewards, name, kwargs)
 
-    wrapper.__name__ = name.rpartition(".")[2]
-    return wrapper
+    wrapped = wraps(function)(waiting if waits else wrapper)
+    wrapped.__name__ = name.rpartition(".")[2]
+    return wrapped
 
 
 def _per_sample(value: Any, sample: dict[str, Any]) -> bool:
@@ -341,22 +328,18 @@ def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | 
     wanted = len(sample["completions"])
     if hasattr(rewards, "tolist"):  # a tensor or an array
         rewards = rewards.tolist()
-    if not isinstance(rewards, (list, tuple)) or len(rewards) != wanted:
-        got = (
-            f"{len(rewards)} values" if isinstance(rewards, (list, tuple)) else f"{rewards!r}"[:80]
-        )
+    if not isinstance(rewards, list | tuple) or len(rewards) != wanted:
+        listed = isinstance(rewards, list | tuple)
+        got = f"{len(rewards)} values" if listed else f"{rewards!r:.80}"
         raise InputError(
             f"reward function {name!r} returned {got} for {wanted} completions {_where(sample)}; "
             f"return a list of {wanted} numbers, one per completion."
         )
     for i, reward in enumerate(rewards):
-        if reward is None:
-            continue
-        if hasattr(reward, "item"):
-            reward = reward.item()
-        if not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        value = reward.item() if hasattr(reward, "item") else reward
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
             raise InputError(
-                f"reward function {name!r} returned {reward!r} {_where(sample, i)}; return a "
+                f"reward function {name!r} returned {value!r} {_where(sample, i)}; return a "
                 "finite number, or None where it does not apply."
             )
     return list(rewards)
