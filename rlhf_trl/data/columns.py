@@ -102,9 +102,6 @@ def renamed(
     `optional` may be missing. Messages have no key that is None; conversations do not repeat the
     prompt, which is taken out of them where it is missing, and rows with `UNSPLIT` ones are left
     out.
-
-    Raises:
-        InputError: a column to map that is not there or not read, or one that is missing.
     """
     from datasets import Json
 
@@ -245,12 +242,9 @@ def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
 
 def differing(dataset: "Dataset", *sides: str) -> "Dataset":
     """Leave out the examples whose two sides are the same."""
-    found = dataset.filter(_differ, input_columns=list(sides), batched=True)
+    given = {"input_columns": list(sides), "batched": True}
+    found = dataset.filter(lambda *two: [a != b for a, b in zip(*two, strict=True)], **given)
     return found if len(found) < len(dataset) else dataset
-
-
-def _differ(ones: list[Any], others: list[Any]) -> list[bool]:
-    return [one != other for one, other in zip(ones, others, strict=True)]
 
 
 def check_alike(dataset: "Dataset", model: Row, where: str) -> None:

@@ -80,16 +80,12 @@ class Samples:
 class Examples:
     """The examples of a run.
 
-    Attributes:
-        train: pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, which is
-            "offline" or "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked
-            lists (`prompt`, `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`,
-            `completions`, `labels`), demonstrations (`prompt`, `completion`), or prompts with all
-            columns that the data set has beside them.
-        held_out: examples like them for evaluation, or None.
-        tasks: the gym tasks behind them, or None.
-        dropped: how many rows were left out, by the reason.
-        candidates: outcomes to rank, those of one prompt in a row; empty where there are none.
+    `train` holds pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, "offline" or
+    "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked lists (`prompt`,
+    `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
+    demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
+    examples like them for evaluation. `dropped` counts the rows left out, by the reason;
+    `candidates` are outcomes to rank, those of one prompt in a row.
     """
 
     train: "Dataset"
@@ -116,9 +112,6 @@ def read(
 
     With a `reader`, they are the examples that it makes of these rows; it counts the rows of which
     it makes none, by the reason. `key` is what named the path or the split.
-
-    Raises:
-        InputError: no such file, data set, split or reader, or a row that cannot be read.
     """
     from datasets import load_dataset
 
@@ -293,11 +286,7 @@ def _check_json(file: Path, content: bytes, key: str) -> None:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a `samples.file`.
-
-    Raises:
-        InputError: a file that cannot be read, or holds none.
-    """
+    """Return the prompts of a `samples.file`."""
     try:
         text = path.read_text(encoding="utf-8")
         prompts = json.loads(text) if path.suffix == ".json" else text.splitlines()
@@ -321,9 +310,6 @@ def read_sides(
     `convert` makes examples of what was read, and counts what it leaves out; it takes its file or
     name, `config.columns` and the `options`, too. None of the training examples (of the first
     `max_samples` rows) has a prompt that is held out.
-
-    Raises:
-        InputError: an `eval_size` that leaves a side empty, or what `read` and `convert` raise.
     """
     import numpy as np
 

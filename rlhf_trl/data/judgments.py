@@ -144,9 +144,6 @@ def load_pairs_or_ranked(
 
     `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
     each, and their side, "train" or "held-out". `margin` says whether that column is read.
-
-    Raises:
-        InputError: see `load_preferences`, `checked_ranked` and `ranked_demonstrations`.
     """
     _check(config, max_samples)
     held: dict[str, list[Row]] = {}
@@ -183,9 +180,6 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     """Sample or read answers with a label: whether they are right (see `load_pairs_or_ranked`).
 
     Where held-out rows of a file have several completions of a prompt, these are the candidates.
-
-    Raises:
-        InputError: see `checked_outcomes`, or all training labels are the same.
     """
     _check(config, max_samples)
     if isinstance(config, AnswersFile):
@@ -211,10 +205,6 @@ def load_traces(
 
     See `load_pairs_or_ranked`; rows are chunks of `max_steps`, and `neutral` says whether the model
     learns from neutral steps.
-
-    Raises:
-        InputError: see `checked_traces`; a `step_split` that does not fit the task; or all labels
-            of the training rows are the same.
     """
     _check(config, max_samples)
     check_step_split(config.step_split)
@@ -331,9 +321,6 @@ def checked_ranked(
 
     They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
     them), of which the best `length` of different scores are kept.
-
-    Raises:
-        InputError: see `renamed`; an empty text, or lists of unequal length or of one.
     """
     shapes, dropped = (("prompt", "ranked"), ("prompt", "completions")), {}
     scored = columns.get("completions", "completions") in dataset.column_names
@@ -398,10 +385,6 @@ def checked_outcomes(
 
     They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
     optional.
-
-    Raises:
-        InputError: see `renamed`; lists of different length, an empty prompt or completion, or a
-            label that is neither boolean nor 0 or 1.
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
     found = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
@@ -433,10 +416,6 @@ def checked_traces(
     """Return examples with `prompt`, `completions` (the steps) and `labels`.
 
     Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.
-
-    Raises:
-        InputError: see `renamed`; an empty prompt or step, steps and labels of different number, or
-            another label.
     """
     dataset = renamed(dataset, where, columns, (("prompt", "completions", "labels"),))
     return converted(dataset, _trace, where).rename_columns({"marks": "labels"}), {}

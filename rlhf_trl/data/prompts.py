@@ -23,11 +23,7 @@ TAKEN = (
 
 
 def load_prompts(config: PromptData) -> Examples:
-    """Make or read prompts, with all columns beside them.
-
-    Raises:
-        InputError: see `GymTasks`, `read_sides` and `checked_prompts`.
-    """
+    """Make or read prompts, with all columns beside them."""
     if isinstance(config, FileData):
         check_reader(config.reader, "prompts")
         return read_sides(config, None, checked_prompts)
@@ -38,12 +34,7 @@ def load_prompts(config: PromptData) -> Examples:
 def checked_prompts(
     dataset: "Dataset", where: str, columns: Mapping[str, str]
 ) -> tuple["Dataset", dict[str, int]]:
-    """Return prompts, texts or messages, and all other columns under the names that are asked.
-
-    Raises:
-        InputError: no `prompt`, an empty one, a column to map that is not there, or one whose name
-            means something else to the trainer.
-    """
+    """Return prompts, texts or messages, and all other columns under the names that are asked."""
     there = dataset.column_names
     check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):

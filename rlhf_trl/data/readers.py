@@ -35,33 +35,20 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True)
 class Reader:
-    """How the rows of a data set of one form become examples.
+    """How the rows of a data set of one form become examples."""
 
-    Attributes:
-        read: takes a row; returns the examples it makes, or why it makes none.
-        needs: the columns that it reads.
-        makes: the columns of the examples, and their types as `datasets` names them.
-        shapes: what the examples are, in the words of `check_reader`.
-        lines: files of the data set on the hub, by split, that hold one JSON object per line and
-            that `datasets` cannot read as one table.
-    """
-
-    read: Callable[[Row], list[Row] | str]
-    needs: tuple[str, ...]
-    makes: dict[str, Any]
+    read: Callable[[Row], list[Row] | str]  # the examples of a row, or why it makes none
+    needs: tuple[str, ...]  # the columns that it reads
+    makes: dict[str, Any]  # the columns of the examples, and their types as `datasets` names them
+    # of "prompts", "prompt/completion", "messages", "pairs", "unpaired", "ranked lists", "outcomes"
+    # and "traces"
     shapes: tuple[str, ...]
+    # files on the hub, by split, of JSON objects that `datasets` cannot read as one table
     lines: tuple[str, ...] = ()
 
 
 def check_reader(name: str | None, *shapes: str) -> None:
-    """Refuse a `dataset.reader` that makes none of these shapes.
-
-    They are "prompts", "prompt/completion", "messages", "pairs", "unpaired", "ranked lists",
-    "outcomes" and "traces".
-
-    Raises:
-        InputError: such a reader, or no such reader.
-    """
+    """Refuse a `dataset.reader` that makes none of these shapes."""
     if name is None:
         return
     made = [shape for form in forms(name) for shape in form.shapes]

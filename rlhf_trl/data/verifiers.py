@@ -196,9 +196,6 @@ def load_rewards(
     """Return the reward functions called `names`, as in `reward_funcs`, each `checked`.
 
     `tasks` are the gym's questions; without them the data are one's own and have these `columns`.
-
-    Raises:
-        InputError: no name, one that means nothing, or a column that the data lack.
     """
     known = [*VERIFIERS, "format", "gym_score"]
     if not names:
@@ -219,7 +216,8 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
                 f"which rewards do not get (they get {', '.join(columns)}); write {base}:COLUMN "
                 "with the column of right answers."
             )
-        return VERIFIERS[base] if column == ANSWER else _reading(VERIFIERS[base], column)
+        verifier = VERIFIERS[base]
+        return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
     if base not in ("format", "gym_score"):
         return None
     if colon:
@@ -230,15 +228,6 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
             f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
         )
     return format_reward if base == "format" else gym_score(tasks)
-
-
-def _reading(verifier: RewardFunc, column: str) -> RewardFunc:
-    """Return a verifier that takes its right answers from another column."""
-
-    def read(completions: list[Any], **columns: Any) -> list[float | None]:
-        return verifier(completions, **{**columns, ANSWER: columns[column]})
-
-    return read
 
 
 def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
@@ -276,8 +265,10 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
 
     def culprit(sample: dict[str, Any]) -> dict[str, Any]:
         # One completion at a time, to name the one that makes the function raise.
-        for i in range(0 if waits else len(sample["completions"])):
-            one = {k: [v[i]] if _per_sample(v, sample) else v for k, v in sample.items()}
+        count = len(sample["completions"])
+        for i in range(0 if waits else count):
+            each = {k: isinstance(v, list) and len(v) == count for k, v in sample.items()}
+            one = {k: [v[i]] if each[k] else v for k, v in sample.items()}
             try:
                 function(**one)
             except Exception:
@@ -309,10 +300,6 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
     wrapped = wraps(function)(waiting if waits else wrapper)
     wrapped.__name__ = name.rpartition(".")[2]
     return wrapped
-
-
-def _per_sample(value: Any, sample: dict[str, Any]) -> bool:
-    return isinstance(value, list) and len(value) == len(sample["completions"])
 
 
 def _where(sample: dict[str, Any], index: int = 0) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from copy import copy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,15 @@ def sampler(model: Any, args: Any, config: Any) -> Any:
     """
     if isinstance(config, FileData):
         return None
-    if not (name := getattr(config, "sampled_from", None)):
-        return partial(kept_samples, model, args, config.seed)
-    other = copy(model)
-    other.model_name_or_path = name
+    other, name = copy(model), getattr(config, "sampled_from", None)
+    other.model_name_or_path = name or model.model_name_or_path
 
     def sample(*asked: Any) -> list[dict[str, Any]]:
         try:
             return kept_samples(other, args, config.seed, *asked)
         except InputError as error:
-            said = str(error).replace("model_name_or_path", "dataset.sampled_from", 1)
-            raise InputError(said) from error
+            key = "dataset.sampled_from" if name else "model_name_or_path"
+            raise InputError(str(error).replace("model_name_or_path", key, 1)) from error
 
     return sample
 
