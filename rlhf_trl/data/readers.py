@@ -71,11 +71,7 @@ def forms(name: str) -> tuple[Reader, ...]:
 
 
 def examples_of(row: Row, reader: Reader) -> list[Row | str]:
-    """Return the examples that a reader makes of a row, or for each why it is left out.
-
-    Raises:
-        Misfit: a row that is none of its data set.
-    """
+    """Return the examples that a reader makes of a row, or for each why it is left out."""
     if reader.lines and row.keys() == {"text"}:
         try:
             row = json.loads(row["text"])

@@ -255,11 +255,7 @@ def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
 def checked(function: RewardFunc, name: str) -> RewardFunc:
     """Wrap a reward function so that a broken result stops the run with one sentence.
 
-    None for a sample stays allowed: TRL reads it as "this reward does not apply here".
-
-    Raises (from the wrapper):
-        InputError: the function raised, or returned something other than one finite number or None
-            per completion.
+    Right is one finite number per completion, or None: TRL reads it as "this does not apply here".
     """
     waits = inspect.iscoroutinefunction(function)
 

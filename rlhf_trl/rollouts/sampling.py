@@ -19,10 +19,7 @@ from rlhf_trl.rollouts.generate import SAMPLED, Completion, check_prompts, gener
 def sampler(model: Any, args: Any, config: Any) -> Any:
     """Return what samples the answers of which a `dataset:` block is made; None: it is of files.
 
-    Args:
-        model (`ModelConfig`): the model to train, which answers unless `config` names another one.
-        args (`TrainingArguments`): see `sample_completions`.
-        config: the block.
+    The `model` (`ModelConfig`) to train answers, unless `config`, the block, names another one.
     """
     if isinstance(config, FileData):
         return None
