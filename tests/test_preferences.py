@@ -10,6 +10,7 @@ from rlhf_trl.data.files import FileData, read
 from rlhf_trl.data.gym import Spec
 from rlhf_trl.data.made import offline_pairs, on_policy_pairs
 from rlhf_trl.data.pairs import OfflinePairs, SampledPairs, checked_pairs, load_preferences
+from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.fitting import fit, kto_order, rotated, shortened
@@ -373,7 +374,19 @@ BAD = {
         {},
         False,
         "lacks prompt, chosen; needed are prompt, chosen, rejected, and there are question, "
-        "better, rejected; map them with dataset.columns",
+        "better, rejected; map them with dataset.columns, as in {prompt: question, chosen: better}",
+    ),
+    "a column that nothing could be mapped to": (
+        [{"prompt": "a", "chosen": "b"}],
+        {},
+        False,
+        "lacks rejected; needed are .*, and there are prompt, chosen; add them",
+    ),
+    "a side that one example lacks": (
+        [ROWS[0], {"prompt": "two", "chosen": "ja"}],
+        {},
+        False,
+        "row 1 of pairs.jsonl: rejected is empty",
     ),
     "a column to map that is not there": (
         [ROWS[0]],
@@ -408,6 +421,54 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("lacking", ["prompt", "chosen", "rejected"])
+def test_a_cell_that_is_missing_where_texts_stand_beside_messages(lacking):
+    plain = {"prompt": chat("a"), "chosen": "x", "rejected": "y"}
+    whole = {"prompt": "a", "chosen": chat("a", "x"), "rejected": chat("a", "y")}
+    for row in (plain, whole):
+        rows = Dataset.from_list([row, row, {**row, lacking: None}])
+        if row is whole and lacking == "prompt":  # which the conversations repeat
+            assert [one["prompt"] for one in checked_pairs(rows, "f", {})[0]] == [chat("a")] * 3
+            continue
+        with pytest.raises(InputError, match=rf"row 2 of f: {lacking} is empty; fill it"):
+            checked_pairs(rows, "f", {})
+
+
+def test_what_is_wrong_with_the_rows_to_evaluate_on_names_their_key(tmp_path):
+    path = written(tmp_path / "pairs.jsonl", TEN)
+    for given, part in {
+        ("eval_path", "none.jsonl"): r"^dataset.eval_path: there is no file 'none.jsonl'; write",
+        ("eval_path", path): r"^dataset.eval_path: all prompts of .*pairs.jsonl to evaluate on are",
+        (
+            "eval_split",
+            "test",
+        ): r"^dataset.eval_split: .*pairs.jsonl cannot be read at split 'test'",
+    }.items():
+        with pytest.raises(InputError, match=part):
+            load_preferences(FileData(path, **dict([given])))
+
+
+def test_a_column_that_only_the_rows_to_evaluate_on_have_is_left_out(tmp_path):
+    path = written(tmp_path / "train.jsonl", [{"prompt": "a", "answer": 1}])
+    other = written(tmp_path / "other.jsonl", [{"prompt": "b", "answer": 2, "level": 5}])
+    found = load_prompts(FileData(path, eval_path=other))
+    assert list(found.held_out) == [{"prompt": "b", "answer": 2}]
+    with pytest.raises(InputError, match=r"level is missing in row 0 .* and a value in the first"):
+        load_prompts(FileData(other, eval_path=path))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_shards_with_other_columns_are_named(tmp_path, kind):
+    written(tmp_path / f"a.{kind}", TEN)
+    written(tmp_path / f"b.{kind}", [{"prompt": "p", "chosen": "c", "worse": "r"}])
+    with pytest.raises(InputError) as found:
+        read(str(tmp_path))
+    assert str(found.value) == (
+        f"dataset.path: {tmp_path}/b.{kind} and {tmp_path}/a.{kind} differ in the columns "
+        "rejected, worse; write the same in all files of the folder."
+    )
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_rows(name):
     rows, columns, unpaired, part = BAD[name]
@@ -421,6 +482,11 @@ def test_bad_rows(name):
     [
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "a.jsonl, line 2 is not JSON"),
         ("a.jsonl", b'{"prompt": "a"}\n\n{"prompt": "\xff"}\n', "line 3 is not UTF-8 text"),
+        (
+            "a.csv",
+            b"prompt\ncaf\xe9\n",
+            "a.csv, line 2 is not UTF-8 text .*; save the file as UTF-8",
+        ),
         ("a.jsonl", b"[1]\n", "line 1 is not an object of columns"),
         ("a.jsonl", b"", "a.jsonl has no rows"),
         ("a.json", b"[]", "a.json has no rows"),

@@ -4,7 +4,8 @@ import pytest
 from datasets import Dataset
 from own_model import said, write_lines
 
-from rlhf_trl.data.files import FileData, with_system_prompt
+from rlhf_trl.data.columns import with_system_prompt
+from rlhf_trl.data.files import FileData
 from rlhf_trl.data.prompts import checked_prompts, load_prompts
 from rlhf_trl.errors import InputError
 

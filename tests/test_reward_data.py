@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 
-from rlhf_trl.data import files, judgments
+from rlhf_trl.data import columns, files
 from rlhf_trl.data.files import FileData, read
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.judgments import (
@@ -444,7 +444,7 @@ def test_a_second_load_takes_what_the_first_kept(tmp_path, monkeypatch, name):
     found, kept = [], []
     for n in range(3):
         if n == 2:  # another version of this package must not take it
-            for module in (files, judgments):
+            for module in (columns, files):
                 monkeypatch.setattr(module, "code", lambda: "changed")
         found.append(load(config).train.to_list())
         kept.append(sorted((tmp_path / "cache").rglob("*.arrow")))

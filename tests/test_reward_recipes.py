@@ -567,6 +567,11 @@ BAD = {
         ["--dataset.sampled_from", "tiny", "--dataset.candidates", 0],
         ["dataset.sampled_from is not read with dataset.candidates: 0"],
     ),
+    "sampled from what is not there": (
+        "orm",
+        ["--dataset.sampled_from", "outputs/no/model"],
+        ["error: dataset.sampled_from: there is no folder 'outputs/no/model'"],
+    ),
     "one candidate": ("orm", ["--dataset.candidates", 1], ["dataset.candidates: 1", "0 for none"]),
     "long lists": ("kwise", ["--dataset.list_length", 9], ["dataset.list_length", "kinds of"]),
     "no language model": ("orm", ["--model_name_or_path", "tiny_untrained"], ["starts from a"]),

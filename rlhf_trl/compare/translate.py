@@ -223,7 +223,7 @@ class _Sheet:
 
         Returns what the row reads; what no other loss fields become is left out.
         """
-        row = algorithms.formulation(algorithm, "code")
+        row = self.row = algorithms.formulation(algorithm, "code")
         reads = {**row.reads, **row.trainer_reads}
         self.header += [
             f"{Path(self.path).name} of the book's published code, for one process:",
@@ -243,16 +243,14 @@ class _Sheet:
                 self.leave_out(name, rule.note)
         return reads
 
-    def check(self, algorithm: str) -> None:
-        """Refuse a number that the loss cannot have."""
-        row = algorithms.formulation(algorithm, "code")
+    def text(self) -> str:
+        """Return the YAML, whose loss has numbers that it can have."""
         try:
-            row.parameters({to: v for to, (v, _) in self.lines.items() if to in row.reads})
+            self.row.parameters(
+                {to: v for to, (v, _) in self.lines.items() if to in self.row.reads}
+            )
         except InputError as error:
             raise InputError(f"{self.path}: {error}.") from error
-
-    def text(self) -> str:
-        """Return the YAML."""
         parts = [f"# {line}\n" for line in self.header]
         for to, (value, comment) in self.lines.items():
             body = dump_yaml({to: value})
@@ -287,7 +285,6 @@ def _policy_gradient(sheet: _Sheet) -> None:
     _check_buffer(sheet)
     _check_losses(sheet, {**row.reads, **row.trainer_reads})
     reads = sheet.move(loss, "loss")
-    sheet.check(loss)
     _write_loss(sheet, reads)
     _write_rollouts(sheet, row)
     sheet.write("lr_scheduler_type", "constant", note="the code has no schedule")
@@ -446,7 +443,6 @@ def _direct_alignment(sheet: _Sheet) -> None:
     if loss == "kto":
         note = "the code counts pairs, the recipe the two completions of each"
         sheet.write("per_device_train_batch_size", 2 * sheet["batch_size"], "batch_size", note=note)
-    sheet.check(name)
     _write_data(sheet, {"split": sheet["dataset_split"]}, "dataset_name", "dataset_split")
     if sheet["sample_every"] > 0:
         _write_samples(sheet)
@@ -457,9 +453,8 @@ def _direct_alignment(sheet: _Sheet) -> None:
 
 def _write_samples(sheet: _Sheet) -> None:
     """Write the panels of answers."""
-    names = {"every": "sample_every", "count": "sample_num_prompts"}
-    names |= {"choice": "sample_prompt_strategy", "temperature": "sample_temperature"}
-    names |= {"top_p": "sample_top_p", "max_tokens": "sample_max_tokens"}
+    names = {"every": "every", "count": "num_prompts", "choice": "prompt_strategy"}
+    names |= {to: to for to in ("temperature", "top_p", "max_tokens")}
     if sheet["sample_prompt_strategy"] not in ("fixed", "round_robin"):
         sheet.refuse(
             f"sample_prompt_strategy is {sheet['sample_prompt_strategy']!r}, and panels have none "
@@ -467,9 +462,9 @@ def _write_samples(sheet: _Sheet) -> None:
         )
     note = "of prompts of the data set, where the code has a list of its own"
     if sheet["sample_prompts_file"] is not None:
-        names["file"], note = "sample_prompts_file", ""
-    block = {to: sheet[name] for to, name in names.items()}
-    sheet.write("samples", block, *names.values(), note=note)
+        names["file"], note = "prompts_file", ""
+    block = {to: sheet[f"sample_{name}"] for to, name in names.items()}
+    sheet.write("samples", block, *(f"sample_{name}" for name in names.values()), note=note)
 
 
 # --- reward models -------------------------------------------------------------------------------

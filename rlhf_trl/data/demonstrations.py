@@ -5,14 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
-from rlhf_trl.data.files import (
-    Examples,
-    FileData,
-    check_cells,
-    code,
-    read_sides,
-    renamed,
-)
+from rlhf_trl.data.columns import check_cells, code, renamed
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.readers import UNANSWERED, check_reader
 from rlhf_trl.errors import InputError
@@ -40,12 +34,7 @@ DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervis
 def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Examples:
     """Make or read the demonstrations that a `dataset:` block describes.
 
-    Args:
-        config: the block.
-        demonstrator: of gym tasks, as in `made.demonstrations`; evaluation is on right answers.
-
-    Raises:
-        InputError: nothing to train on, or data that cannot be: see `checked_demonstrations`.
+    The `demonstrator` of gym tasks is `imperfect` or `right`; evaluation is on right answers.
     """
     if isinstance(config, FileData):
         check_reader(config.reader, "prompt/completion", "messages")
@@ -67,9 +56,6 @@ def checked_demonstrations(
     """Return prompts with their completions, and how many were left out.
 
     The last of the `messages` is the completion, and those before it the prompt.
-
-    Raises:
-        InputError: see `renamed`; texts alone; an empty prompt or completion; nothing but answers.
     """
     there, columns = dataset.column_names, dict(columns)
     messages = columns.pop("messages", None)

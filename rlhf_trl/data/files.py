@@ -1,33 +1,30 @@
 """Data sets of one's own: files and the hub, as `datasets.Dataset`s in TRL's formats."""
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_trl.data.gym import GymTasks, Row
-from rlhf_trl.data.readers import (
-    PARTED,
-    SIDES,
-    UNANSWERED,
-    Misfit,
-    examples_of,
-    forms,
-    split_prompt,
+from rlhf_trl.data.columns import (
+    cells,
+    check_alike,
+    code,
+    converted,
+    table,
+    with_system_prompt,
 )
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.data.readers import Misfit, examples_of, forms
+from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from datasets import Dataset
 
-UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 LEFT_OUT = "left_out"  # a column: why a reader makes nothing of a row
-WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -83,16 +80,12 @@ class Samples:
 class Examples:
     """The examples of a run.
 
-    Attributes:
-        train: pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, which is
-            "offline" or "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked
-            lists (`prompt`, `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`,
-            `completions`, `labels`), demonstrations (`prompt`, `completion`), or prompts with all
-            columns that the data set has beside them.
-        held_out: examples like them for evaluation, or None.
-        tasks: the gym tasks behind them, or None.
-        dropped: how many rows were left out, by the reason.
-        candidates: outcomes to rank, those of one prompt in a row; empty where there are none.
+    `train` holds pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, "offline" or
+    "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked lists (`prompt`,
+    `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
+    demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
+    examples like them for evaluation. `dropped` counts the rows left out, by the reason;
+    `candidates` are outcomes to rank, those of one prompt in a row.
     """
 
     train: "Dataset"
@@ -113,19 +106,17 @@ def read(
     count: int | None = None,
     name: str | None = None,
     reader: str | None = None,
+    key: str = "path",
 ) -> tuple["Dataset", dict[str, int]]:
     """Return the first `count` rows of a file, folder or hub data set, and what was left out.
 
     With a `reader`, they are the examples that it makes of these rows; it counts the rows of which
-    it makes none, by the reason.
-
-    Raises:
-        InputError: no such file, data set, split or reader, or a row that cannot be read.
+    it makes none, by the reason. `key` is what named the path or the split.
     """
     from datasets import load_dataset
 
     lines = forms(reader)[0].lines if reader else ()
-    kind, files = _files(path, name)
+    kind, files = _files(path, name, key)
     folder = Path(path).is_dir()
     try:
         if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
@@ -137,44 +128,74 @@ def read(
         found = load_dataset(**given, split=split)
         table(found).validate(full=True)  # what is not UTF-8 is read all the same
     except Exception as error:  # the libraries below raise many kinds
-        if kind == "json":
-            list(map(_check_json, files))
+        _find_fault(kind, files, key)
         said = " ".join(str(error.__cause__ or error).split())[:300]
         raise InputError(
-            f"dataset: {path} cannot be read at split {split!r} ({type(error).__name__}: {said}); "
-            f"write the path of a file ({', '.join(FORMATS)}) or of a local copy of a hub data "
-            "set, its config as dataset.name where it has several, and one of its splits or a "
+            f"dataset.{key}: {path} cannot be read at split {split!r} ({type(error).__name__}: "
+            f"{said}); write the path of a file ({', '.join(FORMATS)}) or of a local copy of a hub "
+            "data set, its config as dataset.name where it has several, and one of its splits or a "
             "slice that is not empty (a file is all train), such as train[:90%]."
         ) from error
     if given["path"] == "json" and found.column_names == ["text"]:  # what a list of anything is
-        list(map(_check_json, files))
+        _find_fault(kind, files, key)
     found = found.select(range(len(found))[:count])
     return _made(found, reader, path) if reader else (found, {})
 
 
-def _files(path: str, name: str | None) -> tuple[str | None, list[Path]]:
+def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path]]:
     """Return the kind of a file, or of those in a folder, and the files; None: a hub name."""
     from datasets.data_files import FILES_TO_IGNORE
 
-    source = Path(path)
+    source, wrong = Path(path), None
     there = sorted(source.iterdir()) if source.is_dir() else [source]
     files = [f for f in there if f.suffix.lower() in FORMATS and f.name not in FILES_TO_IGNORE]
     kinds = list(dict.fromkeys(FORMATS[file.suffix.lower()] for file in files))
     if len(kinds) > 1:
-        raise InputError(
-            f"dataset.path: {path} has files of several kinds ({' and '.join(kinds)}); write the "
-            "path of a folder with one."
+        kinds_said = " and ".join(kinds)
+        wrong = (
+            f"{path} has files of several kinds ({kinds_said}); write the path of a folder with one"
         )
-    if files == [source] and not source.is_file():
-        raise InputError(f"dataset: there is no file {path!r}; write the path of one.")
-    if source.is_file() and not files:
-        raise InputError(
-            f"dataset.path: {path} is a file of a kind that is not read; save it as one of "
-            f"{', '.join(FORMATS)}."
+    elif files == [source] and not source.is_file():
+        wrong = f"there is no file {path!r}; write the path of one"
+    elif source.is_file() and not files:
+        wrong = (
+            f"{path} is a file of a kind that is not read; save it as one of {', '.join(FORMATS)}"
         )
-    if name and source.is_file():
-        raise InputError(f"dataset.name: {path} is a file, which has no configs; remove it.")
+    elif name and source.is_file():
+        key, wrong = "name", f"{path} is a file, which has no configs; remove it"
+    if wrong:
+        raise InputError(f"dataset.{key}: {wrong}.")
     return next(iter(kinds), None), files
+
+
+def _find_fault(kind: str | None, files: list[Path], key: str) -> None:
+    """Name the line that is not UTF-8, not JSON or no object, or the file with other columns."""
+    from datasets import load_dataset
+
+    for file in files if kind in ("json", "csv") else ():
+        content = file.read_bytes()
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            line = content[: error.start].count(b"\n") + 1
+            raise InputError(
+                f"dataset.{key}: {file}, line {line} is not UTF-8 text (byte {error.start}: "
+                f"{error.reason}); save the file as UTF-8."
+            ) from error
+        if kind == "json":
+            _check_json(file, content, key)
+    if len(files) > 1:
+        given = {"path": kind, "split": "train"}
+        try:
+            each = {f: load_dataset(**given, data_files=str(f)).column_names for f in files}
+        except Exception:  # one is broken by itself, which the caller says
+            return
+        for file, names in each.items():
+            if differ := {*names} ^ {*each[files[0]]}:
+                raise InputError(
+                    f"dataset.{key}: {file} and {files[0]} differ in the columns "
+                    f"{', '.join(sorted(differ))}; write the same in all files of the folder."
+                )
 
 
 def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
@@ -193,8 +214,6 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
 
 def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[str, int]]:
     """Return the examples that a reader makes of rows, and how many rows it makes none of."""
-    from datasets import Features
-
     there = dataset.column_names
     each = [("text",) if form.lines and there == ["text"] else form.needs for form in forms(name)]
     number = next((n for n, needs in enumerate(each) if set(needs) <= set(there)), None)
@@ -206,14 +225,9 @@ def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[st
             "reader, or none."
         )
     needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
-    made = dataset.select_columns(needs).map(
-        _make,
-        with_indices=True,
-        batched=True,
-        remove_columns=needs,
-        features=Features({column: _feature(kind) for column, kind in kinds.items()}),
-        fn_kwargs={"name": name, "form": number, "where": where, "code": code()},
-    )
+    features = {column: _feature(kind) for column, kind in kinds.items()}
+    given = {"name": name, "form": number}
+    made = converted(dataset.select_columns(needs), _make, where, features, **given)
     counts = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
     dropped = {each["values"]: each["counts"] for each in counts.to_pylist()}
     if sum(dropped.values()) == len(made):
@@ -228,20 +242,15 @@ def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[st
     return made.with_format("arrow").map(_kept, **given).with_format(None), dropped
 
 
-def _make(
-    batch: dict[str, list[Any]], numbers: list[int], name: str, form: int, where: str, code: str
-) -> dict[str, list[Any]]:
-    reader, found = forms(name)[form], []
-    for n, *cells in zip(numbers, *batch.values(), strict=True):
-        try:
-            made = examples_of(dict(zip(batch, cells, strict=True)), reader)
-        except Misfit as error:
-            raise InputError(
-                f"dataset: row {n} of {where}: {error}; the reader {name} reads rows of another "
-                "form, so mend or remove the row, or name another reader."
-            ) from error
-        found += [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
-    return {column: [row.get(column) for row in found] for column in (*reader.makes, LEFT_OUT)}
+def _make(row: Row, place: str, name: str, form: int) -> list[Row]:
+    try:
+        made = examples_of(row, forms(name)[form])
+    except Misfit as error:
+        raise InputError(
+            f"dataset: {place}: {error}; the reader {name} reads rows of another form, so mend or "
+            "remove the row, or name another reader."
+        ) from error
+    return [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
 
 
 def _kept(batch: "pa.Table", code: str) -> "pa.Table":
@@ -259,36 +268,25 @@ def _feature(kind: Any) -> Any:
     return Value(kind)
 
 
-def _check_json(file: Path) -> None:
+def _check_json(file: Path, content: bytes, key: str) -> None:
     """Name the line of a JSON file, or the element of its list, that is not an object."""
-    content = file.read_bytes()
     if content.strip() in (b"", b"[]"):
-        raise InputError(f"dataset: {file} has no rows; there is nothing to train on.")
-    lines = {f", line {n}": line for n, line in enumerate(content.splitlines(), 1)}
+        raise InputError(f"dataset.{key}: {file} has no rows; there is nothing to train on.")
     listed = file.suffix == ".json" and content.lstrip()[:1] == b"["
-    for where, line in ({"": content} if listed else lines).items():
-        where = f"dataset.path: {file}{where}"
+    for n, line in enumerate([content] if listed else content.splitlines(), 1):
+        where = f"dataset.{key}: {file}" + ("" if listed else f", line {n}")
         try:
-            value = json.loads(line.decode()) if line.strip() else {}
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{where} is not UTF-8 text (byte {error.start}: {error.reason}); save the file as "
-                "UTF-8."
-            ) from error
+            value = json.loads(line) if line.strip() else {}
         except json.JSONDecodeError as error:
             raise InputError(f"{where} is not JSON ({error}); mend it.") from error
-        for n, row in enumerate(value if listed else [value]):
+        for m, row in enumerate(value if listed else [value]):
             if not isinstance(row, dict):
-                where += f": element {n}" if listed else ""
+                where += f": element {m}" if listed else ""
                 raise InputError(f"{where} is not an object of columns; write one.")
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a `samples.file`.
-
-    Raises:
-        InputError: a file that cannot be read, or holds none.
-    """
+    """Return the prompts of a `samples.file`."""
     try:
         text = path.read_text(encoding="utf-8")
         prompts = json.loads(text) if path.suffix == ".json" else text.splitlines()
@@ -312,14 +310,11 @@ def read_sides(
     `convert` makes examples of what was read, and counts what it leaves out; it takes its file or
     name, `config.columns` and the `options`, too. None of the training examples (of the first
     `max_samples` rows) has a prompt that is held out.
-
-    Raises:
-        InputError: an `eval_size` that leaves a side empty, or what `read` and `convert` raise.
     """
     import numpy as np
 
-    def side(path: str, split: str, count: int | None) -> tuple["Dataset", dict[str, int]]:
-        dataset, left_out = read(path, split, count, config.name, config.reader)
+    def side(key: str, path: str, split: str, count: int | None) -> Any:
+        dataset, left_out = read(path, split, count, config.name, config.reader, key)
         found, dropped = convert(dataset, path, config.columns, **options)
         return with_system_prompt(found, config.system_prompt), left_out | dropped
 
@@ -329,16 +324,29 @@ def read_sides(
             f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or more, or remove "
             "it."
         )
-    train, dropped = side(config.path, config.split, max_samples)
-    _check_alike(train, train[0], config.path)
+    train, dropped = side("path", config.path, config.split, max_samples)
+    check_alike(train, train[0], config.path)
+    keys = _keys(train)
     if config.eval_path or config.eval_split:
-        path = config.eval_path or config.path
-        found, _ = side(path, config.eval_split or config.split.partition("[")[0], None)
-        _check_alike(found, train[0], path)
-        return _without_trained(train, found, size, dropped, path)
+        key, path = "eval_path" if config.eval_path else "eval_split", config.eval_path
+        path, split = path or config.path, config.eval_split or config.split.partition("[")[0]
+        found, _ = side(key, path, split, None)
+        found = found.select_columns([n for n in found.column_names if n in train.column_names])
+        check_alike(found, train[0], path)
+        others = _keys(found)
+        fresh = np.flatnonzero(~np.isin(others, keys))
+        if not len(fresh):
+            raise InputError(
+                f"dataset.{key}: all prompts of {path} to evaluate on are trained on; give split "
+                "and eval_split different slices, such as train[:90%] and train[90%:], evaluate on "
+                "another file, or write eval_size alone, which holds prompts out."
+            )
+        chosen = list(dict.fromkeys(others[fresh].tolist()))[:size]
+        held_out = found.select(fresh[np.isin(others[fresh], chosen)])
+        dropped["to evaluate on: the prompt is trained on"] = len(found) - len(fresh)
+        return Examples(train, held_out, None, dropped)
     if config.eval_size is None:
         return Examples(train, None, None, dropped)
-    keys = _keys(train)
     held = np.isin(keys, np.unique(keys)[:size])
     if held.all():
         raise InputError(
@@ -349,35 +357,13 @@ def read_sides(
     return Examples(*sides, None, dropped)
 
 
-def _without_trained(
-    train: "Dataset", found: "Dataset", size: int, dropped: dict[str, int], where: str
-) -> Examples:
-    """Hold out the first `size` prompts of `found` that are not trained on."""
-    import numpy as np
-
-    keys = _keys(found)
-    fresh = np.flatnonzero(~np.isin(keys, _keys(train)))
-    if not len(fresh):
-        raise InputError(
-            f"dataset: all prompts of {where} to evaluate on are trained on; give split and "
-            "eval_split different slices, such as train[:90%] and train[90%:], evaluate on another "
-            "file, or write eval_size alone, which holds prompts out."
-        )
-    chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]
-    held_out = found.select(fresh[np.isin(keys[fresh], chosen)])
-    dropped["to evaluate on: the prompt is trained on"] = len(found) - len(fresh)
-    return Examples(train, held_out, None, dropped)
-
-
 def _keys(dataset: "Dataset") -> "np.ndarray":
     """Return a hash of each prompt (B,), equal where they are the same but for letter case."""
     import numpy as np
 
-    batches = dataset.select_columns(["prompt"]).iter(1000)
     digests = (
         blake2b(_same(prompt).encode(), digest_size=8).digest()
-        for batch in batches
-        for prompt in batch["prompt"]
+        for prompt in cells(dataset, "prompt")
     )
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
@@ -387,302 +373,3 @@ def _same(prompt: Any) -> str:
     if isinstance(prompt, list):
         prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
     return prompt.strip().lower()
-
-
-def _check_alike(dataset: "Dataset", model: Row, where: str) -> None:
-    """Refuse texts among messages, and examples with other columns than `model` has."""
-    from datasets import Json
-
-    read = ("prompt", *SIDES, "ranked", "completions")  # what else there is, rewards make sense of
-    mixed = any(isinstance(feature, Json) for feature in dataset.features.values())
-    for n, row in enumerate(dataset if mixed else dataset.select([0])):
-        for name in dict.fromkeys([*model, *row]):
-            kinds = (_form(r[name], name in read) if name in r else "missing" for r in (row, model))
-            one, other = kinds
-            if one != other:
-                raise InputError(
-                    f"dataset: {where}: {name} is {one} in row {n} of those that are left and "
-                    f"{other} in the first training row; write the same in all."
-                )
-
-
-def _form(value: Any, read: bool) -> str:
-    if read and isinstance(value, list):
-        return "messages" if isinstance(value[0], dict) else f"a list of {_form(value[0], read)}"
-    return "a text" if read and isinstance(value, str) else "a value"
-
-
-# --- columns -------------------------------------------------------------------------------------
-
-
-def renamed(
-    dataset: "Dataset",
-    where: str,
-    columns: Mapping[str, str],
-    shapes: Sequence[Sequence[str]],
-    optional: Sequence[str] = (),
-) -> "Dataset":
-    """Return the columns of a shape under this package's names, and no others.
-
-    The first of the `shapes` whose second column is there is meant, or else the last; those of
-    `optional` may be missing. Messages have no key that is None; conversations do not repeat the
-    prompt, which is taken out of them where it is missing, and rows with `UNSPLIT` ones are left
-    out.
-
-    Raises:
-        InputError: a column to map that is not there or not read, or one that is missing.
-    """
-    from datasets import Json
-
-    there = dataset.column_names
-    known = dict.fromkeys([*(name for shape in shapes for name in shape), *optional])
-    for ours, theirs in columns.items():
-        if ours not in known:
-            raise InputError(
-                f"dataset.columns: {ours!r} is not a column that is read{nearest(ours, known)}; "
-                f"write one of {', '.join(known)}."
-            )
-        if theirs not in there:
-            raise InputError(
-                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
-                f"has {', '.join(there)}."
-            )
-    names = {name: columns.get(name, name) for name in known}
-    shape = next((s for s in shapes if names[s[1]] in there), shapes[-1])
-    found = [name for name in (*shape, *optional) if names[name] in there]
-    first = {names[name]: name for name in reversed(found)}
-    dataset = dataset.select_columns(list(first)).rename_columns(first)
-    for name in found:
-        if (one := first[names[name]]) != name:  # a column may be read as two
-            dataset = dataset.add_column(name, dataset[one][:], feature=dataset.features[one])
-    if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
-        _check_alike(prompts := dataset.select_columns(["prompt"]), prompts[0], where)
-    dataset = _split_prompts(without_none(dataset, dataset.column_names, where), where)
-    if lacking := [name for name in shape if name not in dataset.column_names]:
-        others = shapes[list(shapes).index(shape) + 1 :]
-        also = "".join(f" (or {', '.join(other)})" for other in others)
-        raise InputError(
-            f"dataset: row 0 of {where} lacks {', '.join(lacking)}; needed are "
-            f"{', '.join(shape)}{also}, and there are {', '.join(there)}; map them with "
-            f"dataset.columns, as in {{{lacking[0]}: {there[0]}}}."
-        )
-    return dataset
-
-
-def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
-    """Remove the keys that only other messages have, as `load_dataset` does for some files."""
-    from datasets import Features, Json, List
-    from trl.trainer.utils import remove_none_values
-
-    ragged = {}
-    for name in names:
-        feature = dataset.features[name]
-        if "timestamp" in str(feature):
-            raise InputError(
-                f"dataset: {where}: all of {name} looks like dates, which are not read as texts; "
-                "write something else beside them, or save the file as Parquet."
-            )
-        inner = getattr(feature, "feature", None)
-        if isinstance(inner, dict) and {"role", "content"} < inner.keys():
-            ragged[name] = List(Json())
-    if not ragged:
-        return dataset
-    features = Features({**dataset.features, **ragged})
-    return dataset.map(remove_none_values, batched=True, features=features)
-
-
-def code() -> str:
-    """Return what tells the code here from other versions; `datasets` knows functions by name."""
-    from datasets.fingerprint import Hasher
-
-    return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
-
-
-def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
-    """Take the prompt out of conversations, where any has to be split."""
-    from datasets import Features, List, Value
-
-    features, there = dict(dataset.features), dataset.column_names
-    sides = [name for name in SIDES if name in there]
-    chats = [name for name in there if not isinstance(features[name], Value | dict)]
-    if not sides or not ("prompt" in chats or set(sides) <= set(chats)):
-        return dataset
-    if {"prompt", *sides} <= set(chats):
-        answers = [_are_answers(table(dataset.select_columns([name]))[name]) for name in sides]
-        if all(answers):
-            return dataset
-    for name in sides:
-        if getattr(features[name], "dtype", "").endswith("string"):
-            features[name] = List({"role": Value("string"), "content": Value("string")})
-    if "prompt" not in chats:
-        features["prompt"] = features[sides[0]]
-    given = {"code": code()}
-    split = dataset.map(_split_batch, batched=True, features=Features(features), fn_kwargs=given)
-    if not len(split):
-        raise InputError(
-            f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}; there is nothing to train "
-            "on."
-        )
-    return split
-
-
-def unsplit(given: "Dataset", found: "Dataset") -> dict[str, int]:
-    """Return how many of the given rows `renamed` left out, by the reason."""
-    return {UNSPLIT: len(given) - len(found)} if len(found) < len(given) else {}
-
-
-def _are_answers(column: "pa.ChunkedArray") -> bool:
-    """Whether all cells are lists of one message of the assistant."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    inner = column.type.value_type if is_list(column.type) else pa.null()
-    if not pa.types.is_struct(inner) or inner.get_field_index("role") < 0:
-        return False
-    roles = pc.struct_field(pc.list_flatten(column), "role")
-    one = pc.all(pc.equal(pc.list_value_length(column), 1)).as_py()
-    return one and pc.all(pc.equal(roles, "assistant")).as_py()
-
-
-def _split_batch(batch: dict[str, list[Any]], code: str) -> dict[str, list[Any]]:
-    rows = zip(*batch.values(), strict=True)
-    split = (split_prompt(dict(zip(batch, row, strict=True))) for row in rows)
-    rows = [row for row in split if not isinstance(row, str)]
-    return {name: [row.get(name) for row in rows] for name in ("prompt", *batch)}
-
-
-def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
-    """Put a system message before prompts that begin with none; what is plain becomes messages."""
-    from datasets import Features, Json, List
-
-    if text is None:
-        return dataset
-    if "completions" in dataset.column_names:
-        raise InputError(
-            "dataset.system_prompt is not read with traces, which are plain; remove it."
-        )
-    names = [name for name in ("prompt", *SIDES, "ranked") if name in dataset.column_names]
-    chats = {n: List(List(Json())) if n == "ranked" else List(Json()) for n in names}
-    return dataset.map(
-        _system_batch,
-        batched=True,
-        features=Features({**dataset.features, **chats}),
-        fn_kwargs={"text": text, "code": code()},
-    )
-
-
-def _system_batch(batch: dict[str, list[Any]], text: str, code: str) -> dict[str, list[Any]]:
-    system = {"role": "system", "content": text}
-    prompts = [as_messages(prompt, "user") for prompt in batch["prompt"]]
-    found = {"prompt": [p if p[0]["role"] == "system" else [system, *p] for p in prompts]}
-    for name in (name for name in SIDES if name in batch):
-        found[name] = [as_messages(side, "assistant") for side in batch[name]]
-    if "ranked" in batch:
-        found["ranked"] = [[as_messages(s, "assistant") for s in row] for row in batch["ranked"]]
-    return found
-
-
-def as_messages(value: Any, role: str) -> list[dict[str, str]]:
-    """Return messages as they are, and a text as the only one, of `role`."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else value
-
-
-def differing(dataset: "Dataset", *sides: str) -> "Dataset":
-    """Leave out the examples whose two sides are the same."""
-    found = dataset.filter(_differ, input_columns=list(sides), batched=True)
-    return found if len(found) < len(dataset) else dataset
-
-
-def _differ(ones: list[Any], others: list[Any]) -> list[bool]:
-    return [one != other for one, other in zip(ones, others, strict=True)]
-
-
-# --- cells ---------------------------------------------------------------------------------------
-
-
-def table(dataset: "Dataset") -> "pa.Table":
-    """Return the Arrow table of a data set, which is a view where its rows are neighbors."""
-    return dataset.with_format("arrow")[:]
-
-
-def is_list(kind: "pa.DataType") -> bool:
-    """Whether an Arrow type is that of lists of any length."""
-    import pyarrow as pa
-
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
-def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
-    """Let `check_cell` look at what may be wrong in whole columns."""
-    import numpy as np
-
-    for name in names:
-        chunks = table(dataset.select_columns([name]))[name].chunks
-        sound = [_is_boolean(cells) if name == "label" else _sound(cells) for cells in chunks]
-        for n in np.flatnonzero(~np.concatenate(sound)).tolist():
-            check_cell(name, dataset[n][name], f"row {n} of {where}")
-
-
-def _is_boolean(cells: "pa.Array") -> "np.ndarray":
-    """Tell which cells are booleans."""
-    import numpy as np
-    import pyarrow as pa
-
-    boolean = pa.types.is_boolean(cells.type)
-    return _mask(cells.is_valid()) if boolean else np.zeros(len(cells), dtype=bool)
-
-
-def _sound(cells: "pa.Array") -> "np.ndarray":
-    """Tell which cells are surely no fault: texts, and messages with a text."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = cells.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        blank = pc.or_(pc.equal(pc.utf8_length(cells), 0), pc.utf8_is_space(cells))
-        return _mask(pc.invert(pc.or_(blank, pc.match_substring_regex(cells, WRITTEN_CHAT))))
-    inner = kind.value_type if is_list(kind) else pa.null()
-    if not pa.types.is_struct(inner) or not {"role", "content"} <= {f.name for f in inner}:
-        return np.zeros(len(cells), dtype=bool)
-    lengths = pc.fill_null(pc.list_value_length(cells), 0).to_numpy()
-    texts = pc.struct_field(cells.flatten(), "content")
-    each, last = _mask(texts.is_valid()), _sound(texts)  # only the last must not be blank
-    found, ends = lengths > 0, np.cumsum(lengths) - 1
-    found[found] = last[ends[found]]
-    found[np.repeat(np.arange(len(lengths)), lengths)[~each]] = False
-    return found
-
-
-def _mask(values: "pa.Array") -> "np.ndarray":
-    return values.fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def check_cell(name: str, value: Any, where: str) -> None:
-    """Refuse a label that is not boolean, and any other cell without a text."""
-    if name == "label":
-        if not isinstance(value, bool):
-            raise InputError(
-                f"dataset: {where}: label is {value!r}, which is not boolean; write true for "
-                "desirable and false for undesirable."
-            )
-        return
-    if isinstance(value, list) and value:
-        if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
-            raise InputError(
-                f"dataset: {where}: {name} is a list, but not of messages with role and content."
-            )
-        if not all(isinstance(m["content"], str) for m in value):
-            raise InputError(f"dataset: {where}: a message of {name} has no text.")
-        value = value[-1]["content"]
-    elif value is not None and not isinstance(value, str | list):
-        raise InputError(
-            f"dataset: {where}: {name} is {value!r}; write a text or a list of messages."
-        )
-    elif isinstance(value, str) and re.match(WRITTEN_CHAT, value):
-        raise InputError(
-            f"dataset: {where}: {name} is a text that spells out messages, as a CSV file has them; "
-            "save them as messages, in JSON lines or Parquet."
-        )
-    if not value or not value.strip():
-        raise InputError(f"dataset: {where}: {name} is empty; fill it or remove the row.")

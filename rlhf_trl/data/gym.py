@@ -60,9 +60,6 @@ class GymTasks:
         train (`list[dict]`): `size` rows with `prompt`, `question`, `answer`, `task`, `id`.
         held_out (`list[dict]`): `eval_size` rows with different questions, same columns.
         passed_over (`int`): training candidates left out because they belong to the held-out side.
-
-    Raises:
-        InputError: unknown task or option, nothing to draw from, or too few different questions.
     """
 
     def __init__(self, config: GymData):

@@ -1,18 +1,11 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlhf_trl.data.files import (
-    Examples,
-    FileData,
-    check_cell,
-    code,
-    read_sides,
-    renamed,
-    unsplit,
-)
+from rlhf_trl.data.columns import check_cell, converted, renamed, unsplit
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import (
     check_cut,
@@ -151,35 +144,28 @@ def load_pairs_or_ranked(
 
     `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
     each, and their side, "train" or "held-out". `margin` says whether that column is read.
-
-    Raises:
-        InputError: see `load_preferences`, `checked_ranked` and `ranked_demonstrations`.
     """
     _check(config, max_samples)
-    if isinstance(config, RankedLists | RankedFile):
-        return _load_ranked(config, max_samples, sample)
     held: dict[str, list[Row]] = {}
+    if isinstance(config, RankedFile):
+        check_reader(config.reader, "ranked lists")
+        return read_sides(config, max_samples, checked_ranked, length=config.list_length)
+    if isinstance(config, RankedLists):
+        found = _ranked(config, GymTasks(config), max_samples)
+    else:
 
-    def answers(rows: list[Row], count: int, side: str) -> list[Row]:
-        number = max(count, config.candidates) if side == "held-out" else count
-        held[side] = sample(rows, number, side)
-        return held[side]
+        def answers(rows: list[Row], count: int, side: str) -> list[Row]:
+            number = max(count, config.candidates) if side == "held-out" else count
+            held[side] = sample(rows, number, side)
+            return held[side]
 
-    found = load_preferences(config, max_samples, sample=answers, margin=margin)
+        found = load_preferences(config, max_samples, sample=answers, margin=margin)
     found.candidates = _candidates(config, found.tasks, sample, held.get("held-out"))
     return found
 
 
-def _load_ranked(
-    config: RankedLists | RankedFile, max_samples: int | None, sample: Sample
-) -> Examples:
-    length = config.list_length
-    _at_least(config, "list_length", 2)
-    if isinstance(config, RankedFile):
-        check_reader(config.reader, "ranked lists")
-        return read_sides(config, max_samples, checked_ranked, length=length)
-    tasks = GymTasks(config)
-    asked = tasks.train[:max_samples]
+def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Examples:
+    length, asked = config.list_length, tasks.train[:max_samples]
     train = ranked_demonstrations(asked, length, config.seed)
     if not train:
         raise InputError(
@@ -187,28 +173,23 @@ def _load_ranked(
         )
     held_out = ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
-    return examples(train, held_out, tasks, dropped, _candidates(config, tasks, sample))
+    return examples(train, held_out, tasks, dropped)
 
 
 def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> Examples:
     """Sample or read answers with a label: whether they are right (see `load_pairs_or_ranked`).
 
     Where held-out rows of a file have several completions of a prompt, these are the candidates.
-
-    Raises:
-        InputError: see `checked_outcomes`, or all training labels are the same.
     """
     _check(config, max_samples)
     if isinstance(config, AnswersFile):
         check_reader(config.reader, "outcomes")
         found = read_sides(config, max_samples, checked_outcomes)
         _check_labels(found.train.unique("label"), config.path)
-        if found.held_out is not None and config.candidates:
-            together: dict[str, list[Row]] = {}
-            for row in found.held_out:
-                together.setdefault(repr(row["prompt"]), []).append(row)
-            groups_of_several = (group for group in together.values() if len(group) > 1)
-            found.candidates = [row for group in groups_of_several for row in group]
+        together: dict[str, list[Row]] = {}
+        for row in found.held_out or () if config.candidates else ():
+            together.setdefault(repr(row["prompt"]), []).append(row)
+        found.candidates = [row for group in together.values() if len(group) > 1 for row in group]
         return found
     tasks = GymTasks(config)
     train, held = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
@@ -224,19 +205,12 @@ def load_traces(
 
     See `load_pairs_or_ranked`; rows are chunks of `max_steps`, and `neutral` says whether the model
     learns from neutral steps.
-
-    Raises:
-        InputError: see `checked_traces`; a `step_split` that does not fit the task; or all labels
-            of the training rows are the same.
     """
     _check(config, max_samples)
     check_step_split(config.step_split)
-    if config.max_steps is not None:
-        _at_least(config, "max_steps", 1)
     if isinstance(config, TracesFile):
         check_reader(config.reader, "traces")
-        where = config.path
-        found = read_sides(config, max_samples, checked_traces)
+        where, found = config.path, read_sides(config, max_samples, checked_traces)
     else:
         tasks, held = GymTasks(config), None
         asked = tasks.train[:max_samples]
@@ -254,8 +228,7 @@ def load_traces(
         train, held_out = (labelled_traces(rows, config.step_split) for rows in (train, held_out))
         if not train:  # sampled, and all blank
             _check_labels((), where)
-        candidates = _candidates(config, tasks, sample, held)
-        found = examples(train, held_out, tasks, {}, candidates)
+        found = examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
     found.train = chunked(found.train, config.max_steps)
     if found.held_out is not None:
         found.held_out = chunked(found.held_out, config.max_steps)
@@ -273,26 +246,20 @@ def chunked(dataset: "Dataset", max_steps: int | None) -> "Dataset":
     """
     if max_steps is None:
         return dataset
-    return dataset.map(_chunk, batched=True, fn_kwargs={"size": max_steps, "code": code()})
+    return converted(dataset, _chunks, "", dict(dataset.features), size=max_steps)
 
 
-def _chunk(batch: dict[str, list[Any]], size: int, code: str) -> dict[str, list[Any]]:
-    firsts = [
-        (n, first)
-        for n, steps in enumerate(batch["completions"])
-        for first in range(0, len(steps), size)
+def _chunks(row: Row, place: str, size: int) -> list[Row]:
+    return [
+        {name: cell if name == "prompt" else cell[n : n + size] for name, cell in row.items()}
+        for n in range(0, len(row["completions"]), size)
     ]
-    return {
-        name: [cells[n] if name == "prompt" else cells[n][i : i + size] for n, i in firsts]
-        for name, cells in batch.items()
-    }
 
 
 def _samples_of_both(
     config: SampledAnswers | SampledTraces, tasks: GymTasks, asked: list[Row], sample: Sample
 ) -> tuple[list[Row], list[Row]]:
     count = config.samples_per_prompt
-    _at_least(config, "samples_per_prompt", 1)
     train = sample(asked, count, "train")
     return train, sample(tasks.held_out, max(count, config.candidates), "held-out")
 
@@ -311,24 +278,28 @@ def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
     return [row for group in groups(held, len(tasks.held_out)) for row in group[:count]]
 
 
+# The least that leaves something to train on or to rank, and what means "none".
+LEAST = {
+    "candidates": (2, 0),
+    "list_length": (2,),
+    "max_steps": (1, None),
+    "samples_per_prompt": (1,),
+}
+
+
 def _check(config: Any, max_samples: int | None) -> None:
-    """Refuse what leaves nothing to train on or to rank."""
     check_max_samples(max_samples)
-    if not hasattr(config, "candidates"):
-        return
-    _at_least(config, "candidates", 2, none=0)
+    for key, (least, *none) in LEAST.items():
+        value = getattr(config, key, least)
+        if value not in none and value < least:
+            also = f", or {none[0]} for none" if none == [0] else ""
+            raise InputError(f"dataset.{key}: {value} is too few; write {least} or more{also}.")
     answered = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
     if getattr(config, "sampled_from", None) and not (config.candidates or answered):
         raise InputError(
             "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write 2 or "
             "more candidates."
         )
-
-
-def _at_least(config: Any, key: str, least: int, none: int | None = None) -> None:
-    if (value := getattr(config, key)) < least and value != none:
-        also = "" if none is None else f", or {none} for none"
-        raise InputError(f"dataset.{key}: {value} is too few; write {least} or more{also}.")
 
 
 def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
@@ -343,51 +314,6 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
 # --- files and the hub ---------------------------------------------------------------------------
 
 
-def _converted(
-    dataset: "Dataset",
-    convert: Callable[..., list[Row]],
-    where: str,
-    names: Mapping[str, str] | None = None,
-    **options: Any,
-) -> "Dataset":
-    """Return the rows that `convert` makes of each example; its second argument is the place.
-
-    A column whose type changes gets a new name there, and its own by `names`, since `map` casts.
-    """
-    import pyarrow as pa
-
-    given = {"convert": convert, "where": where, "code": code(), **options}
-    try:
-        found = dataset.map(
-            _convert,
-            with_indices=True,
-            batched=True,
-            remove_columns=dataset.column_names,
-            fn_kwargs=given,
-        )
-    except pa.ArrowException as error:
-        raise InputError(
-            f"dataset: {where}: a column holds values of different kinds, such as texts and "
-            f"messages ({' '.join(str(error).split())}); write the same in all."
-        ) from error
-    return found.rename_columns(names or {})
-
-
-def _convert(
-    batch: dict[str, list[Any]],
-    numbers: list[int],
-    convert: Callable[..., list[Row]],
-    where: str,
-    code: str,
-    **options: Any,
-) -> dict[str, list[Any]]:
-    found: list[Row] = []
-    for n, *cells in zip(numbers, *batch.values(), strict=True):
-        row = dict(zip(batch, cells, strict=True))
-        found += convert(row, f"row {n} of {where}", **options)
-    return {name: [row[name] for row in found] for name in found[0]} if found else {}
-
-
 def checked_ranked(
     dataset: "Dataset", where: str, columns: Mapping[str, str], length: int
 ) -> tuple["Dataset", dict[str, int]]:
@@ -395,15 +321,12 @@ def checked_ranked(
 
     They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
     them), of which the best `length` of different scores are kept.
-
-    Raises:
-        InputError: see `renamed`; an empty text, or lists of unequal length or of one.
     """
-    shapes = (("prompt", "ranked"), ("prompt", "completions"))
-    dropped = {}
-    dataset = renamed(dataset, where, columns, shapes if _has(dataset, columns) else shapes[:1])
+    shapes, dropped = (("prompt", "ranked"), ("prompt", "completions")), {}
+    scored = columns.get("completions", "completions") in dataset.column_names
+    dataset = renamed(dataset, where, columns, shapes if scored else shapes[:1])
     if "completions" in dataset.column_names:
-        found = _converted(dataset, _by_score, where, length=length)
+        found = converted(dataset, _by_score, where, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(found)}
         if not len(found):
             raise InputError(
@@ -412,11 +335,7 @@ def checked_ranked(
             )
         dataset = found
     length = len(dataset[0]["ranked"] or ())
-    return _converted(dataset, _ranked_row, where, length=length), dropped
-
-
-def _has(dataset: "Dataset", columns: Mapping[str, str]) -> bool:
-    return columns.get("completions", "completions") in dataset.column_names
+    return converted(dataset, _ranked_row, where, length=length), dropped
 
 
 def _by_score(row: Row, where: str, length: int) -> list[Row]:
@@ -466,15 +385,12 @@ def checked_outcomes(
 
     They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
     optional.
-
-    Raises:
-        InputError: see `renamed`; lists of different length, an empty prompt or completion, or a
-            label that is neither boolean nor 0 or 1.
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
     found = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
     dropped = unsplit(dataset, found)
-    return _converted(found, _outcomes, where, {"right": "label", "ended": "finished"}), dropped
+    made = converted(found, _outcomes, where)
+    return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 
 def _outcomes(row: Row, where: str) -> list[Row]:
@@ -500,13 +416,9 @@ def checked_traces(
     """Return examples with `prompt`, `completions` (the steps) and `labels`.
 
     Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.
-
-    Raises:
-        InputError: see `renamed`; an empty prompt or step, steps and labels of different number, or
-            another label.
     """
     dataset = renamed(dataset, where, columns, (("prompt", "completions", "labels"),))
-    return _converted(dataset, _trace, where, {"marks": "labels"}), {}
+    return converted(dataset, _trace, where).rename_columns({"marks": "labels"}), {}
 
 
 def _trace(row: Row, where: str) -> list[Row]:

@@ -135,9 +135,6 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
     """Return, for each question, the right answer and `length` - 1 errors of different kinds.
 
     They are in `ORDER`. Questions for which there are not so many different texts are left out.
-
-    Raises:
-        InputError: a task that has fewer kinds.
     """
     rng = random.Random(seed)
     found = []

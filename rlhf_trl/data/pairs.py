@@ -5,15 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_trl.data.files import (
-    Examples,
-    FileData,
-    check_cells,
-    differing,
-    read_sides,
-    renamed,
-    unsplit,
-)
+from rlhf_trl.data.columns import check_cells, differing, renamed, unsplit
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
 from rlhf_trl.data.readers import check_reader
@@ -58,19 +51,12 @@ def load_preferences(
     sample: Sample | None = None,
     margin: bool = False,
 ) -> Examples:
-    """Make or read the pairs that a `dataset:` block describes.
+    """Make or read the pairs that a `dataset:` block describes, of the first `max_samples` rows.
 
-    Args:
-        config: the block.
-        max_samples: the first so many training rows only; None: all.
-        unpaired: whether examples with `UNPAIRED` columns are accepted beside pairs.
-        sample: returns answers, as rows with a `completion`, those of one question in a row; takes
-            rows of `GymTasks`, the number of answers to each, and their side, "train" or
-            "held-out". Pairs are made of the first so many, should there be more.
-        margin: whether a column `margin` is read.
-
-    Raises:
-        InputError: nothing to train on, or data that cannot be: see `checked_pairs`.
+    `unpaired` says whether examples with `UNPAIRED` columns are accepted beside pairs, and `margin`
+    whether that column is read. `sample` returns answers, as rows with a `completion`, those of one
+    question in a row; it takes rows of `GymTasks`, the number of answers to each, and their side,
+    "train" or "held-out". Pairs are made of the first so many, should there be more.
     """
     check_max_samples(max_samples)
     if isinstance(config, FileData):
@@ -118,13 +104,7 @@ def checked_pairs(
     unpaired: bool = False,
     margin: bool = False,
 ) -> tuple["Dataset", dict[str, int]]:
-    """Return pairs, or `unpaired` examples where accepted, and how many were left out.
-
-    Raises:
-        InputError: see `renamed`; an empty prompt or completion; chosen and rejected the same
-            everywhere; labels that are not boolean; a `margin`, where it is kept, that is no
-            number.
-    """
+    """Return pairs, or `unpaired` examples where accepted, and how many were left out."""
     from datasets import Value
 
     optional = ("margin",) if margin else ()

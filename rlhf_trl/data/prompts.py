@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlhf_trl.data.files import Examples, FileData, check_cells, read_sides, without_none
+from rlhf_trl.data.columns import check_cells, check_mapped, without_none
+from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
 from rlhf_trl.data.readers import check_reader
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -22,11 +23,7 @@ TAKEN = (
 
 
 def load_prompts(config: PromptData) -> Examples:
-    """Make or read prompts, with all columns beside them.
-
-    Raises:
-        InputError: see `GymTasks`, `read_sides` and `checked_prompts`.
-    """
+    """Make or read prompts, with all columns beside them."""
     if isinstance(config, FileData):
         check_reader(config.reader, "prompts")
         return read_sides(config, None, checked_prompts)
@@ -37,19 +34,9 @@ def load_prompts(config: PromptData) -> Examples:
 def checked_prompts(
     dataset: "Dataset", where: str, columns: Mapping[str, str]
 ) -> tuple["Dataset", dict[str, int]]:
-    """Return prompts, texts or messages, and all other columns under the names that are asked.
-
-    Raises:
-        InputError: no `prompt`, an empty one, a column to map that is not there, or one whose name
-            means something else to the trainer.
-    """
+    """Return prompts, texts or messages, and all other columns under the names that are asked."""
     there = dataset.column_names
-    for theirs in columns.values():
-        if theirs not in there:
-            raise InputError(
-                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
-                f"has {', '.join(there)}."
-            )
+    check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
     replaced = [ours for ours in columns if ours in there and ours not in columns.values()]

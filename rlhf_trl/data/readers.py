@@ -35,33 +35,20 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True)
 class Reader:
-    """How the rows of a data set of one form become examples.
+    """How the rows of a data set of one form become examples."""
 
-    Attributes:
-        read: takes a row; returns the examples it makes, or why it makes none.
-        needs: the columns that it reads.
-        makes: the columns of the examples, and their types as `datasets` names them.
-        shapes: what the examples are, in the words of `check_reader`.
-        lines: files of the data set on the hub, by split, that hold one JSON object per line and
-            that `datasets` cannot read as one table.
-    """
-
-    read: Callable[[Row], list[Row] | str]
-    needs: tuple[str, ...]
-    makes: dict[str, Any]
+    read: Callable[[Row], list[Row] | str]  # the examples of a row, or why it makes none
+    needs: tuple[str, ...]  # the columns that it reads
+    makes: dict[str, Any]  # the columns of the examples, and their types as `datasets` names them
+    # of "prompts", "prompt/completion", "messages", "pairs", "unpaired", "ranked lists", "outcomes"
+    # and "traces"
     shapes: tuple[str, ...]
+    # files on the hub, by split, of JSON objects that `datasets` cannot read as one table
     lines: tuple[str, ...] = ()
 
 
 def check_reader(name: str | None, *shapes: str) -> None:
-    """Refuse a `dataset.reader` that makes none of these shapes.
-
-    They are "prompts", "prompt/completion", "messages", "pairs", "unpaired", "ranked lists",
-    "outcomes" and "traces".
-
-    Raises:
-        InputError: such a reader, or no such reader.
-    """
+    """Refuse a `dataset.reader` that makes none of these shapes."""
     if name is None:
         return
     made = [shape for form in forms(name) for shape in form.shapes]
@@ -84,11 +71,7 @@ def forms(name: str) -> tuple[Reader, ...]:
 
 
 def examples_of(row: Row, reader: Reader) -> list[Row | str]:
-    """Return the examples that a reader makes of a row, or for each why it is left out.
-
-    Raises:
-        Misfit: a row that is none of its data set.
-    """
+    """Return the examples that a reader makes of a row, or for each why it is left out."""
     if reader.lines and row.keys() == {"text"}:
         try:
             row = json.loads(row["text"])
@@ -139,7 +122,7 @@ def _said(role: str, text: str) -> dict[str, str]:
 
 
 def _of(kind: Any, value: Any, column: str, wanted: str) -> Any:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    if not isinstance(value, kind) or isinstance(value, bool):
         raise Misfit(column, value, wanted)
     return value
 
@@ -248,14 +231,17 @@ def _chosen(step: Row, where: str) -> tuple[Row, bool]:
     return next((one for one in completions if one.get("rating") == -1), {}), False
 
 
+_ARGILLA, _H4 = ("chosen-rating", "rejected-rating"), ("score_chosen", "score_rejected")
+
+
 def ultrafeedback_argilla(row: Row) -> list[Row] | str:
     """argilla/ultrafeedback-binarized-preferences-cleaned."""
-    return _rated_pair(row, "chosen-rating", "rejected-rating")
+    return _rated_pair(row, *_ARGILLA)
 
 
 def ultrafeedback_h4(row: Row) -> list[Row] | str:
     """HuggingFaceH4/ultrafeedback_binarized."""
-    return _rated_pair(row, "score_chosen", "score_rejected")
+    return _rated_pair(row, *_H4)
 
 
 def _rated_pair(row: Row, *columns: str) -> list[Row] | str:
@@ -283,62 +269,37 @@ def messages(row: Row) -> list[Row] | str:
     return _one(split_prompt({"completion": whole, "messages": whole}))
 
 
+_RATED = {**PAIR, "margin": "float64"}
+_PAIRS = ("pairs", "prompts")
+_ANSWERS = {"prompt": MESSAGES, **dict.fromkeys(("answer", "solution", "task"), "string")}
+_JUDGED = {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"}
+_TRACES = {"prompt": "string", "completions": ["string"], "labels": ["int64"]}
+_WHOLE = {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES}
 READERS: dict[str, tuple[Reader, ...]] = {
-    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, ("pairs", "prompts")),),
-    "gsm8k": (
-        Reader(
-            gsm8k,
-            ("question", "answer"),
-            {"prompt": MESSAGES, **dict.fromkeys(("answer", "solution", "task"), "string")},
-            ("prompts", "prompt/completion"),  # with columns: {completion: solution}
-        ),
-    ),
+    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, _PAIRS),),
+    # prompt/completion with columns: {completion: solution}
+    "gsm8k": (Reader(gsm8k, ("question", "answer"), _ANSWERS, ("prompts", "prompt/completion")),),
     "gsm8k_rollouts": (
         Reader(
-            gsm8k_rollouts,
-            ("prompt", "completions", "rewards"),
-            {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"},
-            ("outcomes", "unpaired"),
+            *(gsm8k_rollouts, ("prompt", "completions", "rewards")),
+            *(_JUDGED, ("outcomes", "unpaired")),
         ),
     ),
     "prm800k": (
         Reader(
-            prm800k,
-            ("question", "label"),
-            {"prompt": "string", "completions": ["string"], "labels": ["int64"]},
-            ("traces",),
+            *(prm800k, ("question", "label"), _TRACES, ("traces",)),
             lines=("phase1_{}.jsonl", "phase2_{}.jsonl"),
         ),
     ),
     "ultrafeedback": (
+        Reader(ultrafeedback_argilla, ("chosen", "rejected", *_ARGILLA), _RATED, _PAIRS),
+        Reader(ultrafeedback_h4, ("chosen", "rejected", *_H4), _RATED, _PAIRS),
         Reader(
-            ultrafeedback_argilla,
-            ("chosen", "rejected", "chosen-rating", "rejected-rating"),
-            {**PAIR, "margin": "float64"},
-            ("pairs", "prompts"),
-        ),
-        Reader(
-            ultrafeedback_h4,
-            ("chosen", "rejected", "score_chosen", "score_rejected"),
-            {**PAIR, "margin": "float64"},
-            ("pairs", "prompts"),
-        ),
-        Reader(
-            ultrafeedback_openbmb,
-            ("instruction", "completions"),
-            {
-                "prompt": MESSAGES,
-                "completions": [{"response": "string", "overall_score": "float64"}],
-            },
-            ("ranked lists", "prompts"),
+            *(ultrafeedback_openbmb, ("instruction", "completions")),
+            *({"prompt": MESSAGES, "completions": SCORED}, ("ranked lists", "prompts")),
         ),
     ),
     "messages": (
-        Reader(
-            messages,
-            ("messages",),
-            {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES},
-            ("prompt/completion", "messages", "prompts"),
-        ),
+        Reader(messages, ("messages",), _WHOLE, ("prompt/completion", "messages", "prompts")),
     ),
 }

@@ -14,11 +14,7 @@ OPENING, CLOSING = COMPLETION.split("{}")
 
 
 def check_step_split(step_split: str) -> None:
-    """Refuse what does not cut a text.
-
-    Raises:
-        InputError: no regular expression, or one with groups, which would become steps.
-    """
+    """Refuse what does not cut a text."""
     try:
         groups = re.compile(step_split).groups
     except re.error as error:
@@ -34,16 +30,7 @@ def check_step_split(step_split: str) -> None:
 
 
 def split_steps(text: str, step_split: str) -> list[str]:
-    """Cut a completion into steps.
-
-    Args:
-        text: the completion.
-        step_split: the regular expression of what stands between two steps; it may match nothing,
-            as `LETTERS` does.
-
-    Returns:
-        The pieces that are not blank.
-    """
+    """Cut a completion into steps that are not blank; what cuts may match nothing (`LETTERS`)."""
     return [step for step in re.split(step_split, text) if step.strip()]
 
 
@@ -55,17 +42,6 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
     otherwise. What follows a bad step is bad, as no answer that begins like this is right. The
     closing `</answer>` is good if the answer before it is the right one exactly, without a repeated
     letter, and else bad. Everything that has not this form is bad, from its first step on.
-
-    Args:
-        steps: of one completion, as `split_steps` with `LETTERS` returns them.
-        answer: the right one.
-        task: one of `SPELT`.
-
-    Returns:
-        A label for each step.
-
-    Raises:
-        InputError: a task whose answer is not spelt.
     """
     if task not in SPELT:
         raise InputError(

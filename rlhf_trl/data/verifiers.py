@@ -11,7 +11,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
@@ -48,13 +49,10 @@ def extract_answer(text: str) -> str | None:
 
 def normalise(task: str, answer: str) -> str:
     """Return the spelling of `answer` under which equal answers to `task` are equal strings."""
-    answer = answer.strip()
     if task in NUMERIC:
-        try:
+        with suppress(ValueError):
             return repr(float(answer))
-        except ValueError:
-            return answer
-    return answer
+    return answer.strip()
 
 
 def exact_match(
@@ -195,23 +193,14 @@ def task_metrics(tasks: GymTasks) -> dict[str, RewardFunc]:
 def load_rewards(
     names: Sequence[str], tasks: GymTasks | None, columns: Iterable[str] = ()
 ) -> list[RewardFunc]:
-    """Return the reward functions called `names`: built in, or the dotted path of the user's own.
+    """Return the reward functions called `names`, as in `reward_funcs`, each `checked`.
 
-    Every function is wrapped in `checked`.
-
-    Args:
-        names: as in `reward_funcs`.
-        tasks: the gym's questions; None: the data are the user's own.
-        columns: the columns of one's own data.
-
-    Raises:
-        InputError: no name, unknown name, a column that the data lack, module that does not
-            import, or attribute not callable.
+    `tasks` are the gym's questions; without them the data are one's own and have these `columns`.
     """
     known = [*VERIFIERS, "format", "gym_score"]
     if not names:
         raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
-    present = list(columns if tasks is None else tasks.train[0])
+    present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
     found = [_built_in(name, tasks, present) or _by_path(name, known) for name in names]
     return [checked(function, name) for function, name in zip(found, names, strict=True)]
 
@@ -224,29 +213,21 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
         if column not in columns:
             raise InputError(
                 f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
-                f"which the data set lacks (it has {', '.join(columns)}); write {base}:COLUMN with "
-                "the column of right answers."
+                f"which rewards do not get (they get {', '.join(columns)}); write {base}:COLUMN "
+                "with the column of right answers."
             )
-        return VERIFIERS[base] if column == ANSWER else _reading(VERIFIERS[base], column)
-    if base in ("format", "gym_score") and colon:
+        verifier = VERIFIERS[base]
+        return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
+    if base not in ("format", "gym_score"):
+        return None
+    if colon:
         raise InputError(f"reward_funcs: {base} reads no column; write {base} in place of {name}.")
-    if base == "gym_score":
-        if tasks is None:
-            raise InputError(
-                "reward_funcs: gym_score is the score of reasoning-gym, which does not know these "
-                f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
-            )
-        return gym_score(tasks)
-    return format_reward if base == "format" else None
-
-
-def _reading(verifier: RewardFunc, column: str) -> RewardFunc:
-    """Return a verifier that takes its right answers from another column."""
-
-    def read(completions: list[Any], **columns: Any) -> list[float | None]:
-        return verifier(completions, **{**columns, ANSWER: columns[column]})
-
-    return read
+    if base == "gym_score" and tasks is None:
+        raise InputError(
+            "reward_funcs: gym_score is the score of reasoning-gym, which does not know these "
+            f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
+        )
+    return format_reward if base == "format" else gym_score(tasks)
 
 
 def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
@@ -274,58 +255,47 @@ def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
 def checked(function: RewardFunc, name: str) -> RewardFunc:
     """Wrap a reward function so that a broken result stops the run with one sentence.
 
-    None for a sample stays allowed: TRL reads it as "this reward does not apply here".
-
-    Raises (from the wrapper):
-        InputError: the function raised, or returned something other than one finite number or None
-            per completion.
+    Right is one finite number per completion, or None: TRL reads it as "this does not apply here".
     """
+    waits = inspect.iscoroutinefunction(function)
 
-    def failed(error: Exception, sample: dict[str, Any]) -> InputError:
-        return InputError(
-            f"reward function {name!r} raised {type(error).__name__}: {error} {_where(sample)}; "
-            "mend it, or return None where it does not apply."
-        )
-
-    def find_culprit(sample: dict[str, Any]) -> dict[str, Any]:
+    def culprit(sample: dict[str, Any]) -> dict[str, Any]:
         # One completion at a time, to name the one that makes the function raise.
-        for i in range(len(sample["completions"])):
-            one = {k: [v[i]] if _per_sample(v, sample) else v for k, v in sample.items()}
+        count = len(sample["completions"])
+        for i in range(0 if waits else count):
+            each = {k: isinstance(v, list) and len(v) == count for k, v in sample.items()}
+            one = {k: [v[i]] if each[k] else v for k, v in sample.items()}
             try:
                 function(**one)
             except Exception:
                 return one
         return sample
 
-    if inspect.iscoroutinefunction(function):
+    @contextmanager
+    def named(sample: dict[str, Any]) -> Iterator[None]:
+        try:
+            yield
+        except InputError:  # says itself what to do
+            raise
+        except Exception as error:
+            raise InputError(
+                f"reward function {name!r} raised {type(error).__name__}: {error} "
+                f"{_where(culprit(sample))}; mend it, or return None where it does not apply."
+            ) from error
 
-        @wraps(function)
-        async def wrapper(**kwargs: Any) -> list[float | None]:
-            try:
-                rewards = await function(**kwargs)
-            except InputError:
-                raise
-            except Exception as error:
-                raise failed(error, kwargs) from error
-            return _validated(rewards, name, kwargs)
-    else:
+    async def waiting(**kwargs: Any) -> list[float | None]:
+        with named(kwargs):
+            rewards = await function(**kwargs)
+        return _validated(rewards, name, kwargs)
 
-        @wraps(function)
-        def wrapper(**kwargs: Any) -> list[float | None]:
-            try:
-                rewards = function(**kwargs)
-            except InputError:  # says itself what to do
-                raise
-            except Exception as error:
-                raise failed(error, find_culprit(kwargs)) from error
-            return _validated(rewards, name, kwargs)
+    def wrapper(**kwargs: Any) -> list[float | None]:
+        with named(kwargs):
+            rewards = function(**kwargs)
+        return _validated(rewards, name, kwargs)
 
-    wrapper.__name__ = name.rpartition(".")[2]
-    return wrapper
-
-
-def _per_sample(value: Any, sample: dict[str, Any]) -> bool:
-    return isinstance(value, list) and len(value) == len(sample["completions"])
+    wrapped = wraps(function)(waiting if waits else wrapper)
+    wrapped.__name__ = name.rpartition(".")[2]
+    return wrapped
 
 
 def _where(sample: dict[str, Any], index: int = 0) -> str:
@@ -341,22 +311,18 @@ def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | 
     wanted = len(sample["completions"])
     if hasattr(rewards, "tolist"):  # a tensor or an array
         rewards = rewards.tolist()
-    if not isinstance(rewards, (list, tuple)) or len(rewards) != wanted:
-        got = (
-            f"{len(rewards)} values" if isinstance(rewards, (list, tuple)) else f"{rewards!r}"[:80]
-        )
+    if not isinstance(rewards, list | tuple) or len(rewards) != wanted:
+        listed = isinstance(rewards, list | tuple)
+        got = f"{len(rewards)} values" if listed else f"{rewards!r:.80}"
         raise InputError(
             f"reward function {name!r} returned {got} for {wanted} completions {_where(sample)}; "
             f"return a list of {wanted} numbers, one per completion."
         )
     for i, reward in enumerate(rewards):
-        if reward is None:
-            continue
-        if hasattr(reward, "item"):
-            reward = reward.item()
-        if not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        value = reward.item() if hasattr(reward, "item") else reward
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
             raise InputError(
-                f"reward function {name!r} returned {reward!r} {_where(sample, i)}; return a "
+                f"reward function {name!r} returned {value!r} {_where(sample, i)}; return a "
                 "finite number, or None where it does not apply."
             )
     return list(rewards)

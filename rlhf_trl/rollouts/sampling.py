@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from copy import copy
-from functools import partial
 from hashlib import blake2b, file_digest
 from operator import itemgetter
 from pathlib import Path
@@ -36,17 +35,22 @@ FIRST = itemgetter(0)
 def sampler(model: Any, args: Any, config: Any, record: Record) -> Any:
     """Return what samples the answers of which a `dataset:` block is made; None: it is of files.
 
-    Args:
-        model (`ModelConfig`): the model to train, which answers unless `config` names another one.
-        args (`TrainingArguments`): see `sample_completions`.
-        config: the block.
-        record: the `rollouts:` block.
+    The `model` (`ModelConfig`) to train answers, unless `config`, the block, names another one;
+    `record` is the `rollouts:` block.
     """
     if isinstance(config, FileData):
         return None
-    other = copy(model)
-    other.model_name_or_path = getattr(config, "sampled_from", None) or model.model_name_or_path
-    return partial(kept_samples, other, args, config.seed, record)
+    other, name = copy(model), getattr(config, "sampled_from", None)
+    other.model_name_or_path = name or model.model_name_or_path
+
+    def sample(*asked: Any) -> list[dict[str, Any]]:
+        try:
+            return kept_samples(other, args, config.seed, record, *asked)
+        except InputError as error:
+            key = "dataset.sampled_from" if name else "model_name_or_path"
+            raise InputError(str(error).replace("model_name_or_path", key, 1)) from error
+
+    return sample
 
 
 def kept_samples(
