@@ -159,10 +159,20 @@ def test_a_resumed_run_repeats_and_misses_nothing(run, iterations, monkeypatch, 
         shutil.rmtree(path)
     (folder / "summary.json").unlink()
     before = contents(folder / RECORD)
-    with closing(sqlite3.connect(folder / RECORD)) as connection, connection:  # as if it had lost
-        connection.execute("UPDATE rollouts SET completion = 'old' WHERE step >= 3")
+    left, rewind = [], Store.rewind
+
+    def rewound(store, *args):
+        rewind(store, *args)
+        left.extend(counts(store.path))
+
+    monkeypatch.setattr(Store, "rewind", rewound)
     _, out = run("grpo", "grpo", *words, *AUTO, folder=folder)
     assert "checkpoint-2" in out
+    assert left == [
+        *[(f"eval-{how}", step) for how in ("greedy", "sampled") for step in (0, 2)],
+        *[(f"samples-{how}", step) for how in ("greedy", "sampled") for step in (0, 1, 2)],
+        *[("train", number) for number in range(2 if iterations == 1 else 1)],
+    ]
     assert contents(folder / RECORD) == contents(whole / RECORD) == before
     assert sorted({g for s, g in counts(folder / RECORD) if s == "train"}) == [
         *range(4 if iterations == 1 else 2)
