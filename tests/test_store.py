@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
 from rlhf_trl.rollouts.store import Rollouts, Store
 from rlhf_trl.tiny.tokenizer import build_tokenizer
+from rlhf_trl.trainers import on_trl
 
 # the rows by their losses; PPO with one update has its advantages from the loss itself
 CASES = [
@@ -157,14 +159,41 @@ def test_a_resumed_run_repeats_and_misses_nothing(run, iterations, monkeypatch, 
         shutil.rmtree(path)
     (folder / "summary.json").unlink()
     before = contents(folder / RECORD)
-    with closing(sqlite3.connect(folder / RECORD)) as connection, connection:  # as if it had lost
-        connection.execute("UPDATE rollouts SET completion = 'old' WHERE step >= 3")
+    left, rewind = [], Store.rewind
+
+    def rewound(store, *args):
+        rewind(store, *args)
+        left.extend(counts(store.path))
+
+    monkeypatch.setattr(Store, "rewind", rewound)
     _, out = run("grpo", "grpo", *words, *AUTO, folder=folder)
     assert "checkpoint-2" in out
+    assert left == [
+        *[(f"eval-{how}", step) for how in ("greedy", "sampled") for step in (0, 2)],
+        *[(f"samples-{how}", step) for how in ("greedy", "sampled") for step in (0, 1, 2)],
+        *[("train", number) for number in range(2 if iterations == 1 else 1)],
+    ]
     assert contents(folder / RECORD) == contents(whole / RECORD) == before
     assert sorted({g for s, g in counts(folder / RECORD) if s == "train"}) == [
         *range(4 if iterations == 1 else 2)
     ]
+
+
+def test_what_a_checkpoint_builds_on_is_written_before_it(run, monkeypatch):
+    found, thin, write = [], Store._thin, on_trl.output.write_manifest
+
+    def slowly(store, connection):
+        time.sleep(0.2)
+        thin(store, connection)
+
+    def manifest(folder, *args, **kwargs):
+        found.append({g for s, g in counts(folder.parent / RECORD) if s == "train"})
+        write(folder, *args, **kwargs)
+
+    monkeypatch.setattr(Store, "_thin", slowly)
+    monkeypatch.setattr(on_trl.output, "write_manifest", manifest)
+    run("grpo", "grpo", *SMALL, *SAVING, "--eval_strategy", "no")
+    assert found == [{0, 1}, {0, 1, 2, 3}]
 
 
 def test_going_back_keeps_what_is_deleted(run):

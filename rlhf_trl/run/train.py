@@ -397,9 +397,10 @@ def run(
     """Train, evaluate before, during and after, export the model and write the report.
 
     `<output_dir>` then holds `config.yaml` (the run, reproducible; `config-from-step-N.yaml` where
-    it went on with other settings), `evaluations/`, `model/` (and `value_model/`), `log.json`,
-    `learning_curve.png`, `summary.json` and the checkpoints. With `load_best_model_at_end`, the
-    summary, the table and the last line tell of the step whose model is kept.
+    it went on with other settings), `evaluations/`, `rollouts.sqlite`, `model/` (and
+    `value_model/`), `log.json`, `learning_curve.png`, `summary.json` and the checkpoints. With
+    `load_best_model_at_end`, the summary, the table and the last line tell of the step whose model
+    is kept.
 
     Args:
         trainer: a TRL trainer with `AnswersHeldOut`.
