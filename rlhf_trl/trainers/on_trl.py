@@ -145,9 +145,9 @@ class OnTRL:
             if not self.is_deepspeed_enabled:
                 reference.load_state_dict(synced)
                 return
-            from deepspeed.zero import GatheredParameters
+            from deepspeed import zero
 
-            with GatheredParameters(reference.parameters(), modifier_rank=0):  # of ZeRO-3
+            with zero.GatheredParameters(reference.parameters(), modifier_rank=0):
                 reference.load_state_dict(synced)
 
     # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.
