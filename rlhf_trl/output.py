@@ -158,8 +158,6 @@ def set_aside(folder: Path, step: int) -> None:
 def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
 
-    All of it is on the disk before this returns: a loss of power does not undo it either.
-
     Args:
         checkpoint: the folder, with all else in it.
         checksums: whether to read the files again for their CRC-32, which finds damage as well as a
@@ -173,9 +171,7 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
         for p in paths
     }
     content = json.loads(json.dumps({**told, "files": files}, default=str))
-    _sync(*checkpoint.rglob("*"))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
-    _sync(checkpoint / MANIFEST, checkpoint, checkpoint.parent)
 
 
 def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
@@ -190,8 +186,9 @@ def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
     return content
 
 
-def _sync(*paths: Path) -> None:
-    for path in paths:
+def sync(folder: Path) -> None:
+    """Wait until all of a folder is on the disk, where a loss of power cannot undo it."""
+    for path in [*folder.rglob("*"), folder, folder.parent]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -13,7 +13,7 @@ from rlhf_trl.errors import InputError
 # How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
 UNWRITABLE = (
     "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
-    "inline_container|PytorchStreamWriter"
+    "inline_container|PytorchStreamWriter|iostream error"
 )
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -114,7 +114,10 @@ class OnTRL:
         self.accelerator.wait_for_everyone()
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
-        if args.should_save:
+        if args.should_save and limit:
+            saved = sorted(output.numbered(folder.parent, "checkpoint-").items())[-limit:]
+            # the oldest one that stays has long been written, so that waiting for it costs nothing
+            output.sync(next(path for _, path in saved if (path / output.MANIFEST).exists()))
             rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
 
     def _save_state(self, folder: Path) -> None:
