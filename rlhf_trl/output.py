@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from rlhf_trl.errors import InputError
 
 MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is no checkpoint
@@ -163,8 +165,6 @@ def set_aside(folder: Path, step: int) -> None:
 def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
 
-    All of it is on the disk before this returns: a loss of power does not undo it either.
-
     Args:
         checkpoint: the folder, with all else in it.
         checksums: whether to read the files again for their CRC-32, which finds damage as well as a
@@ -178,9 +178,7 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
         for p in paths
     }
     content = json.loads(json.dumps({**told, "files": files}, default=str))
-    _sync(*checkpoint.rglob("*"))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
-    _sync(checkpoint / MANIFEST, checkpoint, checkpoint.parent)
 
 
 def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
@@ -195,8 +193,9 @@ def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
     return content
 
 
-def _sync(*paths: Path) -> None:
-    for path in paths:
+def sync(folder: Path) -> None:
+    """Wait until all of a folder is on the disk, where a loss of power cannot undo it."""
+    for path in [*folder.rglob("*"), folder, folder.parent]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -247,29 +246,16 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
 
 def weights_fault(folder: Path) -> str | None:
     """Return what is wrong with the model weights in a folder (missing, cut off), or None."""
-    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-    if not weights and not _sharded(folder):
+    kinds = ("*.safetensors", "pytorch_model*.bin", "global_step*", "pytorch_model_fsdp_*")
+    if not any(path for kind in kinds for path in folder.glob(kind)):
         return "has no model weights"
     for index in folder.glob("*.safetensors.index.json"):
         for shard in set(json.loads(index.read_text())["weight_map"].values()):
             if not (folder / shard).exists():
                 return f"lacks the shard {shard}"
     for file in folder.glob("*.safetensors"):
-        if not _whole_safetensors(file):
+        try:
+            safe_open(file, "numpy")
+        except (OSError, SafetensorError):
             return f"has a cut-off {file.name}"
     return None
-
-
-def _sharded(folder: Path) -> bool:
-    return any(folder.glob("global_step*")) or any(folder.glob("pytorch_model_fsdp_*"))
-
-
-def _whole_safetensors(file: Path) -> bool:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError:
-            return False
-    ends = [v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"]
-    return file.stat().st_size == 8 + length + max(ends, default=0)

@@ -46,7 +46,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive 
 import safetensors.torch
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, TokenizersBackend
 
 from rlhf_trl.output import MANIFEST, RECORD
 from rlhf_trl.run import preferences, supervised, train  # noqa: F401
@@ -132,9 +132,10 @@ def watch(folder: Path, at: int | None, act: Callable[[], None], seen: list[str]
 
     # what no audit event tells of: files that are written by C++ and Rust
     for owner, name, event in (
-        (GenerationMixin, "generate", lambda *args: (GENERATES,)),
-        (torch, "save", lambda content, path, *args: (WRITES, str(path))),
-        (safetensors.torch, "serialize_file", lambda content, path, *args: (WRITES, str(path))),
+        (GenerationMixin, "generate", lambda *_, **__: (GENERATES,)),
+        (torch, "save", lambda _, path, *__, **___: (WRITES, str(path))),
+        (safetensors.torch, "serialize_file", lambda _, path, *__, **___: (WRITES, str(path))),
+        (TokenizersBackend, "_save_pretrained", lambda *_, **to: (WRITES, to["save_directory"])),
     ):
         setattr(owner, name, _audited(getattr(owner, name), event))
     sys.addaudithook(hook)
@@ -142,7 +143,7 @@ def watch(folder: Path, at: int | None, act: Callable[[], None], seen: list[str]
 
 def _audited(function: Callable, event: Callable) -> Callable:
     def audited(*args, **kwargs):
-        sys.audit(*event(*args))
+        sys.audit(*event(*args, **kwargs))
         return function(*args, **kwargs)
 
     return audited
@@ -306,6 +307,8 @@ def killed(
         os.killpg(process, signal.SIGKILL)
         ended(process)
         return resumed(name, whole, folder, of)
+    if not places and rank:
+        return killed(name, phase, whole, seconds, folder, rng, of)  # the main process does it
     if not places:
         return "never happens"
     at, delay = rng.choice(places), rng.choice((0, 0.005 * rng.random()))
@@ -325,9 +328,10 @@ def killed(
     return found if found == "identical" else found + where
 
 
-def damaged(name: str, whole: Path, folder: Path, of: int) -> Iterator[str]:
-    """Damage the last checkpoint of a run in every way, and say how the run ends then."""
-    for file in sorted(path for path in (whole / LAST).rglob("*") if path.is_file()):
+def damaged(name: str, whole: Path, folder: Path, of: int, count: int) -> Iterator[str]:
+    """Damage each file of a run's last checkpoint in `count` ways; say how the run ends then."""
+    files = sorted(path for path in (whole / LAST).rglob("*") if path.is_file())
+    for number, file in enumerate(files):
         content, middle = file.read_bytes(), file.stat().st_size // 2
         flipped = bytes([content[middle] ^ 1]) if content else b""
         ways = {
@@ -336,8 +340,8 @@ def damaged(name: str, whole: Path, folder: Path, of: int) -> Iterator[str]:
             "half": content[:middle],
             "a bit": content[:middle] + flipped + content[middle + 1 :],
         }
-        for way, left in ways.items():
-            if left == content:
+        for place, (way, left) in enumerate(ways.items()):
+            if left == content or (number + place) % len(ways) >= count:
                 continue
             shutil.copytree(whole, folder)
             target = folder / file.relative_to(whole)
@@ -368,12 +372,13 @@ def sentence(lines: list[str], says: str) -> bool:
 
 def faulty(name: str, whole: Path, disk: Path) -> Iterator[str]:
     """Let the disk be full, or read-only, from each file on, and say how the run ends then."""
-    first: dict[str, int] = {}
+    places: dict[str, int] = {}
     for number, line in enumerate(beside(whole, ".events0").read_text().split("\n")):
-        what = line.split(" ", 1)[1]
-        if not what.startswith(GENERATES):
-            # once for each name, whatever the step; the first checkpoint has none before it
-            first.setdefault(re.sub(r"\d+", "N", what) + " 2" * (f"{LAST}" in line), number)
+        phase, event, path = line.split(" ", 2)
+        # once for each name: in the last checkpoint, and where there is none yet
+        if event in ("open", WRITES, "os.mkdir", "os.rename") and path[:6] != "/root/":
+            places[re.sub(r"\d+", "N", f"{event} {path} ({phase})")] = number
+
     filler, folder = disk / "filler", disk / "run"
 
     def fill() -> None:
@@ -382,7 +387,7 @@ def faulty(name: str, whole: Path, disk: Path) -> Iterator[str]:
             os.posix_fallocate(stream.fileno(), 0, max(free.f_bavail * free.f_bsize, 1))
 
     ways = {"full": fill, "read-only": partial(mount, disk, READ_ONLY)}
-    for what, at in first.items():
+    for what, at in places.items():
         for way, act in ways.items():
             code = ended(start(name, folder, at=at, act=act))
             mount(disk, READ_WRITE)
@@ -410,7 +415,7 @@ def mount(disk: Path, flags: int) -> None:
 def main() -> None:
     """Parse the options, stop runs, resume them, report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=4, help="of each phase")
+    parser.add_argument("--kills", type=int, default=4, help="of each phase; of damage: ways")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     parser.add_argument("--processes", type=int, default=1)
@@ -461,7 +466,7 @@ def results(
 ) -> Iterator[str]:
     """Return how runs ended, one after another."""
     if args.damage:
-        yield from damaged(name, whole, base / f"{name}-damaged", args.processes)
+        yield from damaged(name, whole, base / f"{name}-damaged", args.processes, args.kills)
     elif args.faults:
         yield from faulty(name, whole, base / DISK)
     else:

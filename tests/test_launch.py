@@ -21,6 +21,7 @@ from rlhf_trl.run import launch
 from rlhf_trl.run.config import load_config, read_fields
 from rlhf_trl.run.fields import Run
 from rlhf_trl.run.launch import Expect
+from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 
 def args_with(world_size, **more):
@@ -414,17 +415,17 @@ def test_damage_that_leaves_a_manifest_readable_is_noticed(tmp_path):
     assert output.checkpoint_fault(manifest.parent) == "has a damaged manifest.json"
 
 
-def test_a_checkpoint_is_on_the_disk_before_older_ones_may_go(tmp_path, monkeypatch):
-    folder, done = checkpoint(tmp_path / "checkpoint-1"), []
-    (folder / "manifest.json").unlink()
-    files = {str(path) for path in folder.rglob("*")}
-    replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda n: done.append(os.readlink(f"/proc/self/fd/{n}")))
-    monkeypatch.setattr(os, "replace", lambda *args: (done.append("rename"), replace(*args)))
-    output.write_manifest(folder, True, save_only_model=False)
-    before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
-    assert {*before} == files
-    assert {*after} == {str(folder / "manifest.json"), str(folder), str(tmp_path)}
+def test_what_cannot_be_written_is_a_sentence_and_other_errors_stay(capsys):
+    save = build_tokenizer().backend_tokenizer.save  # raises a plain Exception
+    with pytest.raises(
+        SystemExit, match=r"^error: .* \(No space left .*\); checkpoints saved before"
+    ):
+        launch.recipe(lambda: save("/dev/full"))
+    with pytest.raises(KeyError, match="key"):
+        launch.recipe(lambda: {}["key"])
+    with pytest.raises(SystemExit, match=r"^error: invalid literal"):
+        launch.recipe(lambda: int("one"))
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_without_checksums_only_sizes_are_compared(tmp_path):

@@ -2,6 +2,8 @@
 
 import inspect
 import math
+import os
+import shutil
 import statistics
 from pathlib import Path
 
@@ -711,6 +713,24 @@ def test_weights_that_are_not_finite_are_not_saved(step, value, last, tmp_path):
     with pytest.raises(InputError, match=f"no longer finite at step {step}, so .*; {last}"):
         trainer.train()
     assert len(list(tmp_path.glob("checkpoint-*"))) == step - 1
+
+
+def test_a_checkpoint_is_on_the_disk_before_older_ones_are_deleted(tmp_path, monkeypatch):
+    synced, deleted, rmtree = set(), [], shutil.rmtree
+
+    def delete(path, *args, **kwargs):
+        stays = (
+            tmp_path / {"checkpoint-1": "checkpoint-2", "checkpoint-2": "checkpoint-3"}[path.name]
+        )
+        assert {str(p) for p in (stays, tmp_path, *stays.rglob("*"))} <= synced
+        deleted.append(path.name)
+        rmtree(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", lambda n: synced.add(os.readlink(f"/proc/self/fd/{n}")))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, *args, **kw: delete(Path(path), *args, **kw))
+    config = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "max_steps": 4}
+    build("grpo", output_dir=str(tmp_path), **config).train()
+    assert deleted == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_a_checkpoint_is_whole_before_it_is_pushed_or_others_are_deleted(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import transformers
+from conftest import cause
 
 from rlhf_trl import output
 from rlhf_trl.evaluation import report
@@ -720,6 +721,31 @@ def test_fsdp_on_a_cpu_is_refused(launch, tmp_path):
     done = launch(accelerate, "grpo", *config, *WORDS)
     assert done.returncode != 0
     assert "strategy fsdp was asked for and ddp came up on cpu" in done.stdout
+
+
+@pytest.mark.promise
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_moved_reference_is_resumed_under_zero(launch, tmp_path, stage):
+    moved = ["--beta", 0.5, "--sync_ref_model", "true", "--ref_model_sync_steps", 1]
+    words = [*SMALL, "--max_steps", 3, "--save_strategy", "steps", "--save_steps", 1, *moved]
+    accelerate = ["--config_file", f"configs/accelerate/zero{stage}.yaml", "--num_processes", "2"]
+
+    def start(folder, *more):
+        config = ["--config", "configs/tiny/grpo.yaml", "--output_dir", str(folder)]
+        done = launch(accelerate, "grpo", *config, *map(str, [*words, *more]))
+        assert done.returncode == 0, cause(done.stdout)
+        return (folder / "model" / "model.safetensors").read_bytes()
+
+    whole = start(tmp_path / "whole")
+    for checkpoint, same in (("checkpoint-2", True), ("checkpoint-1", False)):
+        folder = tmp_path / checkpoint
+        shutil.copytree(tmp_path / "whole" / "checkpoint-2", folder / "checkpoint-2")
+        reference = tmp_path / "whole" / checkpoint / "synced_reference.pt"
+        shutil.copy(reference, folder / "checkpoint-2")
+        manifest = output.read_manifest(folder / "checkpoint-2")
+        output.write_manifest(folder / "checkpoint-2", True, **manifest)
+        assert (start(folder, "--resume_from_checkpoint", "auto") == whole) == same
 
 
 # --- what the project promises

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from safetensors import SafetensorError
 from tqdm import tqdm
 
 from rlhf_trl.errors import InputError
 
-# How Python, safetensors and torch (in its own words) say that a file cannot be written.
+# How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
 UNWRITABLE = (
     "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
-    "inline_container|PytorchStreamWriter"
+    "inline_container|PytorchStreamWriter|iostream error"
 )
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -47,16 +46,17 @@ def recipe(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
         sys.exit(130)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if not re.search(UNWRITABLE, str(error)):
+    except Exception as error:  # of no kind of its own where tokenizers writes
+        said = " ".join(str(error).split())
+        if re.search(UNWRITABLE, said):
+            sys.exit(
+                f"error: a file could not be written ({said}); checkpoints saved before are whole: "
+                "make room, then --resume_from_checkpoint auto goes on."
+            )
+        if not isinstance(error, ValueError):
             raise
-        sys.exit(
-            f"error: a file could not be written ({' '.join(str(error).split())}); checkpoints "
-            "saved before are whole: make room, then --resume_from_checkpoint auto goes on."
-        )
-    except ValueError as error:
         traceback.print_exc()
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        sys.exit(f"error: {said}")
 
 
 def world_size() -> int:

@@ -118,7 +118,10 @@ class OnTRL:
         self.accelerator.wait_for_everyone()
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
-        if args.should_save:
+        if args.should_save and limit:
+            saved = sorted(output.numbered(folder.parent, "checkpoint-").items())[-limit:]
+            # the oldest one that stays has long been written, so that waiting for it costs nothing
+            output.sync(next(path for _, path in saved if (path / output.MANIFEST).exists()))
             rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
 
     def _complete_card(self) -> None:
@@ -172,9 +175,9 @@ class OnTRL:
             if not self.is_deepspeed_enabled:
                 reference.load_state_dict(synced)
                 return
-            from deepspeed.zero import GatheredParameters
+            from deepspeed import zero
 
-            with GatheredParameters(reference.parameters(), modifier_rank=0):  # of ZeRO-3
+            with zero.GatheredParameters(reference.parameters(), modifier_rank=0):
                 reference.load_state_dict(synced)
 
     # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.
