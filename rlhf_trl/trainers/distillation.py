@@ -1,5 +1,6 @@
 """On-policy distillation on TRL's GRPOTrainer: teachers read what the student writes."""
 
+import inspect
 import random
 from copy import deepcopy
 from dataclasses import dataclass
@@ -86,10 +87,9 @@ class DistillationConfig(PolicyGradientConfig):
 class DistillationTrainer(PolicyGradientTrainer):
     """PolicyGradientTrainer whose signal is a teacher's, at every token that the student wrote.
 
-    Rewards are logged, and say which completions are demonstrations. Logged beside TRL's metrics:
+    Rewards are logged, and say which completions are right. Logged beside TRL's metrics:
     `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
-    and `teacher/demonstrated`, the share of prompts with a right completion, per generation. A
-    prompt without one trains nothing.
+    and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
 
     Args:
         model: see GRPOTrainer, as are all arguments that are not named here.
@@ -235,9 +235,13 @@ class DistillationTrainer(PolicyGradientTrainer):
 
     def _read_on(self, model: Any, ids: torch.Tensor, attention: torch.Tensor, keep: int) -> Any:
         """Return (B, T, V) logits before each of the last `keep` tokens."""
+        bare = self.accelerator.unwrap_model(model)
+        bare = bare.get_base_model() if is_peft_model(bare) else bare
+        known = inspect.signature(bare.forward).parameters
+        kept = {"logits_to_keep": keep + 1} if "logits_to_keep" in known else {}
         with self.accelerator.autocast():
-            logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
-        return logits[:, -keep - 1 : -1] / self.temperature
+            logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **kept).logits
+        return logits[:, -keep - 1 : -1].float() / self.temperature
 
     def _taught(self, model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
         """Return what each teacher says of the completions: logits, or those of the tokens."""
