@@ -491,14 +491,9 @@ def distilled_loss(
 ) -> Tensor:
     """Compute the loss without any check: what `distillation_loss` does after them.
 
-    Args:
-        row: the formulation.
-        params: what its `parameters` returned.
-        student: (B, T) log-probabilities or (B, T, V) logits, whichever the row's function reads.
-        teachers: the same of each teacher, with its weight: a number, or (B,).
-        mask: (B, T).
-        token_weights: (B, T) constants on the losses of the tokens.
-        **also: what the aggregation reads beside losses and mask.
+    `student` is what the row's function reads of it, and `teachers` the same of each with its
+    weight, a number or (B,). `token_weights`, (B, T), are constants on the losses of the tokens;
+    the rest is for the aggregation.
     """
     function, name = _function(book.distillation, row.loss), _student(row)
     counted = mask.bool().view(*mask.shape, *[1] * (student.dim() - 2))

@@ -46,7 +46,7 @@ def test_every_place_named_exists(capsys, name):
     text = capsys.readouterr().out
     assert "no counterpart" not in text
     ours = re.findall(r"(\w+): (\w+).*\n +.*\n +(rlhf_trl/book/\w+\.py):(\d+)", text)
-    least = {"policy_gradient": 4, "direct_alignment": 2, "reward_model": 1}
+    least = {"policy_gradient": 4, "direct_alignment": 2, "reward_model": 1, "distillation": 4}
     assert len(ours) >= least[ALGORITHMS[name].family]
     for _, function, file, line in ours:
         assert f"def {function}(" in (ROOT / file).read_text().splitlines()[int(line) - 1]

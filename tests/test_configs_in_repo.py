@@ -17,6 +17,7 @@ TRL_CONFIGS = {
     "sft": "SFTConfig",
     "rejection_sampling": "SFTConfig",
     "grpo": POLICY_GRADIENT,
+    "distill": "rlhf_trl.trainers.distillation.DistillationConfig",
     "ppo": "rlhf_trl.trainers.ppo.PPOConfig",
     "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
     "kto": "rlhf_trl.trainers.direct_alignment.UnpairedConfig",
@@ -132,6 +133,25 @@ def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling(
         128,
     )
     assert len((ROOT / panels.file).read_text().splitlines()) == panels.count == 4
+
+
+def test_the_books_sdpo_and_rejection_sampling_take_its_settings(monkeypatch):
+    def load(recipe, name):
+        own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+        path = ROOT / "configs" / "book" / f"{name}.yaml"
+        return load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
+
+    args = load("distill", "sdpo").trl
+    assert (args.generation_batch_size, args.num_generations, args.max_steps) == (128, 8, 200)
+    assert args.steps_per_generation == args.gradient_accumulation_steps
+    assert (args.kl_top_k, args.learning_rate, args.teacher) == (20, 1e-6, "live")
+    assert args.generation_kwargs["temperature"] == 0.6 and args.temperature == 1.0
+    rejection = load("rejection_sampling", "rejection_sampling")
+    own, args = rejection.own, rejection.trl
+    assert (own.temperature, own.top_p, own.top_k, own.num_generations) == (0.8, 0.95, 20, 8)
+    assert (own.reward_model, own.ties) == ("nvidia/AceMath-7B-RM", "first")
+    batch = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+    assert (*batch, args.num_train_epochs, args.learning_rate) == (2, 4, 2, 5e-6)
 
 
 DAPO = """

@@ -254,7 +254,7 @@ def test_a_teacher_that_reads_other_tokens_is_refused(tmp_path):
         ("sdpo", {"teacher": "old"}, "teacher is 'old'; write live or start or ema"),
         ("sdpo", {"demonstration": "last"}, "demonstration is 'last'; write random or first"),
         ("sdpo", {"teacher_rate": 0.0}, "teacher_rate is 0.0; write a number in (0, 1]"),
-        ("sdpo", {"demonstration_template": "x"}, "write {demonstration} where the demonstration"),
+        ("sdpo", {"demonstration_template": "x"}, "is 'x'; write {demonstration} in it"),
         ("sdpo", {"kl_top_k": 0}, "kl_top_k is 0; write 1 or more"),
         ("sdpo", {"correctness_reward": "wrong"}, "correctness_reward: 'wrong' is not among"),
     ],

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import direct_alignment_cases
+import distillation_cases
 import policy_gradient_cases
 import ppo_cases
 import pytest
@@ -42,6 +43,8 @@ CARDS = {
     "kwise": ("K-wise reward model", "Banghua Zhu", "2301.11270"),
     "orm": ("Outcome reward model", "Karl Cobbe", "2110.14168"),
     "prm": ("Process reward model", "Hunter Lightman", "2305.20050"),
+    "opd": ("On-policy distillation", "Rishabh Agarwal", "2306.13649"),
+    "sdpo": ("SDPO", "Jonas H", "2601.20802"),
 }
 
 
@@ -50,6 +53,7 @@ def build(name, **config):
     if name == "ppo":
         return ppo_cases.build(**config)
     cases = {"policy_gradient": policy_gradient_cases, "direct_alignment": direct_alignment_cases}
+    cases["distillation"] = distillation_cases
     return cases.get(family, reward_model_cases).build(name, **config)
 
 

@@ -192,6 +192,8 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
         ("kwise", "reward"),
         ("orm", "orm"),
         ("prm", "prm"),
+        ("opd", "distill"),
+        ("sdpo", "distill"),
     ],
 )
 def test_every_algorithm_has_its_recipe(algorithm, recipe):

@@ -3,8 +3,8 @@
 Rewards are (M, N), a tensor or rows of numbers; a selection is a list of (prompt, answer) places in
 them. The `random_*` functions are the matched controls: as many pairs, whatever the rewards.
 
-With rewards of 0 and 1 most answers tie. `ties="random"` chooses among equals by the seed; "first"
-is the book's code, whose top k are then the first right answers in the order of the data.
+With rewards of 0 and 1 most answers tie. `ties="random"` chooses among equals by the `seed`;
+"first" is the book's code, whose top k are then the first right answers in the order of the data.
 """
 
 import math
@@ -26,13 +26,7 @@ def top_per_prompt(rewards: Rewards, seed: int = 0, ties: str = "random") -> Pai
 
     Source: chapter 9, eq:rs_selection_per_prompt.
 
-    Args:
-        rewards: (M, N) rewards.
-        seed: decides between equal rewards.
-        ties: "random", or "first": the first of equals.
-
-    Returns:
-        M pairs, in the order of the prompts.
+    Returns M pairs, in the order of the prompts.
     """
     rows, rng = _rows(rewards, "top_per_prompt", ties), random.Random(seed)
     best = [[j for j, reward in enumerate(row) if reward == max(row)] for row in rows]
@@ -46,14 +40,7 @@ def top_k_overall(rewards: Rewards, k: int, seed: int = 0, ties: str = "random")
 
     Source: chapter 9, eq:rs_topk_selection.
 
-    Args:
-        rewards: (M, N) rewards.
-        k: K; all M * N where it is more.
-        seed: decides between equal rewards.
-        ties: "random", or "first": the first of equals.
-
-    Returns:
-        min(K, M * N) pairs, the best first.
+    Returns min(K, M * N) pairs, the best first.
     """
     rows = _rows(rewards, "top_k_overall", ties, k)
     pairs = _pairs(rows)

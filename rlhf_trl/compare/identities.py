@@ -22,7 +22,7 @@ from rlhf_trl.compare.policy import View
 class Terms:
     """The derivative of a loss in log-probabilities, taken apart."""
 
-    view: View
+    view: Any  # `View`, or `DistillationView`, whose derivative is that in logits, (B, T, V)
     surrogate: Tensor  # (B, T) the part of the policy gradient
     kl: Tensor  # (B, T) the part of beta * KL
     norm: Tensor  # (B, 1) the weight that the aggregation gives to a token
@@ -57,6 +57,7 @@ _NORMS = {
     "fixed_length": "1/(B L_max)",
     "token_mean": "1/(tokens of the window)",
     "token_mean_micro_batch": "1/(micro-batches x tokens of the micro-batch)",
+    "per_prompt": "1/(prompts x tokens of the prompt's completions)",
     "token_mean_trl": "1/(tokens of the generation x accumulation / steps_per_generation)",
 }
 
@@ -176,6 +177,18 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
     if estimate == "averaged":
         says = "rewards lose beta times the mean of exp(l) - 1 - l, with l = log pi - log pi_ref"
     return Identity("KL", says, arguments=arguments)
+
+
+def vocabulary(top_k: int | None = None) -> Identity:
+    """Sum over the vocabulary in place of the sampled token, or put what is unlikely together."""
+
+    def apply(terms: Terms) -> None:
+        terms.surrogate = terms.norm * terms.view.slope(top_k)
+
+    says = "the derivative in a logit is p (l - sum of p l), l = log p - log q"
+    if top_k is not None:
+        says = f"all but the {top_k} likeliest tokens share one l = log p - log q, of their sums"
+    return Identity("vocabulary", says, apply)
 
 
 NO_BASELINE = Identity(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rlhf_trl.compare import pairs
+from rlhf_trl.compare import distillation, pairs
+from rlhf_trl.compare.distillation import DistillationWindow
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
 from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.models import quiet
@@ -63,6 +64,7 @@ class Result:
 
 
 Measurement = tuple[float, Tensor]
+Window = PolicyWindow | PairWindow | DistillationWindow
 
 
 class Matrix:
@@ -70,7 +72,7 @@ class Matrix:
 
     def __init__(self) -> None:
         """Start with nothing measured."""
-        self._windows: dict[Any, PolicyWindow | PairWindow] = {}
+        self._windows: dict[Any, Window] = {}
         self._measured: dict[Any, Measurement] = {}
 
     def run(self, rows: Iterable[Row], batches: Iterable[PolicyBatch]) -> list[Result]:
@@ -104,18 +106,17 @@ class Matrix:
         losses, numbers = (loss_left, loss_right), (error, exact, cosine, ratio)
         return Result(row, batch.name, *losses, *numbers, verdict, contributions, residual)
 
-    def window(self, row: Row, batch: PolicyBatch) -> PolicyWindow | PairWindow:
+    def window(self, row: Row, batch: PolicyBatch) -> Window:
         """Return the window of a row on a batch, prepared."""
         kind, columns = kind_of(row)
         key = (kind, columns, batch)
         if key not in self._windows:
-            policy = kind in POLICY
-            self._windows[key] = PolicyWindow(batch) if policy else PairWindow(kind, batch, columns)
+            online = PolicyWindow if kind in POLICY else DistillationWindow
+            pair = kind not in (*POLICY, *distillation.TRAINERS)
+            self._windows[key] = PairWindow(kind, batch, columns) if pair else online(batch)
         return self._windows[key]
 
-    def _side(
-        self, side: Book | Stock, window: PolicyWindow | PairWindow, double: bool = False
-    ) -> Measurement:
+    def _side(self, side: Book | Stock, window: Window, double: bool = False) -> Measurement:
         key = (repr(side), id(window), double)
         if key not in self._measured:
             ours = isinstance(side, Book)
@@ -135,9 +136,9 @@ def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     return (TOKENS if row.algorithm == "orm" else row.left.row.trainer), ()
 
 
-def book(side: Book, window: PolicyWindow | PairWindow) -> Measurement:
+def book(side: Book, window: Window) -> Measurement:
     """Compute the book's loss and gradient on a window."""
-    if isinstance(window, PairWindow):
+    if not isinstance(window, PolicyWindow):
         loss, weights = window.view.book(side)
         return loss, window.view.gradient(weights)
     view = window.view()
@@ -145,13 +146,16 @@ def book(side: Book, window: PolicyWindow | PairWindow) -> Measurement:
     return loss, view.gradient(slopes)
 
 
-def stock(side: Stock, window: PolicyWindow | PairWindow, double: bool = False) -> Measurement:
+def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
     """Build TRL's trainer for a window and measure it; `double` computes in float64."""
     classes = side.classes or pairs.trainer_classes(side.trainer)
     fields, batch = dict(side.config), window.batch
     if isinstance(window, PairWindow):
         trainer = pairs.build_trainer(*classes, fields, batch, side.columns, **side.also)
         measured = window.stock(trainer, double)
+    elif isinstance(window, DistillationWindow):
+        built = distillation.build_trainer(*classes, fields, batch, **side.also)
+        measured = window.stock(built)
     else:
         if batch.beta:
             fields["beta"] = batch.beta
@@ -161,7 +165,7 @@ def stock(side: Stock, window: PolicyWindow | PairWindow, double: bool = False) 
     return measured.loss, measured.gradient
 
 
-def changed(side: Book, window: PolicyWindow | PairWindow, steps: list[Identity]) -> Tensor:
+def changed(side: Book, window: Window, steps: list[Identity]) -> Tensor:
     """Return the book's gradient after identities, in their order."""
     changes = [step.apply for step in steps if step.apply]
     if isinstance(window, PairWindow):
@@ -169,6 +173,12 @@ def changed(side: Book, window: PolicyWindow | PairWindow, steps: list[Identity]
         for change in changes:
             change(pair_terms)
         return window.view.gradient(pair_terms.weights)
+    if isinstance(window, DistillationWindow):
+        view, weights = window.view, window.view.book(side)[1]
+        terms = Terms(view, weights, 0 * weights, view.norm(side.row.aggregation), 0.0)
+        for change in changes:
+            change(terms)
+        return view.gradient(terms.surrogate)
     hot = any(step.temperature for step in steps)
     view = window.view(window.batch.temperature if hot else 1.0)
     given = view.arguments(side)

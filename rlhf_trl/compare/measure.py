@@ -69,7 +69,8 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
     """
     calls = 0
     original = trainer._generate_single_turn
-    bare = any(base.__name__ == "RLOOTrainer" for base in type(trainer).__mro__)
+    names = [base.__name__ for base in type(trainer).__mro__]  # ours is a GRPOTrainer
+    bare = "GRPOTrainer" not in names and {"RLOOTrainer", "DistillationTrainer"} & {*names}
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
         nonlocal calls
@@ -77,7 +78,7 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
             return original(prompt_ids, images, multimodal_fields, num_generations)
         first = len(prompt_ids) * trainer.accelerator.process_index
         call, calls = calls, calls + 1
-        group = num_generations or trainer.num_generations
+        group = num_generations or getattr(trainer, "num_generations", len(prompt_ids))
         ids = [
             completion(tuple(ids), (first + i) % group, call) for i, ids in enumerate(prompt_ids)
         ]

@@ -35,7 +35,7 @@ LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
 
 WEIGHTS = (1.0, 0.5)
 _END = 5
-_WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
+WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,9 @@ EXTREME = PolicyBatch(
 )
 
 
-def _completion(ragged: bool, limit: int) -> measure.Completion:
+def completion(ragged: bool, limit: int = LIMIT) -> measure.Completion:
+    """Return random completions: of 1 token to `limit`, some cut off, or of LENGTH."""
+
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
         rng = drawn(prompt_ids, index, call)
         wanted = rng.randint(1, limit + 2) if ragged else LENGTH
@@ -170,9 +172,9 @@ def build_trainer(
     if batch.reward is not None:
         each = batch.reward / sum(batch.weights)
         rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * 2
-    rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
+    rows = [{"prompt": [{"role": "user", "content": word}]} for word in WORDS]
     ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
-    measure.fix_completions(ready, _completion(batch.ragged, batch.limit))
+    measure.fix_completions(ready, completion(batch.ragged, batch.limit))
     return ready
 
 

@@ -435,4 +435,36 @@ PAIR_ROWS = (
     ),
 )
 
-ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS)
+_DISTILLATION = Stock({}, "TRL DistillationTrainer", "DistillationTrainer")
+DISTILLATION_ROWS = (
+    Row(
+        Book("opd"),
+        _DISTILLATION,
+        (to.vocabulary(), to.normaliser("sequence_sum", "token_mean")),
+        "The chapter weighs the sampled token, which has the same expected gradient, and sums over "
+        "a completion; TRL sums over the vocabulary and averages over the tokens of the window.",
+        _NO_SETTING,
+    ),
+    Row(
+        Book("opd", "trl"),
+        _DISTILLATION,
+        settings="beta: 1, the default",
+        variant="whole vocabulary",
+    ),
+    _code(
+        "sdpo",
+        to.vocabulary(20),
+        to.normaliser("sequence_sum", "per_prompt"),
+        why="The code tells apart the 20 likeliest tokens, and averages over the tokens of a "
+        "prompt's completions.",
+    ),
+    Row(
+        Book("sdpo", "code"),
+        Book("sdpo", "trl"),
+        (to.normaliser("per_prompt", "sequence_mean"),),
+        "TRL's experimental SDPOTrainer averages over each completion.",
+        variant="as TRL aggregates",
+    ),
+)
+
+ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS, *DISTILLATION_ROWS)

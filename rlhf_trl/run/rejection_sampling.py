@@ -77,21 +77,16 @@ class Rollouts:
 def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     """Do what the recipe of rejection sampling does: sample, score, select, train, evaluate.
 
-    Beside what `train.run` leaves, `<output_dir>` then holds `selection.json` and, where it is
-    known which answers are right, `scores.jsonl` and `reward_report.png`; and, where `answers`
-    names no other folder, the answers and their rewards. All rounds but the last are runs of their
-    own in `round-N`, whose model the next one starts from.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
+    Beside what `train.run` leaves, `<output_dir>` then holds `selection.json`, `scores.jsonl` and
+    `reward_report.png` (where it is known which answers are right), and the `answers` unless they
+    go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
 
     Raises:
         InputError: a field, data, rewards, tokenizer or model that is missing or does not fit.
     """
     own, args = loaded.own, loaded.trl
     _check(loaded)
-    resume, root = args.resume_from_checkpoint, Path(args.output_dir)
+    resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
     with train.reading(args, own.dataset):
         data = load_prompts(own.dataset)
@@ -103,12 +98,13 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     args.max_completion_length = own.max_completion_length
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, loaded.model, args)
-    for number in range(1, own.rounds):
-        each = _round(loaded, number, root / f"round-{number}", root, resume)
-        if not _is_done(each):
+    for number in range(1, own.rounds + 1):
+        each = _round(loaded, number, resume)
+        if number < own.rounds:
+            if _is_done(each):
+                continue
             train.begin(each, f"{NAME}, round {number} of {own.rounds}")
-            _train(each, data, tokenizer, trainer_class)
-    _train(_round(loaded, own.rounds, root, root, None), data, tokenizer, trainer_class)
+        _train(each, data, tokenizer, trainer_class)
 
 
 def _tell_template(data: Examples, given: dict[str, Any]) -> None:
@@ -147,18 +143,18 @@ def _check(loaded: Any) -> None:
     train.check_reward_model(own)
 
 
-def _round(loaded: Any, number: int, folder: Path, root: Path, resume: str | None) -> Any:
-    """Return what `load_config` would have returned for one of several rounds."""
-    args, model = copy(loaded.trl), copy(loaded.model)
-    own, given = copy(loaded.own), dict(loaded.given)
+def _round(loaded: Any, number: int, resume: str | None) -> Any:
+    """Return what `load_config` would have returned for a round; the last one is the run itself."""
+    root = Path(loaded.trl.output_dir)
+    own, args, model = copy(loaded.own), copy(loaded.trl), copy(loaded.model)
     own.answers = own.answers or str(root / "answers")
-    if folder != root:
-        args.output_dir, args.resume_from_checkpoint = str(folder), resume
-        given |= {"output_dir": str(folder), "rounds": 1}
     if number > 1:
         model.model_name_or_path = str(root / f"round-{number - 1}" / "model")
-    if folder != root and number > 1:
-        given["model_name_or_path"] = model.model_name_or_path
+    if number == own.rounds:
+        return loaded._replace(own=own, trl=args, model=model)
+    args.output_dir, args.resume_from_checkpoint = str(root / f"round-{number}"), resume
+    given = {"model_name_or_path": model.model_name_or_path, "rounds": 1}
+    given = loaded.given | given | {"output_dir": args.output_dir}
     return loaded._replace(own=own, trl=args, model=model, given=given)
 
 
@@ -182,13 +178,15 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
 
     own, args = loaded.own, loaded.trl
     rollouts, correctness = roll_out(loaded, data, tokenizer)
-    pairs = select(own, rollouts.rewards, args.seed)
+    strategy = STRATEGIES[own.strategy]
+    given = {"k": own.k or len(data.train), "seed": args.seed, "ties": own.ties}
+    reads = inspect.signature(strategy).parameters
+    pairs = strategy(rollouts.rewards, **{k: v for k, v in given.items() if k in reads})
     told = rollouts.told(pairs)
     if args.process_index == 0:
         known = [f"{k} {v:.4g}" for k, v in told.items() if not isinstance(v, dict)]
         print(f"{own.strategy}: {', '.join(known)}", flush=True)
-    rows = list(map(partial(_learnt, rollouts, tokenizer), pairs))
-    dataset = Dataset.from_list(rows)
+    dataset = Dataset.from_list(list(map(partial(_learnt, rollouts, tokenizer), pairs)))
     trainer = trainer_class(
         **train.trainer_arguments(loaded, tokenizer),
         train_dataset=dataset,
@@ -200,23 +198,12 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
     add_panels(trainer, own.samples, data.held_out or data.train)
-    report = partial(_report, rollouts=rollouts, told=told)
-    train.run(trainer, loaded, data, NAME, extra=report)
-
-
-def select(own: Any, rewards: list[list[float]], seed: int) -> Pairs:
-    """Return the answers that are trained on, as places in the rewards."""
-    given = {"k": own.k or len(rewards), "seed": seed, "ties": own.ties}
-    strategy = STRATEGIES[own.strategy]
-    reads = inspect.signature(strategy).parameters
-    return strategy(rewards, **{name: value for name, value in given.items() if name in reads})
+    also = partial(_report, rollouts=rollouts, told=told)
+    train.run(trainer, loaded, data, NAME, extra=also)
 
 
 def _learnt(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
-    """Return the tokens of an answer behind those of its prompt, as they were sampled.
-
-    So an answer that was cut off ends as it was: no end is put behind it.
-    """
+    """Return the tokens of prompt and answer as sampled: no end is put behind one that was cut."""
     row, ids = rollouts.prompts[pair[0]], list(rollouts.answers[pair[0]][pair[1]].ids)
     special = not is_conversational({"prompt": row["prompt"]})
     prompt = tokenizer(prompt_texts(tokenizer, [row]), add_special_tokens=special)["input_ids"][0]
@@ -226,8 +213,7 @@ def _learnt(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[s
 def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
     """Return the scored answers to the training prompts, and what tells the right ones or None.
 
-    Both the answers and their rewards are kept in the folder `answers`, under names that hash all
-    they depend on: not on what is selected.
+    Answers and rewards are kept under names that hash all they depend on, but for the selection.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     columns, functions = data.train.column_names, []
@@ -238,8 +224,8 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     asked = _key(
         model=fingerprint(model.model_name_or_path, model.model_revision),
         prompts=sha256("".join(map(json.dumps, rows["prompt"])).encode()).hexdigest(),
-        how=[count, *sampling, own.max_completion_length, args.seed],
-        size=args.per_device_eval_batch_size,
+        how=[count, *sampling, own.max_completion_length, args.seed, model.dtype],
+        also=[args.per_device_eval_batch_size, own.chat_template_kwargs],
     )
     folder = Path(own.answers)
 
@@ -294,14 +280,13 @@ def _rewards(
     said = [one for i in range(first, first + len(batch)) for one in answers[i]]
     rows = [row for row in batch for _ in range(count)]
     chat = is_conversational({"prompt": rows[0]["prompt"]})
+    texts = [[{"role": "assistant", "content": one.text}] if chat else one.text for one in said]
     given = {
         "prompts": [row["prompt"] for row in rows],
-        "completions": [
-            [{"role": "assistant", "content": one.text}] if chat else one.text for one in said
-        ],
+        "completions": texts,
         "completion_ids": [list(one.ids) for one in said],
         "finished": [one.finished for one in said],
-        **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
+        **{name: [row[name] for row in rows] for name in rows[0].keys() - {"prompt"}},
     }
     columns = [function(**given) for function in functions]
     columns = [asyncio.run(each) if inspect.iscoroutine(each) else each for each in columns]

@@ -1,5 +1,6 @@
 """On-policy distillation on TRL's GRPOTrainer: teachers read what the student writes."""
 
+import inspect
 import random
 from copy import deepcopy
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad
@@ -28,6 +29,8 @@ from rlhf_trl.trainers.value_model import check_vocabulary
 
 MOVED = "teacher.pt"  # in checkpoints, where the teacher follows the student
 HINT = "{demonstration}"
+FIELD = "teacher_models"
+VERSIONS = ("live", "start", "ema")
 
 
 @dataclass
@@ -37,8 +40,7 @@ class DistillationConfig(PolicyGradientConfig):
     Args:
         kl_top_k (`int`, *optional*): tell apart the student's so many likeliest tokens only (SDPO).
         teacher_models (`list[str]`, *optional*): folders or hub names (OPD).
-        teacher_weights (`list[float]`, *optional*): of the teachers, adding up to 1; None: all the
-            same (OPD).
+        teacher_weights (`list[float]`, *optional*): of these, adding up to 1; None: all the same.
         teacher (`str`, *optional*): which of its own versions reads the demonstration: "live", the
             one that "start"ed, or "ema", which follows the student (SDPO).
         teacher_rate (`float`, *optional*): how fast "ema" follows, per optimizer step, in (0, 1].
@@ -70,31 +72,24 @@ class DistillationConfig(PolicyGradientConfig):
                     "weight for each of at least one, none below 0, that add up to 1."
                 )
             return resolved
-        for name, allowed in (
-            ("teacher", ("live", "start", "ema")),
-            ("demonstration", ("random", "first")),
+        for name, good, remedy in (
+            ("teacher", self.teacher in VERSIONS, " or ".join(VERSIONS)),
+            ("demonstration", self.demonstration in ("random", "first"), "random or first"),
+            ("teacher_rate", 0 < self.teacher_rate <= 1, "a number in (0, 1]"),
+            ("demonstration_template", HINT in self.demonstration_template, f"{HINT} in it"),
+            ("kl_top_k", self.kl_top_k is None or self.kl_top_k > 0, "1 or more"),
         ):
-            if (value := getattr(self, name)) not in allowed:
-                raise InputError(f"{name} is {value!r}; write {' or '.join(allowed)}.")
-        if not 0 < self.teacher_rate <= 1:
-            raise InputError(f"teacher_rate is {self.teacher_rate}; write a number in (0, 1].")
-        if HINT not in self.demonstration_template:
-            raise InputError(
-                f"demonstration_template is {self.demonstration_template!r}; write {HINT} where "
-                "the demonstration belongs."
-            )
-        if self.kl_top_k is not None and self.kl_top_k < 1:
-            raise InputError(f"kl_top_k is {self.kl_top_k}; write 1 or more.")
+            if not good:
+                raise InputError(f"{name} is {getattr(self, name)!r}; write {remedy}.")
         return resolved
 
 
 class DistillationTrainer(PolicyGradientTrainer):
     """PolicyGradientTrainer whose signal is a teacher's, at every token that the student wrote.
 
-    Rewards are logged, and say which completions are demonstrations. Logged beside TRL's metrics:
+    Rewards are logged, and say which completions are right. Logged beside TRL's metrics:
     `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
-    and `teacher/demonstrated`, the share of prompts with a right completion, per generation. A
-    prompt without one trains nothing.
+    and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
 
     Args:
         model: see GRPOTrainer, as are all arguments that are not named here.
@@ -134,12 +129,11 @@ class DistillationTrainer(PolicyGradientTrainer):
                 "mixture of experts; set router_aux_loss_coef: 0."
             )
         if self._own:
-            self._teachers, weights = [self._version()], [1.0]
+            self._teachers = [self._version()]
         else:
-            models = self.args.teacher_models
-            self._teachers = [self._ready(self._loaded(name)) for name in models]
-            weights = self.args.teacher_weights or [1 / len(models)] * len(models)
-        self._weights = weights
+            self._teachers = [self._ready(self._loaded(name)) for name in self.args.teacher_models]
+        count = len(self._teachers)
+        self._weights = self.args.teacher_weights or [1 / count] * count
 
     def _version(self) -> Any:
         """Return the version of the student that teaches; None: the student as it is."""
@@ -161,18 +155,16 @@ class DistillationTrainer(PolicyGradientTrainer):
     def _loaded(self, name: str) -> Any:
         """Load a teacher that can read the student's tokens."""
         source = checkpoint_path() if name == EMBEDDED else name
-        field, policy = "teacher_models", self.model
         remote = {"trust_remote_code": self.args.trust_remote_code}
-        kwargs = {"dtype": policy.dtype, **remote}
         try:
-            vocabulary = AutoConfig.from_pretrained(source, **remote).get_text_config().vocab_size
-            teacher = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+            teacher = AutoModelForCausalLM.from_pretrained(source, dtype=self.model.dtype, **remote)
         except (OSError, ValueError) as error:
             raise InputError(
-                f"{field}: {name!r} is neither a language model's folder here nor a hub model that "
+                f"{FIELD}: {name!r} is neither a language model's folder here nor a hub model that "
                 f"can be reached ({str(error).splitlines()[0]}); name another."
             ) from error
-        check_vocabulary(field, source, vocabulary, policy, self.processing_class, remote)
+        size = teacher.config.get_text_config().vocab_size
+        check_vocabulary(FIELD, source, size, self.model, self.processing_class, remote)
         return teacher
 
     def _ready(self, teacher: Any) -> Any:
@@ -243,9 +235,13 @@ class DistillationTrainer(PolicyGradientTrainer):
 
     def _read_on(self, model: Any, ids: torch.Tensor, attention: torch.Tensor, keep: int) -> Any:
         """Return (B, T, V) logits before each of the last `keep` tokens."""
+        bare = self.accelerator.unwrap_model(model)
+        bare = bare.get_base_model() if is_peft_model(bare) else bare
+        known = inspect.signature(bare.forward).parameters
+        kept = {"logits_to_keep": keep + 1} if "logits_to_keep" in known else {}
         with self.accelerator.autocast():
-            logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
-        return logits[:, -keep - 1 : -1] / self.temperature
+            logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **kept).logits
+        return logits[:, -keep - 1 : -1].float() / self.temperature
 
     def _taught(self, model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
         """Return what each teacher says of the completions: logits, or those of the tokens."""

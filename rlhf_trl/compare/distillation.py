@@ -1,0 +1,131 @@
+"""Distillation on fixed windows: TRL's trainer, and the book's functions on its token ids.
+
+Student and teacher are two versions of one untrained model, and read the same texts; the student
+wrote them. A batch's drift moves it further from the teacher.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rlhf_trl.book.distillation import sampled_reverse_kl
+from rlhf_trl.compare import measure, policy
+from rlhf_trl.compare.measure import Book, Measured
+from rlhf_trl.compare.models import drifted, make_trainer, parameter_gradient, untrained
+from rlhf_trl.compare.policy import GROUP, ROWS, PolicyBatch
+from rlhf_trl.losses import distillation_loss
+
+TRAINERS = ("DistillationTrainer", "SDPOTrainer")
+
+
+@dataclass
+class DistillationView:
+    """What the book's functions see of a window, in float64."""
+
+    model: Module  # the student
+    graph: Tensor  # (B, T, V) its logits before the completion tokens, differentiable
+    teacher: Tensor  # (B, T, V) the teacher's
+    ids: Tensor  # (B, T) the completion tokens
+    mask: Tensor  # (B, T) 1 on tokens that count
+
+    def book(self, side: Book) -> tuple[float, Tensor]:
+        """Return the book's loss of the window, and d loss / d logits, (B, T, V)."""
+        leaf = self.graph.detach().clone().requires_grad_()
+        given = {"logits": leaf, "teacher_logits": self.teacher}
+        if side.row.loss == sampled_reverse_kl.__name__:
+            places = self.ids.unsqueeze(-1)
+            logps = {k: v.log_softmax(-1).gather(-1, places).squeeze(-1) for k, v in given.items()}
+            given = {name.replace("logits", "logps"): value for name, value in logps.items()}
+        also = {"formulation": side.formulation, "num_generations": GROUP, **side.params}
+        loss = distillation_loss(side.algorithm, mask=self.mask, **given, **also)
+        return float(loss), torch.autograd.grad(loss, leaf)[0]
+
+    def norm(self, kind: str) -> Tensor:
+        """Return the weight that an aggregation gives to a token, (B, 1, 1)."""
+        lengths = self.mask.sum(1)
+        of_prompts = lengths.view(-1, GROUP).sum(1).repeat_interleave(GROUP)
+        each = {
+            "sequence_sum": torch.ones_like(lengths) / len(lengths),
+            "sequence_mean": 1 / lengths / len(lengths),
+            "token_mean": torch.ones_like(lengths) / lengths.sum(),
+            "per_prompt": GROUP / of_prompts / len(lengths),
+        }
+        return each[kind].view(-1, 1, 1)
+
+    def slope(self, top_k: int | None) -> Tensor:
+        """Return the derivative of each token's divergence in the student's logits, (B, T, V)."""
+        p, q = self.graph.detach().softmax(-1), self.teacher.softmax(-1)
+        apart = (p / q).log()
+        if top_k is not None:
+            kept = torch.zeros_like(p).scatter(-1, p.topk(top_k).indices, 1).bool()
+            rest = [(each * ~kept).sum(-1, keepdim=True) for each in (p, q)]
+            apart = torch.where(kept, apart, (rest[0] / rest[1]).log())
+        return p * (apart - (p * apart).sum(-1, keepdim=True)) * self.mask.unsqueeze(-1)
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """Return the gradient of sum(weights * logits) in the parameters, (N,)."""
+        return parameter_gradient(self.model, self.graph, weights)
+
+
+class DistillationWindow:
+    """A window, prepared once by TRL's DistillationTrainer."""
+
+    def __init__(self, batch: PolicyBatch) -> None:
+        """Let the stock trainer prepare the window."""
+        from trl import DistillationConfig, DistillationTrainer
+
+        self.batch = batch
+        self.student = drifted(untrained().state_dict(), 0.05 + batch.drift, seed=99)
+        built = build_trainer(DistillationTrainer, DistillationConfig, {}, batch)
+        _, self.micro = self._run(built)
+        self.view = self._view()
+
+    def stock(self, trainer: Any) -> Measured:
+        """Measure a trainer that `build_trainer` built for this window."""
+        measured, micro = self._run(trainer)
+        measure.check_same(trainer, micro, self.micro, "completion_ids")
+        return measured
+
+    def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
+        trainer.model.train().load_state_dict(self.student)
+        module = "trl.trainer.distillation_trainer"
+        with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
+            return measure.accumulate(trainer, measure.batches(trainer))
+
+    def _view(self) -> DistillationView:
+        ids = {key: torch.cat([part[key] for part in self.micro]) for key in _KEYS}
+        tokens = torch.cat([ids["prompt_ids"], ids["completion_ids"]], 1)
+        attention = torch.cat([ids["prompt_mask"], ids["completion_mask"]], 1)
+        keep = ids["completion_ids"].shape[1]
+
+        def logits(model: Module) -> Tensor:
+            return model(input_ids=tokens, attention_mask=attention).logits[:, -keep - 1 : -1]
+
+        student, teacher = untrained().double(), untrained().double()
+        student.load_state_dict(self.student)
+        with torch.no_grad():
+            of_teacher = logits(teacher)
+        mask = ids["completion_mask"].double()
+        return DistillationView(student, logits(student), of_teacher, ids["completion_ids"], mask)
+
+
+_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+def build_trainer(
+    trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **also: Any
+) -> Any:
+    """Build TRL's DistillationTrainer for a window, its completions fixed."""
+    window = {"per_device_train_batch_size": ROWS, "max_completion_length": policy.LIMIT}
+    window |= {"gradient_accumulation_steps": batch.accumulation, "shuffle_dataset": False}
+    words = policy.WORDS[: ROWS * batch.accumulation // GROUP]
+    rows = [{"prompt": [{"role": "user", "content": w}]} for w in words for _ in range(GROUP)]
+    also = {"teacher_model": untrained()} | also
+    ready = make_trainer(trainer, config, window | dict(fields), rows, **also)
+    measure.fix_completions(ready, policy.completion(batch.ragged))
+    return ready
