@@ -27,8 +27,11 @@ CONFIGS = {
     "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
     "kto": "rlhf_trl.trainers.direct_alignment.UnpairedConfig",
     "orpo": "rlhf_trl.trainers.orpo.OddsRatioConfig",
+    "distill": "rlhf_trl.trainers.distillation.DistillationConfig",
+    "rejection_sampling": "SFTConfig",
     "sft": "SFTConfig",
 }
+PROMPTED = ("grpo", "ppo", "distill")  # those that sample while they train
 # How to train, on how many processes, does not count here, and might not fit one.
 NOT_TRAINED = "--eval_strategy no --load_best_model_at_end false --gradient_accumulation_steps 1"
 NO_BATCHES = "--steps_per_generation null --generation_batch_size null"
@@ -126,22 +129,22 @@ def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
         InputError: the run is of a reward model; and what the recipe would say.
     """
     given = read_config(config)
-    script = recipe_of(given.get("algorithm"))
+    script = recipe_of(given.get("algorithm"), given)
     if (recipe := Path(script).stem) not in CONFIGS:
         raise InputError(
             f"{config} is for {script}, which trains reward models; name the config of a policy's "
             "run with --config."
         )
     fixed = NOT_TRAINED.split()
-    if recipe in ("grpo", "ppo"):
+    if recipe in PROMPTED:
         batch = 2 * given.get("num_generations", 8)
         fixed += [*NO_BATCHES.split(), "--per_device_train_batch_size", str(batch)]
     fields = runpy.run_path(str(home() / script))["Run"]
     loaded = load_config(fields, CONFIGS[recipe], ["--config", config, *words, *fixed])
     own, data = loaded.own, loaded.own.dataset
-    if recipe == "sft":
+    if recipe in ("sft", "rejection_sampling"):
         loaded.trl.max_completion_length = own.max_completion_length
-    if not isinstance(data, FileData) or recipe in ("grpo", "ppo"):
+    if not isinstance(data, FileData) or recipe in (*PROMPTED, "rejection_sampling"):
         return loaded, load_prompts(data)
     if recipe == "sft":
         return loaded, load_demonstrations(data, own.demonstrator)
