@@ -93,21 +93,22 @@ def load_policy(model: Any, args: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from trl import get_quantization_config
 
-    fields = copy(args)
-    if not isinstance(policy := prepare_model(model, fields), str):
-        return policy.to(args.device).eval()
-    if not Path(policy, ADAPTER).is_file():
-        kinds = from_pretrained(AutoConfig, model, args).architectures or ()
-        if any("Classification" in kind for kind in kinds):
+    fields, quantization = copy(args), get_quantization_config(model)
+    policy = prepare_model(model, fields)
+    if isinstance(policy, str):
+        whole = not Path(policy, ADAPTER).is_file()
+        kinds = whole and from_pretrained(AutoConfig, model, args).architectures
+        if any("Classification" in kind for kind in kinds or ()):
             raise InputError(
                 f"model_name_or_path: {model.model_name_or_path!r} is a classifier, which writes "
                 "no answers; name a language model (of which to sample: dataset.sampled_from)."
             )
-    kwargs = {"device_map": {"": args.device}, **fields.model_init_kwargs}
-    if (quantization := get_quantization_config(model)) is not None:
-        kwargs["quantization_config"] = quantization
-    with whole_weights(args):
-        return AutoModelForCausalLM.from_pretrained(policy, **kwargs).eval()
+        if quantization is not None:  # such a model cannot be moved
+            told = {"quantization_config": quantization, "device_map": {"": args.device}}
+            fields.model_init_kwargs = told | fields.model_init_kwargs
+        with whole_weights(args):
+            policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
+    return policy.eval() if quantization is not None else policy.to(args.device).eval()
 
 
 @contextmanager

@@ -75,6 +75,7 @@ def evaluate(
         if base:
             scores[model.word]["sampled_kl"] = policy.kl(base, completions[1])
         said[model.word] = shown(rows, *completions)
+        del policy  # before the next one is loaded
     lines = []
     for n, row in enumerate(rows):
         each = {word: {name: v[n] for name, v in told.items()} for word, told in scores.items()}

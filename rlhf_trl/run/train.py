@@ -280,14 +280,10 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
-    """Return all reward functions that a config names, checked; none where a recipe has none.
-
-    Raises:
-        InputError: see `load_rewards`, `load_reward_model` and `check_rewards`.
-    """
-    rewards = []
+    """Return all reward functions that a config names, checked; none where a recipe has none."""
     if not hasattr(own, "reward_funcs"):
-        return rewards
+        return []
+    rewards = []
     if own.reward_funcs or not own.reward_model:
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
     if own.reward_model:
@@ -510,10 +506,9 @@ def run(
         print(f"\n{report.table(told)}")
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
-    shown, model = os.path.relpath(folder), loaded.model
+    shown, model, last = os.path.relpath(folder), loaded.model, result.global_step
     print(f"\nmodel, learning curve and summary are in {shown}")
     prompt = held_out[0]["prompt"] if held_out else [{"role": "user", "content": "Hello"}]
     prompt = None if hasattr(trainer, "reader") else prompt
-    last, adapter = result.global_step, model.use_peft
-    print(report.next_steps(shown, model.model_name_or_path, last, prompt, adapter))
+    print(report.next_steps(shown, model.model_name_or_path, last, prompt, model.use_peft))
     print(report.headline(told, names, args.seed), flush=True)
