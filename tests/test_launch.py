@@ -267,7 +267,7 @@ def test_an_error_does_not_stick_to_the_progress_bar(tmp_path):
     script.write_text(
         "from tqdm.auto import tqdm\nfrom rlhf_trl.errors import InputError\n"
         "from rlhf_trl.run.launch import recipe\n"
-        "def main():\n    bar = tqdm(total=2)\n    bar.update(1)\n"
+        "bars = [tqdm(total=2)]\ndef main():\n    bars[0].update(1)\n"
         "    raise InputError('a reward is nan.')\nrecipe(main)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
