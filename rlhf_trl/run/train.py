@@ -372,8 +372,7 @@ def run(
         "versions": report.versions(),
     }
     if loaded.own.rollouts != "off":
-        facts = {"name": name, "seed": args.seed, "processes": args.world_size}
-        facts |= {"config": loaded.given, "versions": report.versions()}
+        facts = {"name": name, "seed": args.seed, **trainer.told}
         trainer.rollouts = Store(folder, loaded.own.rollouts, facts)
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(report.Watch())
