@@ -9,6 +9,7 @@ from rlhf_trl.cli import main
 from rlhf_trl.compare import closest
 from rlhf_trl.compare.closest import distances, read_subject
 from rlhf_trl.compare.matrix import EQUAL, Matrix
+from rlhf_trl.compare.policy import EXTREME, PolicyWindow
 from rlhf_trl.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +59,6 @@ CONFIGS = {
         epsilon_high: 0.28
         beta: 0.0
         loss_type: dapo
-        mask_truncated_completions: true
         max_completion_length: 20480
         num_generations: 16
         per_device_train_batch_size: 512
@@ -244,6 +244,12 @@ ASKED = {
         False,
         {"delta": None},
     ),
+    "overlong filtering, which the chapter's DAPO has not": (
+        "{loss_type: dapo, epsilon_high: 0.28, mask_truncated_completions: true}",
+        "dapo",
+        False,
+        {"mask_truncated_completions": False},
+    ),
     "a KL that DAPO has not": (
         "{loss_type: dapo, epsilon_high: 0.28, beta: 0.04, num_generations: 8}",
         "dapo",
@@ -317,6 +323,63 @@ def test_the_readmes_answer_is_what_compare_says(tmp_path, capsys, monkeypatch):
         assert re.sub(r"\d\b", "#", said) == re.sub(r"\d\b", "#", str(found))  # but the last digits
 
 
+def test_a_window_of_several_generations_has_no_single_mean(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "{loss_type: dapo, num_generations: 8, gradient_accumulation_steps: 4, "
+        "steps_per_generation: 2}"
+    )
+    [asked] = distances(read_subject(path, None), [("dapo", "chapter")])
+    assert not asked.equal and asked.worst.batch == "several_generations"
+    assert asked.changes == {"steps_per_generation": 4} and asked.then.agrees
+
+
+TAMPERED = """
+from trl import GRPOTrainer
+
+class Capped(GRPOTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.args.delta = 5.0
+
+class Positive(GRPOTrainer):
+    def _calculate_rewards(self, *args, **kwargs):
+        rewards = super()._calculate_rewards(*args, **kwargs)
+        total = (rewards * self.reward_weights).sum(1, keepdim=True)
+        return rewards * (total > 0)
+
+class Short(GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        inputs = dict(inputs)
+        inputs["completion_mask"] = inputs["completion_mask"].clone()
+        inputs["completion_mask"][:, 12:] = 0
+        return super()._compute_loss(model, inputs)
+"""
+
+
+@pytest.mark.parametrize("name", ["Capped", "Positive", "Short"])
+def test_what_acts_on_large_ratios_signed_rewards_or_late_tokens_only_is_seen(
+    tmp_path, monkeypatch, name
+):
+    module = f"tampered_{abs(hash(str(tmp_path))) % 10**9}"
+    (tmp_path / f"{module}.py").write_text(TAMPERED)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "run.yaml"
+    path.write_text("{loss_type: grpo, num_generations: 8}")
+    [asked] = distances(read_subject(path, f"{module}.{name}"), [("grpo", "chapter")])
+    assert not asked.equal
+
+
+def test_the_extreme_batch_is_what_it_says():
+    view = PolicyWindow(EXTREME).view()
+    counts, ratio = view.mask.bool(), view.ratio[view.mask.bool()]
+    assert (round(float(ratio.min()), 2), round(float(ratio.max()), 1)) == (0.07, 6.4)
+    advantage = view.rewards.view(-1, 8) - view.rewards.view(-1, 8).mean(1, keepdim=True)
+    negative = (advantage.view(-1, 1) < 0).expand_as(counts) & counts
+    assert view.ratio[negative].max() > 5  # beyond the bounds that people give `delta`
+    assert view.rewards.min() < 0 < view.rewards.max() and counts.sum(1).max() == 40
+
+
 def test_a_term_that_was_measured_is_no_open_question(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("{loss_type: dapo, delta: 10.0, num_generations: 8}")
@@ -328,9 +391,9 @@ def test_a_term_that_was_measured_is_no_open_question(tmp_path):
 
 def test_what_is_left_out_is_said(tmp_path, capsys):
     path = tmp_path / "run.yaml"
-    path.write_text("{loss_type: grpo, num_generations: 8, mask_truncated_completions: true}")
+    path.write_text("{loss_type: grpo, num_generations: 8, reward_weights: [1.0]}")
     main(["compare", "--config", str(path), "--algorithms", "grpo"])
-    assert "not measured: mask_truncated_completions, num_generations" in capsys.readouterr().out
+    assert "not measured: num_generations, reward_weights" in capsys.readouterr().out
     path.write_text("{algorithm: grpo, missing_eos_penalty: 1.0}")
     main(["compare", "--config", str(path), "--algorithms", "grpo"])
     assert "not measured: missing_eos_penalty" in capsys.readouterr().out

@@ -35,20 +35,26 @@ from rlhf_trl.run.fields import AlignmentRun, PolicyGradientRun
 TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
 """Stock trainers whose configs can be told apart."""
 
-GEOMETRY = {name for name in SHARED_FIELDS if name.startswith("vllm_")} | {
+SCHEDULE = {
     *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
-    *("num_generations", "num_generations_eval", "num_iterations", "reward_weights"),
-    *("max_length", "max_completion_length", "mask_truncated_completions"),
-    "missing_eos_penalty",
-    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "neftune_noise_alpha"),
+    *("num_iterations", "max_length"),
 }
-"""Fields for which the batches have values of their own, or that say which tokens count."""
+OWN = {
+    *("num_generations", "num_generations_eval", "max_completion_length"),
+    *("reward_weights", "missing_eos_penalty"),
+}
+"""Fields for which the batches have values of their own: several like the user's, or others."""
 
-GATED = {
-    *("delta", "entropy_coef", "top_entropy_quantile", "use_adaptive_entropy"),
-    *("off_policy_mask_threshold", "reward_clip_range"),
+UNSHOWN = {
+    **dict.fromkeys(("delta", "off_policy_mask_threshold", "reward_clip_range")),
+    **{"entropy_coef": 0.0, "top_entropy_quantile": 1.0, "use_adaptive_entropy": False},
+    **{"disable_dropout": True, "neftune_noise_alpha": None, "router_aux_loss_coef": None},
+    **{"use_liger_kernel": False, "sync_ref_model": False},
+    "vllm_importance_sampling_correction": False,
 }
-"""Fields whose term acts on some batches only; no verdict of `equal` where one of them is set."""
+"""Fields that act where no batch of these may come, with the value at which none does: the terms of
+rare tokens, noise, experts, other kernels, a reference that moves, another sampler. Where a config
+has another value, it is not known to be any algorithm."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +89,27 @@ class Subject:
             names.add("on_policy")
             if self.generation > self.accumulation:
                 names.add("steps_per_generation")
-        return [batch for batch in policy.BATCHES if batch.name in names]
+        found = [batch for batch in policy.BATCHES if batch.name in names]
+        if self.base in POLICY:
+            found += [policy.ACROSS] * (self.generation < self.accumulation) + [policy.EXTREME]
+        return found
 
     @property
     def left_out(self) -> list[str]:
-        """The user's fields that the batches replace or that nothing here exercises."""
-        schedule = {"gradient_accumulation_steps", "steps_per_generation", "num_iterations"}
-        measured = schedule | {"max_length", "generation_batch_size"}
-        unmeasured = (GEOMETRY | {"use_vllm"}) - measured
-        return sorted(name for name, value in self.values.items() if name in unmeasured and value)
+        """The user's fields that the batches replace by others."""
+        return sorted(name for name, value in self.values.items() if name in OWN and value)
+
+    def unsettled(self, built: Any) -> tuple[str, ...]:
+        """Return the fields of UNSHOWN that may act in the user's run; `built` is its config."""
+        set_to = {name: self.values.get(name, off) for name, off in UNSHOWN.items()}
+        correction = "vllm_importance_sampling_correction"
+        if not self.values.get("use_vllm"):
+            set_to[correction] = False
+        elif correction not in self.values:
+            set_to[correction] = getattr(built, correction, False)  # TRL's default: on
+        if not getattr(built, "beta", 1):  # then nothing reads the reference
+            set_to["sync_ref_model"] = False
+        return tuple(sorted(n for n, off in UNSHOWN.items() if set_to[n] not in (None, off)))
 
     def could_be(self, name: str, row: Formulation) -> bool:
         """Whether its trainer might compute a formulation of an algorithm."""
@@ -145,8 +163,9 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
 
 
 def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
-    wanted = (LOSS_FIELDS | SHARED_FIELDS | set(own)) - GEOMETRY
-    return {name: value for name, value in values.items() if name in wanted}
+    wanted = (LOSS_FIELDS | SHARED_FIELDS | set(own)) - SCHEDULE - OWN
+    idle = ("vllm_", "sync_ref_", "ref_model_", "neftune_", "router_aux_")
+    return {n: v for n, v in values.items() if n in wanted and not n.startswith(idle)}
 
 
 _OURS = {
@@ -192,7 +211,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
     ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
     fields |= {key: value for key, value in ours.items() if key in row.trainer_reads}
     if "soft_punish_cache" in fields:
-        fields["max_completion_length"] = 2 * policy.LIMIT
+        fields["max_completion_length"] = 2 * policy.EXTREME.limit
     if row.trainer == "GRPOTrainer":
         fields = dict(row.settings) | fields
     also = {"algorithm": name, "formulation": which}
@@ -324,8 +343,7 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
             f"{subject.label}: the gradient is not finite, or the book's is 0, on "
             f"{', '.join(broken)}"
         )
-    gated = sorted(name for name in GATED & subject.fields.keys() if subject.fields[name])
-    untested = tuple(gated) if equal else ()
+    untested = subject.unsettled(built) if equal else ()
     equal = equal and not untested
     changes: Mapping[str, Any] = {}
     then = None
@@ -355,7 +373,7 @@ def _measured(
     batches = subject.batches
     # the baseline of REINFORCE spans the generation, which no window of several sees whole
     if fields.pop("steps_per_generation", None) or left.algorithm == "reinforce":
-        batches = [batch for batch in batches if batch.name != "steps_per_generation"]
+        batches = [b for b in batches if b.per_generation == b.accumulation]
     right = Stock(fields, subject.label, subject.base, classes=subject.classes, also=subject.also)
     row = Row(left, right, variant=subject.label)
     return [matrix.compare(row, batch) for batch in batches]
@@ -396,6 +414,7 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
         want[name] = values[name] + offset
     if getattr(built, "temperature", 1.0) != 1.0:
         want |= {"temperature": 1.0, "generation_kwargs": {"temperature": built.temperature}}
+    want["mask_truncated_completions"] = False
     read = want.keys() | row.reads.keys() | {"beta"}
     for each in fields_of(subject.classes[1]):
         unread = each.name in LOSS_FIELDS & (subject.fields.keys() - read)
@@ -409,7 +428,7 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
     if not kept.get("beta", getattr(built, "beta", 1)):
         kept.pop("use_bias_correction_kl", None)  # read only with a KL
     changes = {n: v for n, v in kept.items() if _plain(getattr(built, n)) != _plain(v)}
-    if getattr(row, "window", "") == "window" and subject.generation > subject.accumulation:
+    if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes
 

@@ -55,6 +55,8 @@ class PolicyBatch:
     temperature: float = 1.0  # TRL's
     reward_scale: float = 1.0  # multiplies all rewards
     group: int = GROUP  # completions per prompt
+    limit: int = LIMIT  # tokens of a completion at most
+    weights: tuple[float, float] = WEIGHTS  # of the two rewards
     reward: float | None = None  # every completion's, in float32 as in training; None: they differ
 
     @property
@@ -70,7 +72,7 @@ class PolicyBatch:
             "steps_per_generation": self.per_generation,
             "num_iterations": self.iterations,
             "temperature": self.temperature,
-            "reward_weights": [weight * self.reward_scale for weight in WEIGHTS],
+            "reward_weights": [weight * self.reward_scale for weight in self.weights],
         }
 
 
@@ -113,12 +115,34 @@ BATCHES = (
 )
 
 
-def _completion(ragged: bool) -> measure.Completion:
+# What only subjects are measured on: schedules and sizes that tell apart what is equal elsewhere.
+ACROSS = PolicyBatch(
+    "several_generations",
+    "two generations feed one window of four micro-batches; ragged lengths",
+    ragged=True,
+    accumulation=4,
+    per_generation=2,
+    iterations=1,
+)
+EXTREME = PolicyBatch(
+    "extreme",
+    "ratios from 0.07 to 6.4, rewards of both signs, groups of 8, up to 40 tokens",
+    drift=0.9,
+    ragged=True,
+    accumulation=2,
+    per_generation=2,
+    group=8,
+    limit=40,
+    weights=(1.0, -0.75),
+)
+
+
+def _completion(ragged: bool, limit: int) -> measure.Completion:
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
         rng = drawn(prompt_ids, index, call)
-        wanted = rng.randint(1, LIMIT + 2) if ragged else LENGTH
-        ids = [rng.randrange(7, 113) for _ in range(min(wanted, LIMIT))]
-        return ids if wanted > LIMIT else [*ids[:-1], _END]
+        wanted = rng.randint(1, limit + 2) if ragged else LENGTH
+        ids = [rng.randrange(7, 113) for _ in range(min(wanted, limit))]
+        return ids if wanted > limit else [*ids[:-1], _END]
 
     return complete
 
@@ -141,14 +165,14 @@ def build_trainer(
     `fields` are those of its config; those of the window stand in for what they leave open.
     """
     window = {"per_device_train_batch_size": ROWS, "num_generations": batch.group}
-    window |= {"max_completion_length": LIMIT, **batch.schedule}
+    window |= {"max_completion_length": batch.limit, **batch.schedule}
     rewards = [right, has_format]
     if batch.reward is not None:
-        each = batch.reward / sum(WEIGHTS)
-        rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * len(WEIGHTS)
+        each = batch.reward / sum(batch.weights)
+        rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * 2
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in _WORDS]
     ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
-    measure.fix_completions(ready, _completion(batch.ragged))
+    measure.fix_completions(ready, _completion(batch.ragged, batch.limit))
     return ready
 
 
@@ -199,11 +223,15 @@ class PolicyWindow:
                 trainer.model.load_state_dict(self.current)
             return measure.accumulate(trainer, source)
 
+    def _rewards(self) -> Tensor:
+        one, other = self.batch.weights
+        return one * self.right + other * self.format
+
     def _pushed(self) -> dict[str, Tensor]:
         """Move the policy until every token with an advantage is clipped, by gradient descent."""
         model = untrained()
         model.load_state_dict(self.generating)
-        rewards = (WEIGHTS[0] * self.right + WEIGHTS[1] * self.format).view(-1, GROUP)
+        rewards = self._rewards().view(-1, self.batch.group)
         sign = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1).sign()
         mask = self.ids["completion_mask"].bool()
         old = _logps(model, self.ids).detach()
@@ -234,7 +262,7 @@ class PolicyWindow:
         with torch.no_grad():
             _, old = logps(self.generating)
             _, ref = logps(untrained().state_dict())
-        rewards = (WEIGHTS[0] * self.right + WEIGHTS[1] * self.format) * self.batch.reward_scale
+        rewards = self._rewards() * self.batch.reward_scale
         if self.batch.reward is not None:
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         return View(
@@ -320,7 +348,7 @@ class View:
         return {
             "sequence_sum": ones / count,
             "sequence_mean": 1 / self.lengths / count,
-            "fixed_length": ones / LIMIT / count,
+            "fixed_length": ones / batch.limit / count,
             "token_mean": ones / self.mask.sum(),
             "token_mean_micro_batch": 1 / tokens.unsqueeze(1) / batch.accumulation,
             "token_mean_trl": ones / average,
@@ -337,7 +365,7 @@ class View:
         if self.batch.beta and "beta" in row.reads:
             given.setdefault("beta", self.batch.beta)
         if "max_completion_length" in row.reads:
-            given["max_completion_length"] = LIMIT
+            given["max_completion_length"] = self.batch.limit
         if given.get("beta"):
             given["ref_logps"] = self.ref_logps
         if row.ratio != "none" or (row.kl == "reward" and given.get("beta")):

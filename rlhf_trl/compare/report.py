@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import groupby, zip_longest
 from typing import Any
 
+from rlhf_trl.compare import policy
 from rlhf_trl.compare.closest import Distance, Subject
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
 from rlhf_trl.evaluation import tables
@@ -202,7 +203,10 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
             f"{first.algorithm} ({first.formulation}): its gradient at a cosine of "
             f"{cells['cosine']}, {cells['ratio']} times as long"
         )
-    used = ", ".join(batch.name for batch in subject.batches)
+    used = ", ".join(
+        f"{batch.name} ({batch.text})" if batch is policy.EXTREME else batch.name
+        for batch in subject.batches
+    )
     says = [head, f"measured on {used}; each line shows the batch where it is worst"]
     if subject.left_out:
         says.append(f"not measured: {', '.join(subject.left_out)} (the batches have their own)")
