@@ -114,7 +114,7 @@ def test_a_run_records_training_evaluation_and_panels(run):
     with closing(sqlite3.connect(folder / RECORD)) as connection:
         facts = dict(connection.execute("SELECT * FROM run"))
     assert facts["name"] == "grpo (chapter)" and facts["seed"] == "0"
-    assert json.loads(facts["config"])["dataset"]["size"] == 40
+    assert json.loads(facts["given"])["dataset"]["size"] == 40
 
 
 def test_sampled_data_are_recorded(run):

@@ -422,8 +422,7 @@ def run(
         **({"rows": _check_rows(loaded, data)} if loaded.own.save_checksums else {}),
     }
     if loaded.own.rollouts != "off":
-        facts = {"name": name, "seed": args.seed, "processes": args.world_size}
-        facts |= {"config": loaded.given, "versions": report.versions()}
+        facts = {"name": name, "seed": args.seed, **trainer.told}
         trainer.rollouts = Store(folder, loaded.own.rollouts, facts)
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(report.Watch())
