@@ -416,11 +416,14 @@ def test_damage_that_leaves_a_manifest_readable_is_noticed(tmp_path):
 
 
 def test_what_cannot_be_written_is_a_sentence_and_other_errors_stay(capsys):
-    save = build_tokenizer().backend_tokenizer.save  # raises a plain Exception
-    with pytest.raises(
-        SystemExit, match=r"^error: .* \(No space left .*\); checkpoints saved before"
+    for save in (
+        lambda: build_tokenizer().backend_tokenizer.save("/dev/full"),  # a plain Exception
+        lambda: torch.save({"a": 1}, "/dev/full"),  # iostream error
+        lambda: torch.save(torch.zeros(100_000), "/dev/full"),
+        lambda: Path("/dev/full").write_text("a"),
     ):
-        launch.recipe(lambda: save("/dev/full"))
+        with pytest.raises(SystemExit, match=r"^error: a file could not be written \(.*\); check"):
+            launch.recipe(save)
     with pytest.raises(KeyError, match="key"):
         launch.recipe(lambda: {}["key"])
     with pytest.raises(SystemExit, match=r"^error: invalid literal"):

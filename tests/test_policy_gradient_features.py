@@ -707,12 +707,20 @@ class _Breaks(TrainerCallback):
     [(3, math.nan, "the last good step is 2"), (1, math.inf, "no good step was saved")],
 )
 def test_weights_that_are_not_finite_are_not_saved(step, value, last, tmp_path):
-    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "answer": None}
     trainer = build("grpo", output_dir=str(tmp_path), **saving)
     trainer.add_callback(_Breaks(step, value))
     with pytest.raises(InputError, match=f"no longer finite at step {step}, so .*; {last}"):
         trainer.train()
     assert len(list(tmp_path.glob("checkpoint-*"))) == step - 1
+    if step == 1:
+        return
+    whole = build("grpo", output_dir=str(tmp_path / "whole"), **saving)
+    whole.train()
+    resumed = build("grpo", output_dir=str(tmp_path), **saving)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step - 1}"))
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_a_checkpoint_is_on_the_disk_before_older_ones_are_deleted(tmp_path, monkeypatch):

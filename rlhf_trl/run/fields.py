@@ -27,7 +27,7 @@ class AnyRun:
     """The fields of every recipe."""
 
     expect: Expect | None = None
-    save_checksums: bool = True  # False: damage to a checkpoint that keeps its size is not noticed
+    save_checksums: bool = True  # False: a flipped bit or an edited row is not noticed
     resume_changed: list[str] = field(default_factory=list)  # what may differ in a resumed run
     rollouts: Record = field(default_factory=Rollouts)
 
