@@ -291,3 +291,42 @@ def test_sdpo_with_lora_from_a_config(run, teacher):
     log = json.loads((folder / "log.json").read_text())
     assert [each for each in log if each.get("teacher/demonstrated", 0) > 0]
     assert (folder / "model" / "adapter_config.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Return the model that a config leaves, trained once."""
+    trained = {}
+
+    def start(run, recipe, config):
+        if config not in trained:
+            folder = tmp_path_factory.mktemp(config) / "out"
+            run(recipe, config, folder=folder)
+            trained[config] = folder / "model"
+        return trained[config]
+
+    return start
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("seed", range(3))
+def test_opd_reaches_its_teacher_in_40_steps(run, start, seed):
+    folder, _ = run(
+        "distill", "opd", "--teacher_models", start(run, "grpo", "grpo"), "--seed", seed
+    )
+    after = json.loads((folder / "summary.json").read_text())["after"]
+    assert after["eval_exact_match"] >= 0.97 and after["eval_sampled_exact_match"] >= 0.88
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("seed", range(3))
+def test_sdpo_learns_from_right_siblings_and_not_from_any(run, start, seed, tmp_path):
+    words = ["--model_name_or_path", start(run, "sft", "sft_hinted"), "--seed", seed]
+    ends = []
+    for also in ([], ["--correctness_reward", "format", "--max_steps", 20]):
+        folder, _ = run("distill", "sdpo", *words, *also, folder=tmp_path / f"{len(also)}")
+        ends.append(json.loads((folder / "summary.json").read_text()))
+    before, after = (ends[0][when] for when in ("before", "after"))
+    assert 0.3 < before["eval_exact_match"] < 0.5
+    assert after["eval_exact_match"] >= 0.92 and after["eval_sampled_exact_match"] >= 0.74
+    assert ends[1]["after"]["eval_exact_match"] <= 0.05

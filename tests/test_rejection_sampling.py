@@ -240,3 +240,20 @@ def test_a_broken_file_of_answers_is_named(sampled, tmp_path):
     with pytest.raises(SystemExit) as stop:
         sampled(folder="again")
     assert f"answers: {path} does not hold 12 lines of JSON; remove it." in str(stop.value.code)
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("seed", range(3))
+def test_selection_is_far_above_its_control(run, tmp_path, seed):
+    found = {}
+    for strategy in ("top_per_prompt", "random_per_prompt", "top_k_overall", "random_k_overall"):
+        words = ["--strategy", strategy, "--seed", seed, "--answers", tmp_path / "answers"]
+        config = "rejection_sampling"
+        folder, _ = run(config, config, *words, folder=tmp_path / strategy)
+        after = json.loads((folder / "summary.json").read_text())["after"]
+        found[strategy] = after["eval_exact_match"], after["eval_sampled_exact_match"]
+    assert len([*(tmp_path / "answers").iterdir()]) == 2
+    assert found["top_per_prompt"][0] >= 0.92
+    for kind in ("per_prompt", "k_overall"):
+        pairs = zip(found[f"top_{kind}"], found[f"random_{kind}"], strict=True)
+        assert all(top - control >= 0.4 for top, control in pairs)

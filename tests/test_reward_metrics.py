@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.reward_models.metrics import (
     budgets,
     calibration,
+    coverage,
     majority_by_budget,
     pair_metrics,
     prompt_groups,
@@ -265,3 +266,20 @@ def test_bad_input_is_one_sentence(call, sentence):
     with pytest.raises(InputError) as error:
         call()
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_coverage_by_hand_and_over_all_orders_of_ties():
+    # of 3, 2, 2, 1 the right ones are a 2 and the 1: the best is wrong, the second right in half
+    assert coverage([3, 2, 2, 1], [0, 1, 0, 1], [0] * 4) == {1: 0.0, 2: 0.5, 3: 1.0, 4: 1.0}
+    # one right among four of equal scores: n / 4
+    assert coverage([0] * 4, [0, 0, 1, 0], [0] * 4) == {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0}
+    scores, labels, groups = candidates(3, prompts=4, size=5, levels=3)
+    found = coverage(scores, labels, groups)
+    for n in range(1, 6):
+        shares = []
+        for prompt in sorted({*groups}):
+            mine = [i for i, group in enumerate(groups) if group == prompt]
+            orders = [sorted(order, key=lambda i: -scores[i])[:n] for order in permutations(mine)]
+            shares.append(np.mean([any(labels[i] for i in best) for best in orders]))
+        assert found[n] == pytest.approx(np.mean(shares))
+    assert coverage([], [], []) == {}

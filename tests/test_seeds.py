@@ -14,6 +14,7 @@ import reward_model_cases
 import torch
 from trl import DPOConfig, ModelConfig
 
+from rlhf_trl import random_k_overall, random_per_prompt, top_k_overall, top_per_prompt
 from rlhf_trl.data import judgments as reward_tasks
 from rlhf_trl.data import made
 from rlhf_trl.data import pairs as preference_tasks
@@ -144,7 +145,7 @@ def head_of(name):
     return head
 
 
-def sampled(seed):
+def sampled(seed, dealt=False):
     args = SimpleNamespace(
         device=torch.device("cpu"),
         process_index=0,
@@ -154,12 +155,18 @@ def sampled(seed):
         model_init_kwargs=None,
     )
     model = ModelConfig(model_name_or_path="tiny", dtype="float32")
-    return sampling.sample_completions(model, args, ROWS, 2, seed)
+    return sampling.sample_completions(model, args, ROWS, 2, seed, dealt=dealt)
 
 
+PER_PROMPT = ("top", top_per_prompt), ("random", random_per_prompt)
+OVERALL = ("top k", top_k_overall), ("random k", random_k_overall)
 SEEDS = {
     "demonstrations": lambda seed: made.demonstrations(ROWS, "imperfect", seed),
+    "demonstrations of copying": lambda seed: made.demonstrations(ROWS, "hinted", seed),
     "sampled answers": sampled,
+    "sampled answers that processes share": lambda seed: sampled(seed, dealt=True),
+    **{f"selection {name}": partial(select, [[0, 1, 1, 1]] * 9) for name, select in PER_PROMPT},
+    **{f"selection {name}": partial(select, [[0, 1, 1, 1]] * 9, 5) for name, select in OVERALL},
     "on-policy pairs of a reward model": lambda seed: list(on_policy(seed=seed).train),
     "evaluation": evaluation,
     "dynamic sampling": dynamic_sampling,

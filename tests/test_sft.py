@@ -10,6 +10,9 @@ from own_model import TEMPLATE, said, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import qwen2_5_chat_template
 
+from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.made import demonstrations
+from rlhf_trl.data.verifiers import extract_answer
 from rlhf_trl.run import train
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.tokenizer import build_tokenizer
@@ -323,3 +326,21 @@ def test_a_donor_without_a_template_is_refused(refused, own_model, tmp_path):
 
 def test_reward_models_have_no_panels(refused):
     assert "samples is not a known key" in refused("reward", "reward", "--samples.every", 1)
+
+
+def test_hinted_demonstrations_copy_and_never_spell():
+    rows = GymTasks(GymData([Spec("spell_backward")], size=200, eval_size=1)).train
+    found = demonstrations(rows, "hinted", 3)
+    plain, copied = found[:200], found[200:]
+    assert plain == demonstrations(rows, "imperfect", 3) and len(copied) == 200
+    own = right = 0
+    for row, shown in zip(rows, copied, strict=True):
+        (message,), (said,) = shown["prompt"], shown["completion"]
+        question, _, hint = message["content"].rpartition("\n")
+        assert question == row["question"] and hint == said["content"]
+        answer = extract_answer(hint)
+        assert len(answer) == len(row["answer"])
+        own += sorted(answer) == sorted(row["answer"])
+        right += answer == row["answer"]
+    assert 0.2 < own / 200 < 0.4 and right / 200 < 0.1
+    assert rows[0]["prompt"][0]["content"] == rows[0]["question"]  # which is left as it was

@@ -55,17 +55,15 @@ class Rollouts:
         if self.labels is None:
             return found
         scores, labels, groups = self.candidates()
-        metrics = ranking_metrics(scores, labels, groups)
         both = [sum(row) / len(row) for row in self.labels if 0 < sum(row) < len(row)]
-        found["share_right"] = metrics["random_of_n"]
+        found["share_right"] = sum(labels) / len(labels)
         found["selected_right"] = sum(self.labels[i][j] for i, j in pairs) / len(pairs)
         found["decidable"] = len(both) / len(self.labels)
         if both:
-            found["decidable_hit_rate"] = metrics["top1_accuracy"]
+            found["decidable_hit_rate"] = ranking_metrics(scores, labels, groups)["top1_accuracy"]
             found["decidable_random_rate"] = sum(both) / len(both)
         found["coverage"] = coverage(scores, labels, groups)
-        found["random_coverage"] = coverage([0.0] * len(labels), labels, groups)
-        return found
+        return found | {"random_coverage": coverage([0.0] * len(labels), labels, groups)}
 
     def candidates(self) -> tuple[list[float], list[bool], list[int]]:
         """Return score, label and prompt of each answer."""

@@ -37,27 +37,18 @@ VERSIONS = ("live", "start", "ema")
 class DistillationConfig(PolicyGradientConfig):
     """PolicyGradientConfig with what distillation adds; None is the row's own.
 
-    Args:
-        kl_top_k (`int`, *optional*): tell apart the student's so many likeliest tokens only (SDPO).
-        teacher_models (`list[str]`, *optional*): folders or hub names (OPD).
-        teacher_weights (`list[float]`, *optional*): of these, adding up to 1; None: all the same.
-        teacher (`str`, *optional*): which of its own versions reads the demonstration: "live", the
-            one that "start"ed, or "ema", which follows the student (SDPO).
-        teacher_rate (`float`, *optional*): how fast "ema" follows, per optimizer step, in (0, 1].
-        demonstration (`str`, *optional*): which of a prompt's right completions: a "random" one or
-            the "first" (SDPO).
-        demonstration_template (`str`, *optional*): what the teacher's prompt ends with, with
-            `{demonstration}` in it (SDPO).
+    `teacher_models` and their weights are OPD's, the other fields SDPO's. The version "ema" follows
+    the student at `teacher_rate` per optimizer step; "live" is the student as it is.
     """
 
     family: ClassVar[str] = "distillation"
 
-    kl_top_k: int | None = of_the_row("Tokens that are told apart.")
+    kl_top_k: int | None = of_the_row("Tell apart so many likeliest tokens only.")
     teacher_models: list[str] | None = of_the_row("Folders or hub names of the teachers.")  # noqa: RUF009
-    teacher_weights: list[float] | None = of_the_row("Weights of the teachers.")  # noqa: RUF009
-    teacher: str | None = of_the_row("live, start or ema.")
-    teacher_rate: float | None = of_the_row("How fast ema follows the student.")
-    demonstration: str | None = of_the_row("random or first.")
+    teacher_weights: list[float] | None = of_the_row("Of the teachers; they add up to 1.")  # noqa: RUF009
+    teacher: str | None = of_the_row("Which version of the student: live, start or ema.")
+    teacher_rate: float | None = of_the_row("How fast ema follows, in (0, 1].")
+    demonstration: str | None = of_the_row("Which right completion: random or first.")
     demonstration_template: str | None = of_the_row("What the teacher's prompt ends with.")
 
     def checked(self, resolved: Resolved) -> Resolved:
@@ -91,14 +82,7 @@ class DistillationTrainer(PolicyGradientTrainer):
     `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
     and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
 
-    Args:
-        model: see GRPOTrainer, as are all arguments that are not named here.
-        reward_funcs: see GRPOTrainer.
-        args (`DistillationConfig`, *optional*): the configuration.
-        train_dataset: see GRPOTrainer.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"opd"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl", which
-            is computed here, too.
+    Arguments are those of PolicyGradientTrainer; the formulation "trl" is computed here, too.
 
     Raises:
         InputError: see PolicyGradientTrainer; or a teacher that cannot read the student's tokens.
