@@ -189,13 +189,13 @@ def test_another_seed_gives_something_else(name, same_questions, monkeypatch):
 
 def sampling_of_pairs(seed):
     data = SampledPairs(**GYM, seed=seed)
-    own = SimpleNamespace(dataset=data, max_samples=None)
+    own = SimpleNamespace(dataset=data, max_samples=None, rollouts="off")
     return preferences.prepare_preferences, own
 
 
 def sampling_of_answers(seed):
     data = SampledAnswers(**GYM, seed=seed)
-    own = SimpleNamespace(dataset=data, max_samples=None, algorithm="orm")
+    own = SimpleNamespace(dataset=data, max_samples=None, algorithm="orm", rollouts="off")
     return reward_models.prepare_rewards, own
 
 
