@@ -221,7 +221,7 @@ def test_a_changed_signature_names_who_overrides_it(monkeypatch):
     assert one.what == "GRPOTrainer._calculate_rewards"
     assert one.recorded == "(self, inputs, prompts, completions, completion_ids_list)"
     assert one.found == "(self, inputs, prompts, *, completions=())"
-    assert one.concerns == "DynamicSampling, PolicyGradientTrainer"
+    assert one.concerns == "DistillationTrainer, DynamicSampling, PolicyGradientTrainer"
 
 
 def test_a_function_that_has_gone_names_who_calls_it(monkeypatch):
