@@ -65,6 +65,7 @@ def test_the_surface_covers_what_the_trainers_override():
     missing = found.keys() - SHIPPED["signatures"].keys()
     assert not failed and not missing, "record the surface again (and add a home that is not in it)"
     assert {c.__name__ for c in found["GRPOTrainer._calculate_rewards"]} == {
+        "DistillationTrainer",
         "PolicyGradientTrainer",
         "DynamicSampling",
     }
