@@ -112,6 +112,7 @@ def clean_rows():
         if row.right.label.startswith("TRL") and row.algorithm != "kl":
             rows.setdefault(row.algorithm, row)
     pick = {"grpo": "", "cispo": "no lower bound", "rloo": "beta 0", "ipo": "on averages"}
+    pick["opd"] = "whole vocabulary"
     for row in ROWS:
         stock = row.right.label.startswith("TRL") and row.left.label != "code"
         if stock and pick.get(row.algorithm) == row.variant:

@@ -65,6 +65,7 @@ def test_the_surface_covers_what_the_trainers_override():
     missing = found.keys() - SHIPPED["signatures"].keys()
     assert not failed and not missing, "record the surface again (and add a home that is not in it)"
     assert {c.__name__ for c in found["GRPOTrainer._calculate_rewards"]} == {
+        "DistillationTrainer",
         "PolicyGradientTrainer",
         "DynamicSampling",
     }
@@ -221,7 +222,7 @@ def test_a_changed_signature_names_who_overrides_it(monkeypatch):
     assert one.what == "GRPOTrainer._calculate_rewards"
     assert one.recorded == "(self, inputs, prompts, completions, completion_ids_list)"
     assert one.found == "(self, inputs, prompts, *, completions=())"
-    assert one.concerns == "DynamicSampling, PolicyGradientTrainer"
+    assert one.concerns == "DistillationTrainer, DynamicSampling, PolicyGradientTrainer"
 
 
 def test_a_function_that_has_gone_names_who_calls_it(monkeypatch):
