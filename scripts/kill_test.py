@@ -351,7 +351,7 @@ def damaged(name: str, whole: Path, folder: Path, of: int, count: int) -> Iterat
             where = f" ({target.relative_to(folder)}, {way})"
             that = ["--resume_from_checkpoint", str(folder / LAST)]
             code, lines = ended(start(name, folder, *that, processes=of)), said(folder)
-            if code != 1 or not sentence(lines, f"{LAST}' (has|lacks)"):
+            if code != 1 or not sentence(lines, f"{LAST}' (has|lacks)", of):
                 yield f"NOT NOTICED: {code} {lines[-1:]}{where}"
             found = resumed(name, whole, folder, of)
             if found == "identical" and not any(
@@ -363,20 +363,24 @@ def damaged(name: str, whole: Path, folder: Path, of: int, count: int) -> Iterat
             beside(folder, ".log").unlink()
 
 
-def sentence(lines: list[str], says: str) -> bool:
+def sentence(lines: list[str], says: str, of: int = 1) -> bool:
     """Return whether a run ended with one sentence, on each of its processes."""
     errors = [line for line in lines if line.startswith("error: ")]
-    own = not any("Traceback" in line and "elastic" not in line for line in lines)
+    own = of > 1 or not any("Traceback" in line for line in lines)  # else it is the launcher's
     return bool(own and errors and all(re.search(says, line) for line in errors))
 
 
-def faulty(name: str, whole: Path, disk: Path) -> Iterator[str]:
+def faulty(name: str, whole: Path, disk: Path, phases: Iterable[str], count: int) -> Iterator[str]:
     """Let the disk be full, or read-only, from each file on, and say how the run ends then."""
     places: dict[str, int] = {}
     for number, line in enumerate(beside(whole, ".events0").read_text().split("\n")):
         phase, event, path = line.split(" ", 2)
         # once for each name: in the last checkpoint, and where there is none yet
-        if event in ("open", WRITES, "os.mkdir", "os.rename") and path[:6] != "/root/":
+        if (
+            phase in phases
+            and event in ("open", WRITES, "os.mkdir", "os.rename")
+            and path[:6] != "/root/"
+        ):
             places[re.sub(r"\d+", "N", f"{event} {path} ({phase})")] = number
 
     filler, folder = disk / "filler", disk / "run"
@@ -387,8 +391,8 @@ def faulty(name: str, whole: Path, disk: Path) -> Iterator[str]:
             os.posix_fallocate(stream.fileno(), 0, max(free.f_bavail * free.f_bsize, 1))
 
     ways = {"full": fill, "read-only": partial(mount, disk, READ_ONLY)}
-    for what, at in places.items():
-        for way, act in ways.items():
+    for turn, (what, at) in enumerate(places.items()):
+        for way, act in list(ways.items())[:: -1 if turn % 2 else 1][:count]:
             code = ended(start(name, folder, at=at, act=act))
             mount(disk, READ_WRITE)
             filler.unlink(missing_ok=True)
@@ -415,7 +419,9 @@ def mount(disk: Path, flags: int) -> None:
 def main() -> None:
     """Parse the options, stop runs, resume them, report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=4, help="of each phase; of damage: ways")
+    parser.add_argument(
+        "--kills", type=int, default=4, help="of each phase; else, ways at each file"
+    )
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     parser.add_argument("--processes", type=int, default=1)
@@ -468,7 +474,7 @@ def results(
     if args.damage:
         yield from damaged(name, whole, base / f"{name}-damaged", args.processes, args.kills)
     elif args.faults:
-        yield from faulty(name, whole, base / DISK)
+        yield from faulty(name, whole, base / DISK, phases, args.kills)
     else:
         for phase in phases:
             for number in range(1 if args.short else args.kills):
