@@ -42,6 +42,7 @@ class Chat:
 
     Attributes:
         frame: what all questions of the run begin and end with, which is put around what is typed.
+        system: the system prompt, or nothing; None: prompts are plain text, and have none.
     """
 
     def __init__(
@@ -65,11 +66,20 @@ class Chat:
             policy.scorers = {"score": load_reward_model(judge.path, policy.processing_class, args)}
         given = [getattr(args, name, default) for name, default in Sampling()._asdict().items()]
         self.sampled = Sampling(given[0] if temperature is None else temperature, *given[1:])
-        self._start = [m for m in prompts[0][:1] if self._chat and m["role"] == "system"]
+        self.system = None
+        if self._chat:
+            self.system = prompts[0][0]["content"] if prompts[0][0]["role"] == "system" else ""
         self.frame = _frame(map(completion_text, prompts)) if path else ("", "")
         single = self.policies[0].processing_class.chat_template == CHAT_TEMPLATE
         self.history = self._chat and (not single if history is None else history)
         self.turns: dict[str, list[dict[str, str]]] = {}
+
+    def set(self, temperature: float, length: int, system: str | None) -> None:
+        """Answer from now on with these, as `sampled`, `max_completion_length` and `system` say."""
+        self.sampled = self.sampled._replace(temperature=temperature)
+        for policy in self.policies:
+            policy.max_completion_length = policy.args.max_completion_length = length
+        self.system = system if self._chat else None
 
     def ask(self, text: str, streamer: Any = None) -> Iterator[Answer]:
         """Yield each policy's greedy and sampled answer.
@@ -78,17 +88,18 @@ class Chat:
             text: what is typed.
             streamer: takes a policy and how it answers; returns what is given tokens as they come.
         """
-        start, end = self.frame
-        text = text if start and text.startswith(start) else f"{start}{text}{end}"
+        first, last = self.frame
+        text = text if first and text.startswith(first) else f"{first}{text}{last}"
         for policy in self.policies:
-            before = self.turns.get(policy.name, self._start)
-            prompt = [*before, {"role": "user", "content": text}] if self._chat else text
+            turns = [*self.turns.get(policy.name, []), {"role": "user", "content": text}]
+            start = [{"role": "system", "content": self.system}] if self.system else []
+            prompt = [*start, *turns] if self._chat else text
             policy.check([{"prompt": prompt}])
             for how, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 said, scores = policy.reply(prompt, sampling, streamer and streamer(policy, how))
                 if self.history and how == "greedy":
                     turn = {"role": "assistant", "content": said.text}
-                    self.turns[policy.name] = [*prompt, turn]
+                    self.turns[policy.name] = [*turns, turn]
                 yield Answer(policy.name, how, said.text, *scores.get("score", [None]))
 
 
