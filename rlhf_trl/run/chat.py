@@ -42,7 +42,7 @@ class Chat:
 
     Attributes:
         frame: what all questions of the run begin and end with, which is put around what is typed.
-        system: the system prompt, or nothing; None: prompts are plain text, and have none.
+        system: the system prompt, if any; only prompts that are `messages` have one.
     """
 
     def __init__(
@@ -60,26 +60,18 @@ class Chat:
             loaded, data = load_run(path, words)
         else:
             loaded, data = load_run(config_of([named(EMBEDDED)], None), [*PLAIN.split(), *words])
-        args, prompts, self._chat = loaded.trl, data.train["prompt"][:1000], data.conversational
-        self.policies = [model.load(loaded, self._chat) for model in found]
+        args, prompts, self.messages = loaded.trl, data.train["prompt"][:1000], data.conversational
+        self.policies = [model.load(loaded, self.messages) for model in found]
         for policy in self.policies if judge else ():
             policy.scorers = {"score": load_reward_model(judge.path, policy.processing_class, args)}
         given = [getattr(args, name, default) for name, default in Sampling()._asdict().items()]
         self.sampled = Sampling(given[0] if temperature is None else temperature, *given[1:])
-        self.system = None
-        if self._chat:
-            self.system = prompts[0][0]["content"] if prompts[0][0]["role"] == "system" else ""
+        first = prompts[0][0] if self.messages else {"role": "user"}
+        self.system = first["content"] if first["role"] == "system" else ""
         self.frame = _frame(map(completion_text, prompts)) if path else ("", "")
         single = self.policies[0].processing_class.chat_template == CHAT_TEMPLATE
-        self.history = self._chat and (not single if history is None else history)
+        self.history = self.messages and (not single if history is None else history)
         self.turns: dict[str, list[dict[str, str]]] = {}
-
-    def set(self, temperature: float, length: int, system: str | None) -> None:
-        """Answer from now on with these, as `sampled`, `max_completion_length` and `system` say."""
-        self.sampled = self.sampled._replace(temperature=temperature)
-        for policy in self.policies:
-            policy.max_completion_length = policy.args.max_completion_length = length
-        self.system = system if self._chat else None
 
     def ask(self, text: str, streamer: Any = None) -> Iterator[Answer]:
         """Yield each policy's greedy and sampled answer.
@@ -88,12 +80,12 @@ class Chat:
             text: what is typed.
             streamer: takes a policy and how it answers; returns what is given tokens as they come.
         """
-        first, last = self.frame
-        text = text if first and text.startswith(first) else f"{first}{text}{last}"
+        start, end = self.frame
+        text = text if start and text.startswith(start) else f"{start}{text}{end}"
         for policy in self.policies:
             turns = [*self.turns.get(policy.name, []), {"role": "user", "content": text}]
-            start = [{"role": "system", "content": self.system}] if self.system else []
-            prompt = [*start, *turns] if self._chat else text
+            first = [{"role": "system", "content": self.system}] if self.system else []
+            prompt = [*first, *turns] if self.messages else text
             policy.check([{"prompt": prompt}])
             for how, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 said, scores = policy.reply(prompt, sampling, streamer and streamer(policy, how))

@@ -1,79 +1,57 @@
 """The page of `rlhf-trl chat --ui`: the engine's answers side by side, as they are written."""
 
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 from transformers import TextStreamer
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
-from rlhf_trl.run.chat import Answer, Chat
+from rlhf_trl.run.chat import Chat
 
 
-class _Pieces(TextStreamer):
-    """Hands on what is written, piece by piece."""
-
-    def __init__(self, tokenizer: Any, give: Callable[[str], None]):
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._give = give
-
-    # Replaces TextStreamer's, which prints.
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self._give(text)
-
-
-def turn(chat: Chat, text: str) -> Iterator[list[list[str]]]:
-    """Yield what each policy has said so far, a text per answer; closing it ends the writing."""
-    said: list[list[str]] = [[] for _ in chat.policies]
-    news: SimpleQueue[Any] = SimpleQueue()
-    left = Event()
-
-    def give(new: Any) -> None:
-        if left.is_set():
-            raise InterruptedError
-        news.put(new)
+def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
+    """Yield the answers of each policy as far as they are written; closed, it stops the writing."""
+    said: dict[str, list[str]] = {policy.name: [] for policy in chat.policies}
+    news, left = SimpleQueue[bool](), Event()
 
     def streamer(policy: Policy, how: str) -> TextStreamer:
-        give(policy)
-        return _Pieces(policy.processing_class, give)
+        def give(piece: str, stream_end: bool = False) -> None:
+            if left.is_set():
+                raise InterruptedError
+            said[policy.name][-1] += piece
+            if piece:
+                news.put(True)
+
+        said[policy.name].append("")
+        found = TextStreamer(policy.processing_class, skip_prompt=True, skip_special_tokens=True)
+        found.on_finalized_text = give  # instead of printing
+        return found
 
     def work() -> None:
-        try:
-            for answer in chat.ask(text, streamer):
-                give(answer)
-            news.put(None)
-        except BaseException as error:
-            news.put(error)
+        for answer in chat.ask(text, streamer):
+            score = "" if answer.score is None else f", score {answer.score:.4f}"
+            said[answer.policy][-1] = f"{answer.text}\n({answer.how}{score})"
+            news.put(True)
 
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while (new := news.get()) is not None:
-            if isinstance(new, BaseException):
-                raise new
-            if isinstance(new, Policy):
-                column = said[chat.policies.index(new)]
-                column.append("")
-            elif isinstance(new, Answer):
-                score = "" if new.score is None else f", score {new.score:.4f}"
-                column[-1] = f"{new.text}\n({new.how}{score})"
-            elif new:
-                column[-1] += new
-            else:  # no whole word yet
-                continue
-            yield said
-    except InputError as error:
-        told = f"error: {error}{' What was said is forgotten.' if chat.turns else ''}"
-        chat.turns.clear()
-        yield [[*column, told] for column in said]
-    finally:
-        left.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        done.add_done_callback(lambda _: news.put(False))
+        try:
+            while news.get():
+                yield said
+            done.result()
+        except InputError as error:
+            told = f"error: {error}{' What was said is forgotten.' if chat.turns else ''}"
+            chat.turns.clear()
+            yield {name: [*texts, told] for name, texts in said.items()}
+        finally:
+            left.set()
 
 
 def serve(*options: Any) -> None:
@@ -83,45 +61,44 @@ def serve(*options: Any) -> None:
         InputError: gradio is not installed; and what `Chat` says.
     """
     if find_spec("gradio") is None:
-        raise InputError(
-            "--ui: gradio is not installed; run scripts/setup.sh chat, or leave it out."
-        )
+        raise InputError("--ui: gradio is not installed; run scripts/setup.sh chat, or omit --ui.")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which reads it
     import gradio as gr
 
     chat = Chat(*options)
-    empty = [[] for _ in chat.policies]
-    plain = {"render_markdown": False, "latex_delimiters": [], "buttons": ["copy"], "height": 500}
 
-    def answer(text: str, shown: Any, turns: Any, *settings: Any) -> Iterator[list[Any]]:
-        if text.strip():
-            chat.turns = dict(turns)  # this window's
-            chat.set(*settings)
-            before = [[*each, {"role": "user", "content": text}] for each in shown]
-            for said in turn(chat, text.strip()):
-                told = [[{"role": "assistant", "content": one} for one in each] for each in said]
-                shown = [mine + new for mine, new in zip(before, told, strict=True)]
-                yield ["", shown, chat.turns, *shown]
+    def answer(text: str, turns: Any, *given: Any) -> Iterator[list[Any]]:
+        temperature, length, chat.system, *shown = given
+        chat.sampled, chat.turns = chat.sampled._replace(temperature=temperature), dict(turns)
+        for policy in chat.policies:
+            policy.max_completion_length = policy.args.max_completion_length = length
+        shown = [[*before, {"role": "user", "content": text}] for before in shown]
+        for said in turn(chat, text.strip()) if text.strip() else ():
+            told = [
+                [{"role": "assistant", "content": one} for one in each] for each in said.values()
+            ]
+            yield ["", chat.turns, *map(list.__add__, shown, told)]
 
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
-        shown, turns = gr.State(empty), gr.State({})
+        turns, plain = gr.State({}), {"render_markdown": False, "height": 500}
         with gr.Row():
-            columns = [gr.Chatbot(label=policy.name, **plain) for policy in chat.policies]
-        text = gr.Textbox(label="You", placeholder="...".join(chat.frame), autofocus=True)
+            names = dict.fromkeys(policy.name for policy in chat.policies)
+            columns = [gr.Chatbot(label=name, buttons=["copy"], **plain) for name in names]
+        text = gr.Textbox(label="You", placeholder="...".join(chat.frame))
         with gr.Row():
-            stop, anew = gr.Button("Stop"), gr.Button("Start anew")
+            stop = gr.Button("Stop")
+            gr.ClearButton([turns, *columns], value="Start anew")
         with gr.Row():
-            length = chat.policies[0].max_completion_length
+            heat, length = chat.sampled.temperature, chat.policies[0].max_completion_length
             settings = [
-                gr.Number(chat.sampled.temperature, label="Temperature (sampled)", minimum=0),
-                gr.Number(length, label="Length (tokens)", minimum=1, precision=0),
-                gr.Textbox(chat.system, label="System prompt", visible=chat.system is not None),
+                gr.Slider(0, max(2, heat), heat, label="Temperature of sampled answers"),
+                gr.Slider(1, max(1024, length), length, step=1, label="Length in tokens"),
+                gr.Textbox(chat.system, label="System prompt", visible=chat.messages),
             ]
-        outputs = [text, shown, turns, *columns]
-        asked = text.submit(answer, [text, shown, turns, *settings], outputs)
-        stop.click(None, cancels=[asked])
-        anew.click(partial(list, ["", empty, {}, *empty]), None, outputs, cancels=[asked])
-    # its own themes take fonts from elsewhere
+        asked = [text, turns, *settings, *columns]
+        event = text.submit(answer, asked, [text, turns, *columns])
+        stop.click(None, cancels=[event])
+    # gradio's own theme comes with fonts
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     given = {"server_name": "127.0.0.1", "share": False, "ssr_mode": False, "theme": theme}
     _, url, _ = page.launch(**given, footer_links=[], quiet=True, prevent_thread_lock=True)
