@@ -50,7 +50,7 @@ def bots(page: Page, column: int) -> list[str]:
 
 def ask(page: Page, text: str, wanted: int) -> list[list[str]]:
     """Type a question; return both models' answers to it, once there are as many as `wanted`."""
-    field = page.get_by_label("You")
+    field = page.get_by_label("You", exact=True)
     field.fill(text)
     field.press("Enter")
     seen = set()
@@ -99,12 +99,12 @@ def settings(page: Page, models: list[str], judge: Judge) -> None:
     for told in ask(page, "hello", 2):
         greedy, sampled = (re.sub(r"\n?\((greedy|sampled).*", "", text) for text in told)
         assert greedy == sampled, told  # at temperature 0
-    page.get_by_label("You").fill("<img src=x onerror=alert(1)>")
-    page.get_by_label("You").press("Enter")
+    page.get_by_label("You", exact=True).fill("<img src=x onerror=alert(1)>")
+    page.get_by_label("You", exact=True).press("Enter")
     page.get_by_text("<img src=x onerror=alert(1)>").first.wait_for()  # is text
     page.wait_for_timeout(3000)
-    page.get_by_label("You").fill("a" * 10_000)
-    page.get_by_label("You").press("Enter")
+    page.get_by_label("You", exact=True).fill("a" * 10_000)
+    page.get_by_label("You", exact=True).press("Enter")
     page.get_by_text("error: the longest prompt has 100").first.wait_for()
     page.get_by_role("button", name="Start anew").click()
 
@@ -138,7 +138,7 @@ def main() -> None:
             page.on("pageerror", lambda error: faults.append(str(error)))
             page.on("dialog", lambda dialog: faults.append(dialog.message))
             page.goto(url)
-            page.get_by_label("You").wait_for()
+            page.get_by_label("You", exact=True).wait_for()
             judge = Judge(args.reward_model)
             gap = check(page, rows, judge, args.models)
             if args.screenshot:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from html import escape
 from importlib.util import find_spec
 from queue import SimpleQueue
 from threading import Event
@@ -67,23 +68,25 @@ def serve(*options: Any) -> None:
 
     chat = Chat(*options)
 
+    def message(role: str, text: str) -> dict[str, str]:
+        return {"role": role, "content": escape(text, quote=False)}  # gradio takes it for HTML
+
     def answer(text: str, turns: Any, *given: Any) -> Iterator[list[Any]]:
         temperature, length, chat.system, *shown = given
         chat.sampled, chat.turns = chat.sampled._replace(temperature=temperature), dict(turns)
         for policy in chat.policies:
             policy.max_completion_length = policy.args.max_completion_length = length
-        shown = [[*before, {"role": "user", "content": text}] for before in shown]
+        yield ["", turns, *shown]
+        shown = [[*before, message("user", text)] for before in shown]
         for said in turn(chat, text.strip()) if text.strip() else ():
-            told = [
-                [{"role": "assistant", "content": one} for one in each] for each in said.values()
-            ]
+            told = [[message("assistant", one) for one in each] for each in said.values()]
             yield ["", chat.turns, *map(list.__add__, shown, told)]
 
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
-        turns, plain = gr.State({}), {"render_markdown": False, "height": 500}
+        turns, plain = gr.State({}), {"render_markdown": False, "buttons": []}
         with gr.Row():
             names = dict.fromkeys(policy.name for policy in chat.policies)
-            columns = [gr.Chatbot(label=name, buttons=["copy"], **plain) for name in names]
+            columns = [gr.Chatbot(label=name, height=500, **plain) for name in names]
         text = gr.Textbox(label="You", placeholder="...".join(chat.frame))
         with gr.Row():
             stop = gr.Button("Stop")
