@@ -3,7 +3,8 @@
     python scripts/check_chat.py outputs/grpo tiny_untrained --reward_model outputs/reward
 
 Asks held-out questions and compares: greedy answers and their scores with those of
-`rlhf-trl evaluate`, all scores with those that transformers computes, sent text with what is shown.
+`rlhf-trl evaluate`, all scores with those that transformers computes. Then it uses
+the settings, and types what looks like HTML.
 Needs `scripts/setup.sh chat`, `pip install playwright` and a Chromium (`apt-get install chromium`);
 no part of the tests.
 """
@@ -102,7 +103,7 @@ def settings(page: Page, models: list[str], judge: Judge) -> None:
     page.get_by_label("You", exact=True).fill("<img src=x onerror=alert(1)>")
     page.get_by_label("You", exact=True).press("Enter")
     page.get_by_text("<img src=x onerror=alert(1)>").first.wait_for()  # is text
-    page.wait_for_timeout(3000)
+    page.wait_for_timeout(3000)  # for the answers
     page.get_by_label("You", exact=True).fill("a" * 10_000)
     page.get_by_label("You", exact=True).press("Enter")
     page.get_by_text("error: the longest prompt has 100").first.wait_for()

@@ -275,3 +275,17 @@ def test_a_turn_that_does_not_fit_says_so_and_other_faults_are_raised(tiny, monk
     monkeypatch.setattr(tiny.policies[0], "reply", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         list(chat_page.turn(tiny, "hello"))
+
+
+def test_a_system_prompt_comes_first_and_does_not_undo_what_was_said(tiny, monkeypatch):
+    asked = []
+    reply = lambda prompt, *_: asked.append(prompt) or (Completion("yes", True), {})  # noqa: E731
+    monkeypatch.setattr(tiny.policies[0], "reply", reply)
+    for name, value in (("history", True), ("turns", {}), ("system", "Be brief.")):
+        monkeypatch.setattr(tiny, name, value)
+    list(tiny.ask("one"))
+    tiny.system = "Be long."
+    list(tiny.ask("two"))
+    one, two = said("user", QUESTION + "one"), said("user", QUESTION + "two")
+    assert asked[0] == [said("system", "Be brief."), one]
+    assert asked[2] == [said("system", "Be long."), one, said("assistant", "yes"), two]
