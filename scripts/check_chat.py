@@ -1,10 +1,11 @@
 """Talk to two models on the page of `rlhf-trl chat --ui` in headless Chromium, and check it.
 
-    python scripts/check_chat.py outputs/grpo tiny_untrained --reward_model outputs/reward
+    python scripts/check_chat.py outputs/grpo tiny --reward_model outputs/reward
 
 Asks held-out questions and compares: greedy answers and their scores with those of
 `rlhf-trl evaluate`, all scores with those that transformers computes. Then it uses
-the settings, and types what looks like HTML.
+the settings, and types what looks like HTML. (A browser leaves out blanks at the end of a line, so
+scores of untrained models, which write those, may seem to be off.)
 Needs `scripts/setup.sh chat`, `pip install playwright` and a Chromium (`apt-get install chromium`);
 no part of the tests.
 """
