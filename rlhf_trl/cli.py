@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     talk.add_argument("--temperature", type=float, help="of sampled answers (that of training)")
     told = "follow on what was said (not for the embedded model, which knows single turns only)"
     talk.add_argument("--history", action=argparse.BooleanOptionalAction, help=told)
+    talk.add_argument("--ui", action="store_true", help="in a browser, on this machine only")
     talk.set_defaults(run=_chat)
     for several in (ask, talk):
         several.allow_abbrev = False
@@ -195,10 +196,13 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _chat(args: argparse.Namespace) -> None:
-    from rlhf_trl.run.chat import Chat, talk
+    from rlhf_trl.run import chat, chat_page
 
     options = (args.config, args.rest, args.temperature, args.reward_model, args.history)
-    talk(Chat(args.models, *options))
+    if args.ui:
+        chat_page.serve(args.models, *options)
+    else:
+        chat.talk(chat.Chat(args.models, *options))
 
 
 def _merge(args: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """`rlhf-trl chat`: the engine, and the terminal around it, driven as a person drives it."""
 
+import copy
 import json
 import os
 import pty
@@ -8,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 from conftest import ROOT
@@ -19,6 +21,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.run import chat as engine
+from rlhf_trl.run import chat_page
 from rlhf_trl.run.chat import Chat
 from rlhf_trl.tiny import checkpoint_path
 
@@ -218,3 +221,71 @@ def test_a_terminal_with_two_models_of_which_one_does_not_end(opened):
     terminal.until(r"sampled  [\s\S]*sampled  [\s\S]*\n> ")
     terminal.type("\x04")
     assert terminal.process.wait(timeout=60) == 0
+
+
+def test_the_page_needs_gradio(monkeypatch):
+    monkeypatch.setattr(chat_page, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"error: --ui: gradio is not installed; run scripts/s"):
+        cli.main(["chat", "tiny", "--ui"])
+
+
+def test_a_turn_of_the_page_comes_piece_by_piece_and_ends_in_answers_and_scores(tmp_path):
+    judge = str(make_reward_model(tmp_path / "judge"))
+    chat = Chat(["tiny", "tiny_untrained"], reward_model=judge, temperature=0.01)
+    told = [copy.deepcopy(said) for said in chat_page.turn(chat, "hello")]
+    expected = {"tiny": [], "tiny_untrained": []}
+    for answer in chat.ask("hello"):
+        below = f"\n({answer.how}, score {answer.score:.4f})"
+        expected[answer.policy].append(answer.text + below)
+    assert told[-1] == expected
+    assert told[-1]["tiny"][0].startswith(TAGGED.format("olleh") + "\n(greedy, score ")
+    # what is written stays: each text only grows, and the models answer one after the other
+    assert len(told) >= 4
+    for before, after in pairwise(told):
+        assert all(len(before[name]) <= len(after[name]) for name in expected)
+
+
+def test_a_turn_that_is_left_stops_the_writing(tiny, monkeypatch):
+    written = []
+
+    def reply(prompt, sampling, streamer):
+        for number in range(10_000):
+            written.append(number)
+            streamer.on_finalized_text("word ")
+            time.sleep(0.001)
+
+    monkeypatch.setattr(tiny.policies[0], "reply", reply)
+    turn = chat_page.turn(tiny, "hello")
+    assert next(turn)["tiny"][0].startswith("word ")
+    turn.close()
+    count = len(written)
+    time.sleep(0.05)
+    assert len(written) == count < 1000
+
+
+def test_a_turn_that_does_not_fit_says_so_and_other_faults_are_raised(tiny, monkeypatch):
+    monkeypatch.setattr(tiny, "turns", {"tiny": [said("user", "one")]})
+    (told,) = chat_page.turn(tiny, "a" * 10_000)
+    assert re.match(r"error: the longest prompt has 10\d+ tokens", told["tiny"][0])
+    assert told["tiny"][0].endswith(" What was said is forgotten.") and not tiny.turns
+
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(tiny.policies[0], "reply", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(chat_page.turn(tiny, "hello"))
+
+
+def test_a_system_prompt_comes_first_and_does_not_undo_what_was_said(tiny, monkeypatch):
+    asked = []
+    reply = lambda prompt, *_: asked.append(prompt) or (Completion("yes", True), {})  # noqa: E731
+    monkeypatch.setattr(tiny.policies[0], "reply", reply)
+    for name, value in (("history", True), ("turns", {}), ("system", "Be brief.")):
+        monkeypatch.setattr(tiny, name, value)
+    list(tiny.ask("one"))
+    tiny.system = "Be long."
+    list(tiny.ask("two"))
+    one, two = said("user", QUESTION + "one"), said("user", QUESTION + "two")
+    assert asked[0] == [said("system", "Be brief."), one]
+    assert asked[2] == [said("system", "Be long."), one, said("assistant", "yes"), two]

@@ -42,6 +42,7 @@ class Chat:
 
     Attributes:
         frame: what all questions of the run begin and end with, which is put around what is typed.
+        system: the system prompt, if any; only prompts that are `messages` have one.
     """
 
     def __init__(
@@ -59,16 +60,17 @@ class Chat:
             loaded, data = load_run(path, words)
         else:
             loaded, data = load_run(config_of([named(EMBEDDED)], None), [*PLAIN.split(), *words])
-        args, prompts, self._chat = loaded.trl, data.train["prompt"][:1000], data.conversational
-        self.policies = [model.load(loaded, self._chat) for model in found]
+        args, prompts, self.messages = loaded.trl, data.train["prompt"][:1000], data.conversational
+        self.policies = [model.load(loaded, self.messages) for model in found]
         for policy in self.policies if judge else ():
             policy.scorers = {"score": load_reward_model(judge.path, policy.processing_class, args)}
         given = [getattr(args, name, default) for name, default in Sampling()._asdict().items()]
         self.sampled = Sampling(given[0] if temperature is None else temperature, *given[1:])
-        self._start = [m for m in prompts[0][:1] if self._chat and m["role"] == "system"]
+        first = prompts[0][0] if self.messages else {"role": "user"}
+        self.system = first["content"] if first["role"] == "system" else ""
         self.frame = _frame(map(completion_text, prompts)) if path else ("", "")
         single = self.policies[0].processing_class.chat_template == CHAT_TEMPLATE
-        self.history = self._chat and (not single if history is None else history)
+        self.history = self.messages and (not single if history is None else history)
         self.turns: dict[str, list[dict[str, str]]] = {}
 
     def ask(self, text: str, streamer: Any = None) -> Iterator[Answer]:
@@ -81,14 +83,15 @@ class Chat:
         start, end = self.frame
         text = text if start and text.startswith(start) else f"{start}{text}{end}"
         for policy in self.policies:
-            before = self.turns.get(policy.name, self._start)
-            prompt = [*before, {"role": "user", "content": text}] if self._chat else text
+            turns = [*self.turns.get(policy.name, []), {"role": "user", "content": text}]
+            first = [{"role": "system", "content": self.system}] if self.system else []
+            prompt = [*first, *turns] if self.messages else text
             policy.check([{"prompt": prompt}])
             for how, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 said, scores = policy.reply(prompt, sampling, streamer and streamer(policy, how))
                 if self.history and how == "greedy":
                     turn = {"role": "assistant", "content": said.text}
-                    self.turns[policy.name] = [*prompt, turn]
+                    self.turns[policy.name] = [*turns, turn]
                 yield Answer(policy.name, how, said.text, *scores.get("score", [None]))
 
 
