@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import runpy
 import sys
@@ -183,6 +184,15 @@ def _best_of_n(args: argparse.Namespace) -> None:
     print(tables.text(best_of_n(args.runs, args.seeds)))
 
 
+def _quiet() -> None:
+    """Keep bars of loading, and DeepSpeed's notice that there is no GPU, off the screen."""
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    notice = "Setting accelerator to CPU"
+    logging.getLogger("DeepSpeed").addFilter(lambda record: notice not in record.getMessage())
+
+
 def _evaluate(args: argparse.Namespace) -> None:
     from rlhf_trl.output import numbered
     from rlhf_trl.run.evaluate import evaluate
@@ -190,6 +200,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     number = max(numbered(Path("outputs"), "answers-"), default=0) + 1
     answers = args.answers or f"outputs/answers-{number}.jsonl"
     options = (args.config, args.rest, args.reward_model, args.reference, args.json)
+    _quiet()
     with redirect_stdout(sys.stderr):  # libraries print, too
         told = evaluate(args.models, answers, *options)
     print(told)
@@ -198,7 +209,10 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _chat(args: argparse.Namespace) -> None:
     from rlhf_trl.run import chat, chat_page
 
+    if args.temperature is not None and not 0 < args.temperature < float("inf"):
+        raise InputError(f"--temperature is {args.temperature:g}; write a number above 0.")
     options = (args.config, args.rest, args.temperature, args.reward_model, args.history)
+    _quiet()
     if args.ui:
         chat_page.serve(args.models, *options)
     else:
@@ -208,6 +222,7 @@ def _chat(args: argparse.Namespace) -> None:
 def _merge(args: argparse.Namespace) -> None:
     from rlhf_trl.run.merge import merge
 
+    _quiet()
     folder, gap = merge(args.run_or_adapter, args.output)
     print(f"{folder} holds the merged model; its logits differ from the unmerged ones by {gap:.1e}")
 

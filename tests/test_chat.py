@@ -129,6 +129,10 @@ def test_a_name_that_is_none_ends_in_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"error: .* is a reward model, which writes no answers"):
         cli.main(["chat", str(make_reward_model(tmp_path / "judge"))])
 
+    for temperature in ("-1", "0", "nan"):
+        with pytest.raises(SystemExit, match=rf"error: --temperature is {temperature}; write a nu"):
+            cli.main(["chat", "tiny", "--temperature", temperature])
+
 
 class Terminal:
     """A pseudo-terminal with the command in it."""

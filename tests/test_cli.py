@@ -115,3 +115,12 @@ def test_a_pipe_that_closes_early_ends_quietly():
     ) as run:
         run.stdout.close()
         assert run.stderr.read() == b"" and run.wait() == 0
+
+
+def test_an_evaluation_prints_no_bars_and_no_notice_of_a_missing_gpu(tmp_path):
+    words = ["evaluate", "tiny", "--dataset.eval_size", "4", "--answers", str(tmp_path / "a.jsonl")]
+    done = subprocess.run(
+        [sys.executable, "-m", "rlhf_trl.cli", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "4 held-out prompts" in done.stdout
+    assert "Loading weights" not in done.stderr and "Setting accelerator" not in done.stderr
