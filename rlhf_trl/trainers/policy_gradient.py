@@ -430,6 +430,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the row's loss of a micro-batch, normalized over the window's tokens if given."""
+        critic = self._critic(inputs)  # which may estimate the advantages
         return surrogate_loss(
             self._row,
             self._parameters,
@@ -440,7 +441,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
             ref_logps=inputs.get("ref_per_token_logps"),
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
-            **self._critic(inputs),
+            **critic,
         )
 
     def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
