@@ -162,6 +162,7 @@ class Terminal:
         return shown
 
     def type(self, text):
+        time.sleep(0.2)  # as nobody is faster
         for first in range(0, len(text), 200):  # a terminal takes only so much at a time
             os.write(self.at, text[first : first + 200].encode())
             self.read(0.02)

@@ -230,7 +230,8 @@ def test_json_has_the_fields_that_programs_read(capsys):
 
 
 @pytest.mark.parametrize("how", ["table", "markdown", "html"])
-def test_other_formats_hold_the_verdicts(how, capsys):
+def test_other_formats_hold_the_verdicts(how, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     arguments = ["--algorithms", "drgrpo", "--batches", "on_policy", "--format", how]
     main(["compare", *arguments, "--verbose"])
     printed = capsys.readouterr().out

@@ -623,7 +623,7 @@ def test_the_main_process_reads_a_file_before_the_others(monkeypatch):
 
     monkeypatch.setattr(preferences, "load_preferences", load)
     monkeypatch.setattr(preferences, "load_tokenizer", lambda *_: order.append("tokenizer"))
-    own = SimpleNamespace(dataset=FileData("f"), max_samples=None)
+    own = SimpleNamespace(dataset=FileData("f"), max_samples=None, rollouts="off")
     preferences.prepare_preferences(own, SimpleNamespace(main_process_first=first), None)
     assert order == ["first", "read", "others", "tokenizer"]
 
@@ -647,7 +647,7 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
 
     args, model = run
     config = SampledAnswers(**GYM, samples_per_prompt=3, candidates=2)
-    own = SimpleNamespace(dataset=config, max_samples=None, algorithm="orm")
+    own = SimpleNamespace(dataset=config, max_samples=None, algorithm="orm", rollouts="off")
     data, tokenizer = run_data.prepare_rewards(own, args, model)
     kept = [json.loads(line) for line in (tmp_path / "samples-train.jsonl").open()]
     how = {"sampled_from": "tiny", "max_completion_length": 20}
@@ -718,7 +718,8 @@ def test_another_model_may_be_sampled(run, monkeypatch):
 
     monkeypatch.setattr(sampling, "sample_completions", sample)
     config = SyntheticTraces(**GYM, step_split=LETTERS, sampled_from="elsewhere", candidates=2)
-    own = SimpleNamespace(dataset=config, max_samples=5, algorithm="prm", formulation="code")
+    given = {"algorithm": "prm", "formulation": "code", "rollouts": "off"}
+    own = SimpleNamespace(dataset=config, max_samples=5, **given)
     data, _ = run_data.prepare_rewards(own, args, model)
     assert (asked, model.model_name_or_path) == (["elsewhere"], "tiny")
     assert len(data.train) == 5

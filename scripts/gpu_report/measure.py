@@ -366,6 +366,7 @@ LEARNED = {
     "policy_gradient": ("logps", "values"),
     "direct_alignment": ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll"),
     "reward_model": ("chosen", "rejected", "rewards", "logits"),
+    "distillation": ("logps", "logits"),
 }
 
 
@@ -393,6 +394,11 @@ def loss_of(name: str, formulation: str, row: algorithms.Formulation):
         if "max_completion_length" in row.reads:
             params["max_completion_length"] = length
         return tensors, lambda **given: losses.policy_gradient_loss(name, **given, **params).loss
+    if row.family == "distillation":
+        student, shape = ("logps", ()) if row.loss == "sampled_reverse_kl" else ("logits", (64,))
+        tensors = {each: normal(count, length, *shape) for each in (student, f"teacher_{student}")}
+        tensors["mask"] = torch.ones(count, length, dtype=torch.float64).to(AT)
+        return tensors, lambda **given: losses.distillation_loss(name, **given, **params)
     paired = row.family == "direct_alignment"
     function = getattr(book.preference if paired else book.reward_models, row.loss)
     reads = inspect.signature(function).parameters
