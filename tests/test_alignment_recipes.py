@@ -323,14 +323,9 @@ FLOORS = {  # greedy exact match after 100 steps; the start is .502
 }
 
 
-IN_SHORT = ("orpo",)  # for the others, see the mark
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [pytest.param(c, marks=[] if c in IN_SHORT else pytest.mark.promise) for c in FLOORS],
-)
+@pytest.mark.promise
+@pytest.mark.parametrize("config", FLOORS)
 def test_every_method_learns_within_a_minute(run, config):
     recipe = config if config in ("kto", "orpo") else "dpo"
     folder, _ = run(recipe, config, "--eval_steps", 100)

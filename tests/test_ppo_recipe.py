@@ -289,7 +289,8 @@ def test_a_reward_model_that_fails(refused, tmp_path, fault):
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.promise)])
+@pytest.mark.promise
+@pytest.mark.parametrize("stage", [2, 3])
 def test_zero_on_two_cpu_processes(launch, tmp_path, stage):
     words = [*SAVING, "--eval_strategy", "no", "--eval_on_start", "false"]
     accelerate = ["--config_file", f"configs/accelerate/zero{stage}.yaml", "--num_processes", "2"]

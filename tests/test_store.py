@@ -148,7 +148,7 @@ def test_off_keeps_none_and_every_keeps_some(run, tmp_path, refused):
 # --- resuming ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.promise), 3])
 def test_a_resumed_run_repeats_and_misses_nothing(run, iterations, monkeypatch, tmp_path):
     # a checkpoint inside a generation, whose rollouts belong to it
     words = [*SMALL, *SAVING, "--num_iterations", iterations, "--samples.every", 1]
