@@ -213,7 +213,9 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
     """
     told = {}
     if prompt is None:
-        told["learn from it"] = f"recipes/grpo.py --config ... --reward_model {folder}/model"
+        told["learn from it"] = (
+            f"as in configs/tiny/grpo_reward.yaml, with --reward_model {folder}/model"
+        )
         if Path(folder, "scores.jsonl").exists():
             told["compare it"] = f"rlhf-trl best-of-n {folder}"
     else:
