@@ -64,7 +64,7 @@ def policy_gradient_loss(
         binary_rewards: (B,) 1 for a success, 0 for a failure (MaxRL).
         num_generations: completions per prompt, standing next to each other; None: the batch is one
             group.
-        normalizer: tokens of the whole accumulation window, for a formulation that is normalised
+        normalizer: tokens of the whole accumulation window, for a formulation that is normalized
             over it; None: those of this mask.
         formulation: "chapter", "code" or "trl".
         **params: the parameters that the formulation reads, under TRL's names where it has one.
@@ -712,7 +712,7 @@ def _check_window(row: PolicyGradient | Distillation, normalizer: Tensor | float
         return
     if row.window != "window":
         raise InputError(
-            f"{row.label} does not read normalizer: it is normalised over the micro-batch"
+            f"{row.label} does not read normalizer: it is normalized over the micro-batch"
         )
     scalar = isinstance(normalizer, Tensor) and normalizer.dim() == 0
     if not (scalar or isinstance(normalizer, Real)) or not normalizer > 0:

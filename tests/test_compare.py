@@ -241,7 +241,7 @@ def test_other_formats_hold_the_verdicts(how, capsys, monkeypatch):
 def test_contributions_are_those_of_single_terms(found):
     result = found["drgrpo", "", "chapter", "code"]["beta"]
     terms = {part.term: part.relative_change for part in result.contributions}
-    assert terms["normaliser"] == pytest.approx(0.5) and 0 < terms["KL"] < 0.1
+    assert terms["normalizer"] == pytest.approx(0.5) and 0 < terms["KL"] < 0.1
 
 
 def test_unknown_names_are_refused():

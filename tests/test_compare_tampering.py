@@ -42,13 +42,13 @@ TAMPERINGS = {
         "torch.clamp(coef_1, max=self.epsilon_high)",
         {"cispo"},
     ),
-    "normaliser of dr_grpo": (
+    "normalizer of dr_grpo": (
         GRPO_LOSS,
         "(per_token_loss.size(0) * self.max_completion_length)",
         "(per_token_loss.size(0) * self.max_completion_length + 1)",
         {"drgrpo"},
     ),
-    "normaliser of dapo": (
+    "normalizer of dapo": (
         GRPO_LOSS,
         'inputs["num_items_in_batch"].clamp(min=1.0)',
         "mask.sum().clamp(min=1.0)",

@@ -503,7 +503,7 @@ ZEROS = torch.zeros(6, 6, dtype=torch.float64)
         ("grpo", "chapter", {"binary_rewards": ZEROS[0]}, "does not read binary_rewards"),
         ("grpo", "chapter", {"ref_logps": ZEROS}, "does not read ref_logps unless beta is given"),
         ("grpo", "chapter", {"beta": 0.1}, "grpo (chapter) needs ref_logps for beta=0.1"),
-        ("grpo", "chapter", {"normalizer": 3}, "normalised over the micro-batch"),
+        ("grpo", "chapter", {"normalizer": 3}, "normalized over the micro-batch"),
         ("grpo", "chapter", {"gamma": 0.9}, "does not read gamma"),
         ("grpo", "trl", {"kl_estimator": "k3"}, "does not read kl_estimator"),
         ("dapo", "chapter", {"ref_logps": ZEROS}, "dapo (chapter) does not read ref_logps; it"),

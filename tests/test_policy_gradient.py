@@ -46,7 +46,7 @@ FEWER = [(1, 1, 2, HEAVY), (2, 1, 1, MILD), (2, 4, 1, HEAVY)]
 def scheduled():
     """All schedules for one row of each class, the fewer for the others.
 
-    What a schedule can break is where the loss is normalised, whether there is a ratio to the
+    What a schedule can break is where the loss is normalized, whether there is a ratio to the
     policy that generated, and where the KL stands; the rows of a class are alike in these.
     """
     seen = set()

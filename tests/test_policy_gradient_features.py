@@ -281,7 +281,7 @@ REFUSED = {
     "a window ending inside a generation": (
         "dapo",
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
-        "dapo (chapter) is normalised over the accumulation window",
+        "dapo (chapter) is normalized over the accumulation window",
     ),
     "a critic": ("ppo", {}, "ppo (chapter) has a critic: use recipes/ppo.py (PPOTrainer)"),
 }

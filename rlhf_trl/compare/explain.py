@@ -49,12 +49,12 @@ _COLUMNS = {
         "ratio": "ratio",
         "surrogate": "surrogate",
         "aggregation": "aggregation",
-        "over": "normalised_over",
+        "over": "normalized_over",
         "KL": "kl",
     },
     "direct_alignment": {"loss": "loss", "log-probs": "logps", "reference": "reference"},
     "reward_model": {"loss": "loss", "aggregation": "aggregation"},
-    "distillation": {"loss": "loss", "aggregation": "aggregation", "over": "normalised_over"},
+    "distillation": {"loss": "loss", "aggregation": "aggregation", "over": "normalized_over"},
 }
 _FOOT = {
     "policy_gradient": "over: what the mean spans; KL: where beta * KL goes; TRL: whether the "
@@ -93,9 +93,9 @@ def _formulation(form: Formulation) -> dict[str, Any]:
     chosen = {part: getattr(form, part) for part in form.parts}
     about = {k: v if isinstance(v, str) else v.__name__ for k, v in chosen.items()}
     if isinstance(form, PolicyGradient):
-        about |= {"normalised_over": form.window, "kl": form.kl, "kl_sign": form.kl_sign}
+        about |= {"normalized_over": form.window, "kl": form.kl, "kl_sign": form.kl_sign}
     if isinstance(form, Distillation):
-        about |= {"normalised_over": form.window}
+        about |= {"normalized_over": form.window}
     if isinstance(form, Preference):
         about |= {"logps": form.logps, "reference": form.reference}
     return {
@@ -163,8 +163,8 @@ def _in_full(form: Formulation) -> list[str]:
             continue
         equation, place = ours(module, about[part])
         line = f"  {part}: {about[part]}"
-        if part == "aggregation" and "normalised_over" in about:
-            line += f", normalised over the {about['normalised_over']}"
+        if part == "aggregation" and "normalized_over" in about:
+            line += f", normalized over the {about['normalized_over']}"
         lines += [line, f"    {equation}", f"    {place}"]
         if isinstance(form, PolicyGradient) and (found := in_trl(about[part])):
             lines.append(f"    TRL: {found}")

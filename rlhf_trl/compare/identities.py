@@ -62,7 +62,7 @@ _NORMS = {
 }
 
 
-def normaliser(left: str, right: str) -> Identity:
+def normalizer(left: str, right: str) -> Identity:
     """Exchange the aggregation; L_i is the length of completion i, B the number of completions."""
 
     def apply(terms: Terms) -> None:
@@ -70,7 +70,7 @@ def normaliser(left: str, right: str) -> Identity:
         terms.surrogate, terms.kl = terms.surrogate * factor, terms.kl * factor
         terms.norm = terms.norm * factor
 
-    return Identity("normaliser", f"weigh each token by {_NORMS[right]}, not {_NORMS[left]}", apply)
+    return Identity("normalizer", f"weigh each token by {_NORMS[right]}, not {_NORMS[left]}", apply)
 
 
 def _surrogate(term: str, says: str, change: Callable[[View, Tensor], Tensor]) -> Identity:
@@ -318,16 +318,16 @@ def kto_one_mean(weight: float = 1.0) -> Identity:
     """Take one mean over all examples where the code adds the means of the two classes."""
     times = "" if weight == 1 else f"{weight:g} times "
     says = f"multiply each class by {times}its share of the batch"
-    return _micro("normaliser", says, lambda part, w, _: w * weight * _class_share(part))
+    return _micro("normalizer", says, lambda part, w, _: w * weight * _class_share(part))
 
 
 TWO_CLASS_MEANS = _micro(
-    "normaliser",
+    "normalizer",
     "divide each class by its share of the batch",
     lambda part, w, _: w / _class_share(part),
 )
 TOKENS_OF_THE_BATCH = _micro(
-    "normaliser",
+    "normalizer",
     "weigh each token by 1/(tokens of the micro-batch)",
     lambda part, w, _: w * part.lengths * len(part.lengths) / part.mask.sum(),
 )
@@ -340,5 +340,5 @@ def _of_the_window(terms: PairTerms) -> None:
 
 
 TOKENS_OF_THE_WINDOW = Identity(
-    "normaliser", "weigh each token by 1/(tokens of the window)", _of_the_window
+    "normalizer", "weigh each token by 1/(tokens of the window)", _of_the_window
 )

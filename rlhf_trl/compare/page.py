@@ -77,7 +77,7 @@ row is about them; what a KL adds is explained below a table.
 
 {batches}
 
-All of it is one process; what several processes do to a normaliser is not measured here. A
+All of it is one process; what several processes do to a normalizer is not measured here. A
 *generation* is what TRL samples at once, `steps_per_generation` micro-batches of it; a *window* is
 what one optimizer step sees, `gradient_accumulation_steps` micro-batches. B is the number of
 completions, L_i the length of completion i, rho the likelihood ratio, s the standard deviation of a

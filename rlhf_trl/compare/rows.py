@@ -61,9 +61,9 @@ _SIGN_SAYS = "The code's KL has the other sign."
 _AVERAGE_SAYS = "The code's KL is an average over the tokens, with the other sign."
 _NO_SETTING = "none in TRL"
 _UNCHANGED = ("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation")
-_TRL_MEAN = to.normaliser("token_mean", "token_mean_trl")
-_TRL_DAPO = to.normaliser("sequence_mean", "token_mean_trl")
-_SUM_TO_MEAN = to.normaliser("sequence_sum", "sequence_mean")
+_TRL_MEAN = to.normalizer("token_mean", "token_mean_trl")
+_TRL_DAPO = to.normalizer("sequence_mean", "token_mean_trl")
+_SUM_TO_MEAN = to.normalizer("sequence_sum", "sequence_mean")
 _AVERAGED_KL = to.kl_in_reward("averaged")
 _TRL_RLOO = ("TRL RLOOTrainer", "RLOOTrainer")
 _PPO = {"gamma": 1.0, "lam": 0.95, "cliprange_value": 0.2, "vf_coef": 0.1}
@@ -159,7 +159,7 @@ POLICY_ROWS = (
     ),
     _code(
         "drgrpo",
-        *(to.normaliser("fixed_length", "sequence_mean"), to.CODE_K3),
+        *(to.normalizer("fixed_length", "sequence_mean"), to.CODE_K3),
         why="The chapter divides by a fixed length, the code keeps each completion's own.",
         with_kl=_SIGN_SAYS,
     ),
@@ -168,7 +168,7 @@ POLICY_ROWS = (
         Book("drgrpo"),
         stock("drgrpo", scale_rewards="group"),
         (to.STANDARDIZED,),
-        "loss_type: dr_grpo changes the normaliser only; rewards are scaled until scale_rewards is "
+        "loss_type: dr_grpo changes the normalizer only; rewards are scaled until scale_rewards is "
         "none.",
         "scale_rewards: none",
         variant="rewards still scaled",
@@ -195,7 +195,7 @@ POLICY_ROWS = (
     ),
     _group_code(
         "cispo",
-        to.normaliser("token_mean", "sequence_mean"),
+        to.normalizer("token_mean", "sequence_mean"),
         why="The equation divides by all tokens, the code by those of each completion. ",
     ),
     Row(
@@ -235,7 +235,7 @@ POLICY_ROWS = (
     _group_code_trl("sapo"),
     _code(
         "dapo",
-        *(to.normaliser("token_mean", "token_mean_micro_batch"), _EPS),
+        *(to.normalizer("token_mean", "token_mean_micro_batch"), _EPS),
         why="The chapter's mean is over the whole window, the code's over each micro-batch; the "
         "code adds 1e-8 to the standard deviation.",
     ),
@@ -440,7 +440,7 @@ DISTILLATION_ROWS = (
     Row(
         Book("opd"),
         _DISTILLATION,
-        (to.vocabulary(), to.normaliser("sequence_sum", "token_mean")),
+        (to.vocabulary(), to.normalizer("sequence_sum", "token_mean")),
         "The chapter weighs the sampled token, which has the same expected gradient, and sums over "
         "a completion; TRL sums over the vocabulary and averages over the tokens of the window.",
         _NO_SETTING,
@@ -454,14 +454,14 @@ DISTILLATION_ROWS = (
     _code(
         "sdpo",
         to.vocabulary(20),
-        to.normaliser("sequence_sum", "per_prompt"),
+        to.normalizer("sequence_sum", "per_prompt"),
         why="The code tells apart the 20 likeliest tokens, and averages over the tokens of a "
         "prompt's completions.",
     ),
     Row(
         Book("sdpo", "code"),
         Book("sdpo", "trl"),
-        (to.normaliser("per_prompt", "sequence_mean"),),
+        (to.normalizer("per_prompt", "sequence_mean"),),
         "TRL's experimental SDPOTrainer averages over each completion.",
         variant="as TRL aggregates",
     ),

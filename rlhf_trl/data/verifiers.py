@@ -47,7 +47,7 @@ def extract_answer(text: str) -> str | None:
     return gym_extract(text)
 
 
-def normalise(task: str, answer: str) -> str:
+def normalize(task: str, answer: str) -> str:
     """Return the spelling of `answer` under which equal answers to `task` are equal strings."""
     if task in NUMERIC:
         with suppress(ValueError):
@@ -63,7 +63,7 @@ def exact_match(
 
     def same(text: str, right: str, task: str) -> bool:
         found = extract_answer(text)
-        return found is not None and normalise(task, found) == normalise(task, right)
+        return found is not None and normalize(task, found) == normalize(task, right)
 
     return _compared(same, completions, answer, tasks)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.data.verifiers import completion_text, extract_answer, normalise
+from rlhf_trl.data.verifiers import completion_text, extract_answer, normalize
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, mean_and_spread
 from rlhf_trl.reward_models.metrics import (
@@ -87,7 +87,7 @@ def read_candidates(folder: str | Path) -> Candidates:
             row = json.loads(line)
             text, task = completion_text(row["completion"]), row.get("task") or ""
             found, scores = extract_answer(text), {k: float(v) for k, v in row["scores"].items()}
-            answer = None if found is None else normalise(task, found)
+            answer = None if found is None else normalize(task, found)
             if not isinstance(row["label"], bool) or not scores:
                 raise ValueError("its label is not true or false, or it has no scores")
             rows.append((row["prompt"], text, answer, row["label"], scores))

@@ -199,5 +199,5 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
 
 
 def _plain(text: str) -> str:
-    """Return a text as tokenizers normalise it that keep its letters."""
+    """Return a text as tokenizers normalize it that keep its letters."""
     return "".join(unicodedata.normalize("NFKC", text).split())

@@ -554,7 +554,7 @@ def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:
         raise InputError(
-            f"{row.label} is normalised over the accumulation window, which must not end inside a "
+            f"{row.label} is normalized over the accumulation window, which must not end inside a "
             f"generation that goes on: make steps_per_generation ({every}) x num_iterations "
             f"({args.num_iterations}) a multiple of gradient_accumulation_steps ({window}), or "
             "the other way round."
