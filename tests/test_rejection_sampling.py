@@ -90,7 +90,7 @@ def test_strategies_share_answers_and_train_on_what_they_select(sampled, tmp_pat
 
 
 def test_answers_survive_a_crash_while_they_are_scored(sampled, refused, tmp_path, monkeypatch):
-    (tmp_path / "my_rewards.py").write_text(
+    (tmp_path / "full_rewards.py").write_text(
         "import os\n"
         "def length(completions, **_):\n"
         "    if 'READY' not in os.environ:\n"
@@ -98,7 +98,7 @@ def test_answers_survive_a_crash_while_they_are_scored(sampled, refused, tmp_pat
         "    return [len(c[0]['content']) for c in completions]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["--reward_funcs", "my_rewards.length", "--resume_from_checkpoint", "auto"]
+    words = ["--reward_funcs", "full_rewards.length", "--resume_from_checkpoint", "auto"]
     with pytest.raises(SystemExit) as stop:
         sampled(*words)
     assert "raised MemoryError: full" in str(stop.value.code)
