@@ -13,19 +13,19 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(PolicyGradientRun):
-    """The fields of this recipe beside DistillationConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookDistillationConfig and TRL's ModelConfig."""
 
     algorithm: str = algorithm_of("distill", "opd")
 
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.distillation.DistillationConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.distillation.BookDistillationConfig")
 
     from rlhf_trl.run.train import train_policy
-    from rlhf_trl.trainers.distillation import DistillationTrainer
+    from rlhf_trl.trainers.distillation import BookDistillationTrainer
 
-    train_policy(loaded, DistillationTrainer)
+    train_policy(loaded, BookDistillationTrainer)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(AlignmentRun):
-    """The fields of this recipe beside PreferenceConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookDPOConfig and TRL's ModelConfig."""
 
     algorithm: str = algorithm_of("dpo")
 
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.direct_alignment.PreferenceConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.direct_alignment.BookDPOConfig")
 
     from rlhf_trl.run.preferences import train_preferences
-    from rlhf_trl.trainers.direct_alignment import PreferenceTrainer
+    from rlhf_trl.trainers.direct_alignment import BookDPOTrainer
 
-    train_preferences(loaded, PreferenceTrainer)
+    train_preferences(loaded, BookDPOTrainer)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(PolicyGradientRun):
-    """The fields of this recipe beside PolicyGradientConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookGRPOConfig and TRL's ModelConfig."""
 
     algorithm: str = algorithm_of("grpo")
 
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.policy_gradient.BookGRPOConfig")
 
     from rlhf_trl.run.train import train_policy
-    from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
+    from rlhf_trl.trainers.policy_gradient import BookGRPOTrainer
 
-    train_policy(loaded, PolicyGradientTrainer)
+    train_policy(loaded, BookGRPOTrainer)
 
 
 if __name__ == "__main__":

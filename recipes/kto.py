@@ -1,4 +1,4 @@
-"""KTO (chapter 8) on TRL's KTOTrainer, from pairs or from labelled examples.
+"""KTO (chapter 8) on TRL's KTOTrainer, from pairs or from labeled examples.
 
 accelerate launch --config_file configs/accelerate/cpu.yaml recipes/kto.py \
     --config configs/tiny/kto.yaml
@@ -13,19 +13,19 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(AlignmentRun):
-    """The fields of this recipe beside UnpairedConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookKTOConfig and TRL's ModelConfig."""
 
     algorithm: str = algorithm_of("kto")
 
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.direct_alignment.UnpairedConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.direct_alignment.BookKTOConfig")
 
     from rlhf_trl.run.preferences import train_preferences
-    from rlhf_trl.trainers.direct_alignment import UnpairedTrainer
+    from rlhf_trl.trainers.direct_alignment import BookKTOTrainer
 
-    train_preferences(loaded, UnpairedTrainer, unpaired=True)
+    train_preferences(loaded, BookKTOTrainer, unpaired=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(ExamplesRun):
-    """The fields of this recipe beside TokenRewardConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookTokenRewardConfig and TRL's ModelConfig."""
 
     dataset: OutcomeData
     algorithm: str = algorithm_of("orm")
@@ -21,12 +21,12 @@ class Run(ExamplesRun):
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.TokenRewardConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.BookTokenRewardConfig")
 
     from rlhf_trl.run.reward_models import train_reward_model
-    from rlhf_trl.trainers.reward_models import TokenRewardTrainer
+    from rlhf_trl.trainers.reward_models import BookTokenRewardTrainer
 
-    train_reward_model(loaded, TokenRewardTrainer)
+    train_reward_model(loaded, BookTokenRewardTrainer)
 
 
 if __name__ == "__main__":

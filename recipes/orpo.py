@@ -13,19 +13,19 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(AlignmentRun):
-    """The fields of this recipe beside OddsRatioConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookORPOConfig and TRL's ModelConfig."""
 
     algorithm: str = algorithm_of("orpo")
 
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.orpo.OddsRatioConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.orpo.BookORPOConfig")
 
     from rlhf_trl.run.preferences import train_preferences
-    from rlhf_trl.trainers.orpo import OddsRatioTrainer
+    from rlhf_trl.trainers.orpo import BookORPOTrainer
 
-    train_preferences(loaded, OddsRatioTrainer)
+    train_preferences(loaded, BookORPOTrainer)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(PolicyGradientRun):
-    """The fields of this recipe beside PPOConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookPPOConfig and TRL's ModelConfig."""
 
     algorithm: str = algorithm_of("ppo")
 
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.ppo.PPOConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.ppo.BookPPOConfig")
 
     from rlhf_trl.run.train import train_policy
-    from rlhf_trl.trainers.ppo import PPOTrainer
+    from rlhf_trl.trainers.ppo import BookPPOTrainer
 
-    train_policy(loaded, PPOTrainer)
+    train_policy(loaded, BookPPOTrainer)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(ExamplesRun):
-    """The fields of this recipe beside TokenRewardConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookTokenRewardConfig and TRL's ModelConfig."""
 
     dataset: ProcessData
     algorithm: str = algorithm_of("prm")
@@ -22,14 +22,14 @@ class Run(ExamplesRun):
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.TokenRewardConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.BookTokenRewardConfig")
     data = loaded.own.dataset
 
     from rlhf_trl.run.reward_models import train_reward_model
-    from rlhf_trl.trainers.reward_models import TokenRewardTrainer
+    from rlhf_trl.trainers.reward_models import BookTokenRewardTrainer
 
     steps = {"step_separator": data.step_separator, "step_split": data.step_split}
-    train_reward_model(loaded, TokenRewardTrainer, **steps)
+    train_reward_model(loaded, BookTokenRewardTrainer, **steps)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def main() -> None:
     loaded = load_config(Run, "SFTConfig")
 
     from rlhf_trl.run.rejection_sampling import train_on_selected
-    from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+    from rlhf_trl.trainers.sft import BookSFTTrainer
 
-    train_on_selected(loaded, AnsweringSFTTrainer)
+    train_on_selected(loaded, BookSFTTrainer)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from rlhf_trl.run.launch import recipe
 
 @dataclass(kw_only=True)
 class Run(ExamplesRun):
-    """The fields of this recipe beside ComparisonConfig and TRL's ModelConfig."""
+    """The fields of this recipe beside BookRewardConfig and TRL's ModelConfig."""
 
     dataset: RewardData
     algorithm: str = algorithm_of("reward")
@@ -21,12 +21,12 @@ class Run(ExamplesRun):
 
 def main() -> None:
     """Parse, load, train, evaluate, save, report."""
-    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.ComparisonConfig")
+    loaded = load_config(Run, "rlhf_trl.trainers.reward_models.BookRewardConfig")
 
     from rlhf_trl.run.reward_models import train_reward_model
-    from rlhf_trl.trainers.reward_models import ComparisonTrainer
+    from rlhf_trl.trainers.reward_models import BookRewardTrainer
 
-    train_reward_model(loaded, ComparisonTrainer)
+    train_reward_model(loaded, BookRewardTrainer)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ def main() -> None:
     loaded = load_config(Run, "SFTConfig")
 
     from rlhf_trl.run.supervised import train_supervised
-    from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+    from rlhf_trl.trainers.sft import BookSFTTrainer
 
-    train_supervised(loaded, AnsweringSFTTrainer)
+    train_supervised(loaded, BookSFTTrainer)
 
 
 if __name__ == "__main__":

@@ -58,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     best.set_defaults(run=_best_of_n)
     over = commands.add_parser(
-        "overoptimise",
+        "overoptimize",
         help="train policies on reward models and past what those are good for: table and figure",
         epilog="Every other option goes to the policies' recipe, as in --learning_rate 2e-4.",
         allow_abbrev=False,
     )
-    over.set_defaults(run=_overoptimise)
-    for several, name in ((race, "race"), (over, "overoptimisation")):
+    over.set_defaults(run=_overoptimize)
+    for several, name in ((race, "race"), (over, "overoptimization")):
         several.add_argument("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
         several.add_argument("--seeds", type=int, default=3, help="runs of each (3)")
         several.add_argument("--jobs", type=int, default=1, help="side by side, a thread each (1)")
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rollouts.add_argument("--output", help="write to this file instead of RUN/rollouts.html")
     rollouts.set_defaults(run=_rollouts)
     args, args.rest = parser.parse_known_args(argv)
-    if args.rest and args.run not in (_race, _overoptimise, _evaluate, _chat):
+    if args.rest and args.run not in (_race, _overoptimize, _evaluate, _chat):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
         args.run(args)
@@ -227,14 +227,14 @@ def _merge(args: argparse.Namespace) -> None:
     print(f"{folder} holds the merged model; its logits differ from the unmerged ones by {gap:.1e}")
 
 
-def _overoptimise(args: argparse.Namespace) -> None:
+def _overoptimize(args: argparse.Namespace) -> None:
     from rlhf_trl.run.folders import home
 
     campaign = home() / "recipes" / "experiments" / "2026-11-20-over-optimization"
-    script = runpy.run_path(str(campaign / "overoptimisation.py"))
+    script = runpy.run_path(str(campaign / "overoptimization.py"))
     folder = Path(args.output_dir)
-    print(script["overoptimise"](folder, args.seeds, jobs=args.jobs, extra=args.rest))
-    print(f"\noveroptimisation.md, overoptimisation.json and overoptimisation.png are in {folder}")
+    print(script["overoptimize"](folder, args.seeds, jobs=args.jobs, extra=args.rest))
+    print(f"\noveroptimization.md, overoptimization.json and overoptimization.png are in {folder}")
 
 
 def _translate(args: argparse.Namespace) -> None:

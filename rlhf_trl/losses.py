@@ -26,7 +26,7 @@ from rlhf_trl.errors import InputError, nearest
 class PolicyGradientLoss:
     """What `policy_gradient_loss` returns."""
 
-    loss: Tensor  # the scalar to minimise; differentiable in `logps` (and `values`)
+    loss: Tensor  # the scalar to minimize; differentiable in `logps` (and `values`)
     advantages: Tensor  # (B,), or (B, T) where each token has its own; constants
 
 
@@ -129,14 +129,14 @@ def shaped_rewards(
     of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`.
 
     Returns:
-        (B,) rewards, or (B, T) if the row penalises each token.
+        (B,) rewards, or (B, T) if the row penalizes each token.
     """
     if row.kl != "reward" or not params["beta"]:
         return rewards
     rollout_logps = (logps if old_logps is None else old_logps).detach()
     per_token = kl_estimate(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
-    penalise = _function(book.rewards, row.kl_penalty)
-    return _call(penalise, params, {"rewards": rewards, "kl": per_token, "mask": mask})
+    penalize = _function(book.rewards, row.kl_penalty)
+    return _call(penalize, params, {"rewards": rewards, "kl": per_token, "mask": mask})
 
 
 def estimate_advantages(
@@ -217,7 +217,7 @@ def surrogate_loss(
 class PreferenceLoss:
     """What `preference_loss` returns."""
 
-    loss: Tensor  # the scalar to minimise; differentiable in the policy's log-probabilities
+    loss: Tensor  # the scalar to minimize; differentiable in the policy's log-probabilities
     # (B,) implicit rewards, beta * (log pi - log pi_ref), or beta * log pi where no reference is
     # read; constants
     chosen_rewards: Tensor

@@ -30,8 +30,8 @@ from trl import GRPOTrainer
 from rlhf_trl import tiny
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.verifiers import exact_match, format_reward, load_rewards
-from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
-from rlhf_trl.trainers.ppo import PPOConfig, PPOTrainer
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
+from rlhf_trl.trainers.ppo import BookPPOConfig, BookPPOTrainer
 
 WARM_UP = 10  # pairs
 
@@ -63,7 +63,7 @@ class Alternate(TrainerCallback):
 
     def on_step_end(self, *args, **kwargs):
         """Note this step's time and change over."""
-        if self._class is PPOTrainer and not self._ours:
+        if self._class is BookPPOTrainer and not self._ours:
             self._value_pass()
         self.seconds[self._ours].append(time.process_time() - self._started)
         self._next()
@@ -102,9 +102,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--ppo", action="store_true", help="time PPO instead")
     pairs, ppo = parser.parse_args().pairs, parser.parse_args().ppo
-    ours_class, config_class = PolicyGradientTrainer, PolicyGradientConfig
+    ours_class, config_class = BookGRPOTrainer, BookGRPOConfig
     if ppo:
-        ours_class, config_class = PPOTrainer, PPOConfig
+        ours_class, config_class = BookPPOTrainer, BookPPOConfig
     torch.set_num_threads(1)
     spec = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
     tasks = GymTasks(GymData(specs=[spec], eval_size=1))

@@ -34,14 +34,14 @@ TABLES = {
 NAMES = {"preference_rm": "reward"}  # configs that are called otherwise here
 TRAINERS = "rlhf_trl.trainers."
 CLASSES = {
-    "grpo": "policy_gradient.PolicyGradientConfig",
-    "ppo": "ppo.PPOConfig",
-    "dpo": "direct_alignment.PreferenceConfig",
-    "kto": "direct_alignment.UnpairedConfig",
-    "orpo": "orpo.OddsRatioConfig",
-    "reward": "reward_models.ComparisonConfig",
-    "orm": "reward_models.TokenRewardConfig",
-    "prm": "reward_models.TokenRewardConfig",
+    "grpo": "policy_gradient.BookGRPOConfig",
+    "ppo": "ppo.BookPPOConfig",
+    "dpo": "direct_alignment.BookDPOConfig",
+    "kto": "direct_alignment.BookKTOConfig",
+    "orpo": "orpo.BookORPOConfig",
+    "reward": "reward_models.BookRewardConfig",
+    "orm": "reward_models.BookTokenRewardConfig",
+    "prm": "reward_models.BookTokenRewardConfig",
 }
 # where a run writes and reports
 NOT_COMPARED = {"output_dir", "run_name", "project", "report_to", "save_strategy", "save_steps"}

@@ -115,7 +115,7 @@ def launch(tmp_path):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Let `race` and `overoptimise` start a function in place of the recipes; return the calls.
+    """Let `race` and `overoptimize` start a function in place of the recipes; return the calls.
 
     The function takes the run's folder as it will be, the one to write to, and the options.
     """

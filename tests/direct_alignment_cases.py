@@ -9,12 +9,12 @@ from rlhf_trl import preference_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.direct_alignment import (
-    PreferenceConfig,
-    PreferenceTrainer,
-    UnpairedConfig,
-    UnpairedTrainer,
+    BookDPOConfig,
+    BookDPOTrainer,
+    BookKTOConfig,
+    BookKTOTrainer,
 )
-from rlhf_trl.trainers.orpo import OddsRatioConfig, OddsRatioTrainer
+from rlhf_trl.trainers.orpo import BookORPOConfig, BookORPOTrainer
 
 NAMES = names("direct_alignment")
 ROWS = [(name, which) for name in NAMES for which in ALGORITHMS[name].formulations]
@@ -44,9 +44,9 @@ def pairs(count):
 def build(name, which="chapter", *, count=16, rows=None, peft=None, model=None, **config):
     """Return a trainer of the family on fixed pairs; KTO takes the same number of examples."""
     trainer, config_class = {
-        "kto": (UnpairedTrainer, UnpairedConfig),
-        "orpo": (OddsRatioTrainer, OddsRatioConfig),
-    }.get(name, (PreferenceTrainer, PreferenceConfig))
+        "kto": (BookKTOTrainer, BookKTOConfig),
+        "orpo": (BookORPOTrainer, BookORPOConfig),
+    }.get(name, (BookDPOTrainer, BookDPOConfig))
     defaults = {
         "output_dir": "/nonexistent",
         "use_cpu": True,

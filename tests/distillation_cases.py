@@ -12,7 +12,7 @@ from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.models import drifted
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.distillation import DistillationConfig, DistillationTrainer
+from rlhf_trl.trainers.distillation import BookDistillationConfig, BookDistillationTrainer
 
 ROWS = [(name, which) for name in names("distillation") for which in ALGORITHMS[name].formulations]
 
@@ -40,10 +40,10 @@ def build(name, which="chapter", *, model=None, answer=completion, **config):
         **{"max_completion_length": LIMIT, "reward_weights": [1.0, 0.5]},
     }
     rows = [{"prompt": [{"role": "user", "content": word}], "word": word} for word in WORDS]
-    built = DistillationTrainer(
+    built = BookDistillationTrainer(
         model or checkpoint(),
         [right, shaped],
-        DistillationConfig(**{**defaults, **own, **config}),
+        BookDistillationConfig(**{**defaults, **own, **config}),
         Dataset.from_list(rows),
         processing_class=build_tokenizer(),
         algorithm=name,

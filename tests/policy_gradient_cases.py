@@ -13,7 +13,7 @@ from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
 
 NAMES = [name for name in names("policy_gradient") if name != "ppo"]
 ROWS = [(name, which) for name in NAMES for which in ALGORITHMS[name].formulations]
@@ -93,7 +93,7 @@ def build(
 ):
     """A trainer on ten prompts with two rewards and fixed completions; "stock" is TRL's own."""
     ours = name != "stock"
-    trainer, config_class = which if not ours else (PolicyGradientTrainer, PolicyGradientConfig)
+    trainer, config_class = which if not ours else (BookGRPOTrainer, BookGRPOConfig)
     if ours:
         config = own_fields(name, which) | config
     defaults = {

@@ -15,7 +15,7 @@ from policy_gradient_cases import (
 
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.ppo import PPOConfig, PPOTrainer
+from rlhf_trl.trainers.ppo import BookPPOConfig, BookPPOTrainer
 
 
 def build(
@@ -44,10 +44,10 @@ def build(
     }
     words = [first + second for first in WORDS for second in WORDS[:5]]
     rows = [{"prompt": [{"role": "user", "content": word}], "word": word} for word in words]
-    trainer = PPOTrainer(
+    trainer = BookPPOTrainer(
         model=model or checkpoint(),
         reward_funcs=[right, shaped],
-        args=PPOConfig(**{**defaults, **config}),
+        args=BookPPOConfig(**{**defaults, **config}),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
         formulation=formulation,

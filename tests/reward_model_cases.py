@@ -17,10 +17,10 @@ from rlhf_trl import reward_loss
 from rlhf_trl.compare.measure import Measured, accumulate, batches, flat_gradient
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.reward_models import (
-    ComparisonConfig,
-    ComparisonTrainer,
-    TokenRewardConfig,
-    TokenRewardTrainer,
+    BookRewardConfig,
+    BookRewardTrainer,
+    BookTokenRewardConfig,
+    BookTokenRewardTrainer,
 )
 
 ROWS = [
@@ -121,9 +121,9 @@ def build(
     if name == "prm":
         fields |= {"step_separator": SEPARATOR, "step_split": SPLIT}
     trainer, config_class = {
-        "reward": (ComparisonTrainer, ComparisonConfig),
-        "kwise": (ComparisonTrainer, ComparisonConfig),
-    }.get(name, (TokenRewardTrainer, TokenRewardConfig))
+        "reward": (BookRewardTrainer, BookRewardConfig),
+        "kwise": (BookRewardTrainer, BookRewardConfig),
+    }.get(name, (BookTokenRewardTrainer, BookTokenRewardConfig))
     built = trainer(
         model or checkpoint(),
         config_class(**settings(**config)),

@@ -70,10 +70,10 @@ def test_equal_answers_vote_together_as_the_task_spells_them(tmp_path):
     rows = candidates({"score": [0.0] * 8}, [["7", "7.0", "8", "8"], ["7", "1", "2", "3"]])
     for row in rows:
         row["label"] = "7" in row["completion"]
-    spelt = write(tmp_path / "spelt", rows)
+    spelled = write(tmp_path / "spelled", rows)
     numbers = write(tmp_path / "numbers", [row | {"task": "chain_sum"} for row in rows])
     # first prompt: 8 8 outvotes "7" and "7.0" unless they are one answer; second: four ways
-    assert cells(best_of_n([spelt]))["majority of n"][2] == "0.125"
+    assert cells(best_of_n([spelled]))["majority of n"][2] == "0.125"
     assert cells(best_of_n([numbers]))["majority of n"][2] == "0.375"
 
 
@@ -131,7 +131,7 @@ def test_what_is_no_set_of_candidates_is_one_sentence(tmp_path, monkeypatch):
     write(tmp_path / "other", edited(rows, 3, label=True))
     write(tmp_path / "shorter", rows[:-1])
     write(tmp_path / "two_kinds", edited(rows, 2, scores={"last": 1.0}))
-    write(tmp_path / "unlabelled", edited(rows, 1, label=None))
+    write(tmp_path / "unlabeled", edited(rows, 1, label=None))
     write(tmp_path / "unscored", edited(rows, 1, scores={}))
     write(tmp_path / "nan", edited(rows, 5, scores={"score": float("nan")}))
     write(tmp_path / "no_completion", [{"prompt": "x"}])
@@ -145,7 +145,7 @@ def test_what_is_no_set_of_candidates_is_one_sentence(tmp_path, monkeypatch):
         (["good", "other"], False, "good/scores.jsonl and other/scores.jsonl hold other candidate"),
         (["good", "shorter"], False, "let both runs score the same samples-held-out.jsonl"),
         (["two_kinds"], False, "line 3 has the scores last and line 1 score"),
-        (["unlabelled"], False, "line 2 is not a scored candidate (ValueError: its label"),
+        (["unlabeled"], False, "line 2 is not a scored candidate (ValueError: its label"),
         (["unscored"], False, "line 2 is not a scored candidate"),
         (["nan"], False, "nan/scores.jsonl, score: scores: number 5 of 8 is nan"),
         (["no_completion"], False, "line 1 is not a scored candidate (KeyError: 'completion')"),

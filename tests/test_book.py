@@ -43,34 +43,34 @@ def test_leave_one_out():
     equal(actual, [-1.5, 0.0, 1.5, 1.5, 1.5, -3.0])
 
 
-def test_group_centred():
-    actual = advantages.group_centred(f64([0.0, 1.0, 2.0, 4.0]), 2)
+def test_group_centered():
+    actual = advantages.group_centered(f64([0.0, 1.0, 2.0, 4.0]), 2)
     equal(actual, [-0.5, 0.5, -1.0, 1.0])
 
 
-def test_group_standardised():
+def test_group_standardized():
     # 0, 1, 2 has mean 1 and, with n - 1, standard deviation 1; 0, 0, 3 has mean 1 and sqrt(3)
-    actual = advantages.group_standardised(f64([0.0, 1.0, 2.0, 0.0, 0.0, 3.0]), 3, std_epsilon=0.5)
+    actual = advantages.group_standardized(f64([0.0, 1.0, 2.0, 0.0, 0.0, 3.0]), 3, std_epsilon=0.5)
     wide = math.sqrt(3) + 0.5
     equal(actual, [-1 / 1.5, 0.0, 1 / 1.5, -1 / wide, -1 / wide, 2 / wide])
 
 
-def test_group_standardised_default_epsilon_is_the_listings():
+def test_group_standardized_default_epsilon_is_the_listings():
     # 0 and 1: mean 1/2, standard deviation 1/sqrt(2)
-    equal(advantages.group_standardised(f64([0.0, 1.0]))[1], 0.5 / (math.sqrt(0.5) + 1e-4))
+    equal(advantages.group_standardized(f64([0.0, 1.0]))[1], 0.5 / (math.sqrt(0.5) + 1e-4))
 
 
-def test_group_standardised_of_equal_rewards_is_zero_but_for_rounding():
-    equal(advantages.group_standardised(f64([0.5, 0.5]), std_epsilon=1e-8), [0.0, 0.0])
+def test_group_standardized_of_equal_rewards_is_zero_but_for_rounding():
+    equal(advantages.group_standardized(f64([0.5, 0.5]), std_epsilon=1e-8), [0.0, 0.0])
     # six float32 numbers of .3: the mean is 2^-25 below, the standard deviation sqrt(6/5) of that
     rewards, unit = torch.full((6,), 0.3), 2.0**-25
     for epsilon, stated in ((1e-8, 0.7), (1e-4, 3e-4)):
-        found = advantages.group_standardised(rewards, 6, epsilon)
+        found = advantages.group_standardized(rewards, 6, epsilon)
         expected = unit / (unit * math.sqrt(6 / 5) + epsilon)
         assert found.tolist() == pytest.approx([expected] * 6, rel=1e-4)
         assert expected == pytest.approx(stated, rel=0.01)
     # two such groups: torch's standard deviation is 0, and the mean is as far off
-    found = advantages.group_standardised(torch.full((12,), 0.3), 6, 1e-8)
+    found = advantages.group_standardized(torch.full((12,), 0.3), 6, 1e-8)
     assert found.tolist() == pytest.approx([unit / 1e-8] * 12, rel=1e-4)
 
 
@@ -118,8 +118,8 @@ def test_gae_steps_over_masked_tokens():
 BASELINES = [
     lambda r: advantages.batch_mean_baseline(r),
     lambda r: advantages.leave_one_out(r, 4),
-    lambda r: advantages.group_centred(r, 4),
-    lambda r: advantages.group_standardised(r, 4),
+    lambda r: advantages.group_centered(r, 4),
+    lambda r: advantages.group_standardized(r, 4),
 ]
 
 
@@ -141,21 +141,21 @@ def test_groups_do_not_see_each_other(estimate):
 
 
 @pytest.mark.parametrize("scale", [0.1, 7.0])
-def test_standardised_advantages_forget_the_scale(scale):
+def test_standardized_advantages_forget_the_scale(scale):
     sample = f64([0.0, 1.0, 1.0, 3.0])
-    scaled = advantages.group_standardised(sample * scale, std_epsilon=0.0)
-    torch.testing.assert_close(scaled, advantages.group_standardised(sample, std_epsilon=0.0))
+    scaled = advantages.group_standardized(sample * scale, std_epsilon=0.0)
+    torch.testing.assert_close(scaled, advantages.group_standardized(sample, std_epsilon=0.0))
 
 
 @pytest.mark.parametrize(
     ("estimate", "size"),
     [
         (advantages.leave_one_out, 4),
-        (advantages.group_centred, 4),
-        (advantages.group_standardised, 4),
+        (advantages.group_centered, 4),
+        (advantages.group_standardized, 4),
         (advantages.maxrl, 4),
         (advantages.leave_one_out, 1),
-        (advantages.group_standardised, 1),
+        (advantages.group_standardized, 1),
     ],
 )
 def test_groups_that_do_not_fit_are_refused(estimate, size):

@@ -12,19 +12,19 @@ from rlhf_trl.run.config import read_config
 from rlhf_trl.run.race import recipe_of
 
 ROOT = Path(__file__).parent.parent
-POLICY_GRADIENT = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
+POLICY_GRADIENT = "rlhf_trl.trainers.policy_gradient.BookGRPOConfig"
 TRL_CONFIGS = {
     "sft": "SFTConfig",
     "rejection_sampling": "SFTConfig",
     "grpo": POLICY_GRADIENT,
-    "distill": "rlhf_trl.trainers.distillation.DistillationConfig",
-    "ppo": "rlhf_trl.trainers.ppo.PPOConfig",
-    "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
-    "kto": "rlhf_trl.trainers.direct_alignment.UnpairedConfig",
-    "orpo": "rlhf_trl.trainers.orpo.OddsRatioConfig",
-    "reward": "rlhf_trl.trainers.reward_models.ComparisonConfig",
-    "orm": "rlhf_trl.trainers.reward_models.TokenRewardConfig",
-    "prm": "rlhf_trl.trainers.reward_models.TokenRewardConfig",
+    "distill": "rlhf_trl.trainers.distillation.BookDistillationConfig",
+    "ppo": "rlhf_trl.trainers.ppo.BookPPOConfig",
+    "dpo": "rlhf_trl.trainers.direct_alignment.BookDPOConfig",
+    "kto": "rlhf_trl.trainers.direct_alignment.BookKTOConfig",
+    "orpo": "rlhf_trl.trainers.orpo.BookORPOConfig",
+    "reward": "rlhf_trl.trainers.reward_models.BookRewardConfig",
+    "orm": "rlhf_trl.trainers.reward_models.BookTokenRewardConfig",
+    "prm": "rlhf_trl.trainers.reward_models.BookTokenRewardConfig",
 }
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 CONFIGS = sorted(

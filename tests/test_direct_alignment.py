@@ -18,7 +18,7 @@ from rlhf_trl.compare import measure
 from rlhf_trl.errors import InputError
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.direct_alignment import PreferenceConfig, PreferenceTrainer
+from rlhf_trl.trainers.direct_alignment import BookDPOConfig, BookDPOTrainer
 
 TOLERANCE = 1e-5
 
@@ -247,19 +247,19 @@ def test_fields_that_the_row_does_not_read(config, part):
 
 def test_a_plain_config_is_refused():
     with pytest.raises(InputError, match="not a DPOConfig, whose defaults cannot be told"):
-        PreferenceTrainer("x", DPOConfig(bf16=False, use_cpu=True, report_to="none"))
+        BookDPOTrainer("x", DPOConfig(bf16=False, use_cpu=True, report_to="none"))
 
 
 def test_another_trainers_algorithm_is_refused():
-    config = PreferenceConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
+    config = BookDPOConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
     with pytest.raises(InputError, match=r"kto \(chapter\) is not trained on DPOTrainer"):
-        PreferenceTrainer("x", config, algorithm="kto")
+        BookDPOTrainer("x", config, algorithm="kto")
 
 
 def test_the_users_config_is_not_changed():
-    given = PreferenceConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
+    given = BookDPOConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
     rows = Dataset.from_list(pairs(4))
-    trainer = PreferenceTrainer(
+    trainer = BookDPOTrainer(
         checkpoint(), given, train_dataset=rows, processing_class=build_tokenizer(), algorithm="ipo"
     )
     assert trainer.args.beta == 0.1 and trainer.args.label_smoothing == 0.0
@@ -268,13 +268,11 @@ def test_the_users_config_is_not_changed():
 
 def test_a_streamed_data_set_is_refused():
     rows = Dataset.from_list(pairs(4)).to_iterable_dataset()
-    config = PreferenceConfig(
+    config = BookDPOConfig(
         bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent", max_steps=1
     )
     with pytest.raises(InputError, match="load it whole"):
-        PreferenceTrainer(
-            checkpoint(), config, train_dataset=rows, processing_class=build_tokenizer()
-        )
+        BookDPOTrainer(checkpoint(), config, train_dataset=rows, processing_class=build_tokenizer())
 
 
 def test_a_likelihood_term_is_not_stock():
@@ -291,9 +289,9 @@ def test_a_reference_with_another_vocabulary():
     config = build_model().config
     config.vocab_size = 128
     with pytest.raises(InputError, match="a vocabulary of 128 tokens and the model one of 120"):
-        PreferenceTrainer(
+        BookDPOTrainer(
             checkpoint(),
-            PreferenceConfig(output_dir="/nonexistent", use_cpu=True, bf16=False),
+            BookDPOConfig(output_dir="/nonexistent", use_cpu=True, bf16=False),
             ref_model=Qwen3ForCausalLM(config),
             train_dataset=Dataset.from_list(pairs(4)),
             processing_class=build_tokenizer(),

@@ -278,7 +278,7 @@ def test_opd_from_a_config(run, which):
     assert out.startswith(f"opd ({which}) on cpu")
     log = json.loads((folder / "log.json").read_text())
     kl = [each["teacher/kl"] for each in log if "teacher/kl" in each]
-    # the teacher is the student's own start, so nothing is to be learnt at first
+    # the teacher is the student's own start, so nothing is to be learned at first
     assert (abs(kl[0]) < 1e-6) if which == "chapter" else not kl
     assert (folder / "model").is_dir()
 

@@ -17,8 +17,8 @@ from rlhf_trl.cli import main
 from rlhf_trl.compare import drift, surface
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers.on_trl import OVERRIDDEN
-from rlhf_trl.trainers.policy_gradient import PolicyGradientTrainer
-from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+from rlhf_trl.trainers.policy_gradient import BookGRPOTrainer
+from rlhf_trl.trainers.sft import BookSFTTrainer
 
 SHIPPED = surface.shipped()
 
@@ -65,8 +65,8 @@ def test_the_surface_covers_what_the_trainers_override():
     missing = found.keys() - SHIPPED["signatures"].keys()
     assert not failed and not missing, "record the surface again (and add a home that is not in it)"
     assert {c.__name__ for c in found["GRPOTrainer._calculate_rewards"]} == {
-        "DistillationTrainer",
-        "PolicyGradientTrainer",
+        "BookDistillationTrainer",
+        "BookGRPOTrainer",
         "DynamicSampling",
     }
     assert None not in [*SHIPPED["signatures"].values(), *SHIPPED["losses"].values()]
@@ -130,9 +130,9 @@ def test_our_trainers_are_not_imported_over_a_method_that_is_gone(method, monkey
 
 def test_a_trainer_that_does_not_override_a_method_does_without(monkeypatch):
     monkeypatch.delattr(transformers.Trainer, "_init_training_state")
-    assert type("Anew", (AnsweringSFTTrainer,), {}).__mro__[1] is AnsweringSFTTrainer
+    assert type("Anew", (BookSFTTrainer,), {}).__mro__[1] is BookSFTTrainer
     with pytest.raises(InputError, match=r"_init_training_state, which Anew overrides"):
-        type("Anew", (PolicyGradientTrainer,), {})
+        type("Anew", (BookGRPOTrainer,), {})
 
 
 def test_a_changed_method_of_another_library_is_told_once(monkeypatch):
@@ -144,10 +144,10 @@ def test_a_changed_method_of_another_library_is_told_once(monkeypatch):
     monkeypatch.setattr(accelerate.Accelerator, "reduce", reduce)
     second, first = moved()
     assert first.what == "transformers.trainer.Trainer._init_training_state"
-    assert (first.found, first.concerns) == ("(self, max_steps)", "PolicyGradientTrainer")
+    assert (first.found, first.concerns) == ("(self, max_steps)", "BookGRPOTrainer")
     assert second.what == "accelerate.accelerator.Accelerator.reduce"
     assert second.recorded == "(self, tensor, reduction='sum', scale=1.0)"
-    assert second.concerns == "DistillationTrainer, PPOTrainer, PolicyGradientTrainer"
+    assert second.concerns == "BookDistillationTrainer, BookGRPOTrainer, BookPPOTrainer"
 
 
 def test_a_method_that_trl_puts_before_the_one_relied_on_is_told(monkeypatch):
@@ -222,7 +222,7 @@ def test_a_changed_signature_names_who_overrides_it(monkeypatch):
     assert one.what == "GRPOTrainer._calculate_rewards"
     assert one.recorded == "(self, inputs, prompts, completions, completion_ids_list)"
     assert one.found == "(self, inputs, prompts, *, completions=())"
-    assert one.concerns == "DistillationTrainer, DynamicSampling, PolicyGradientTrainer"
+    assert one.concerns == "BookDistillationTrainer, BookGRPOTrainer, DynamicSampling"
 
 
 def test_a_function_that_has_gone_names_who_calls_it(monkeypatch):

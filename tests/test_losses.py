@@ -107,19 +107,19 @@ def loops(name, x, beta, estimator):
         for i in group:
             others = [reward[j] for j in group if j != i]
             all_of_them = [reward[j] for j in group]
-            centred = reward[i] - mean(all_of_them)
+            centered = reward[i] - mean(all_of_them)
             if name == "reinforce":
                 advantage[i] = reward[i] - mean(reward)
             elif name == "rloo":
                 advantage[i] = reward[i] - mean(others)
             elif name == "drgrpo":
-                advantage[i] = centred
+                advantage[i] = centered
             elif name == "maxrl":
                 wins = mean([x["binary_rewards"][j].item() for j in group])
                 advantage[i] = (x["binary_rewards"][i].item() - wins) / wins if wins else 0.0
             elif name != "ppo":
                 squares = sum((r - mean(all_of_them)) ** 2 for r in all_of_them)
-                advantage[i] = centred / (math.sqrt(squares / (len(group) - 1)) + 1e-4)
+                advantage[i] = centered / (math.sqrt(squares / (len(group) - 1)) + 1e-4)
     per_token = torch.zeros_like(logp).detach()
     for i in range(size):
         for t in tokens[i]:
@@ -526,7 +526,7 @@ ZEROS = torch.zeros(6, 6, dtype=torch.float64)
         ("grpo", "chapter", {"rewards": [0.0] * 6}, "rewards must be a torch tensor, not list"),
         ("grpo", "chapter", {"rewards": ZEROS[0] / 0}, "rewards must be finite"),
         ("grpp", "chapter", {}, "unknown algorithm 'grpp'"),
-        ("maxrl", "trl", {}, "maxrl has no formulation 'trl': TRL divides centred rewards by"),
+        ("maxrl", "trl", {}, "maxrl has no formulation 'trl': TRL divides centered rewards by"),
     ],
 )
 def test_refusals_say_what_is_wrong(name, which, change, says):

@@ -16,7 +16,7 @@ from trl import SFTConfig
 from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.errors import InputError
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+from rlhf_trl.trainers.sft import BookSFTTrainer
 
 # what a card says, who is cited first, and the paper's number
 CARDS = {
@@ -100,7 +100,7 @@ def test_a_streamed_data_set_is_refused(name, monkeypatch):
 def test_a_streamed_data_set_trains_where_nothing_needs_its_length(tmp_path):
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     fields = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
-    trainer = AnsweringSFTTrainer(
+    trainer = BookSFTTrainer(
         checkpoint(),
         SFTConfig(str(tmp_path), max_steps=1, gradient_checkpointing=False, **fields),
         train_dataset=Dataset.from_list([row] * 8).to_iterable_dataset(),

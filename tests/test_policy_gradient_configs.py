@@ -46,8 +46,8 @@ def settings(folder, name, tmp_path):
     import runpy
 
     recipe = runpy.run_path(str(ROOT / "recipes" / f"{'ppo' if name == 'ppo' else 'grpo'}.py"))
-    config = "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig"
-    config = "rlhf_trl.trainers.ppo.PPOConfig" if name == "ppo" else config
+    config = "rlhf_trl.trainers.policy_gradient.BookGRPOConfig"
+    config = "rlhf_trl.trainers.ppo.BookPPOConfig" if name == "ppo" else config
     argv = ["--config", f"{ROOT}/configs/{folder}/{name}.yaml", "--output_dir", str(tmp_path)]
     return load_config(recipe["Run"], config, [*argv, "--use_cpu", "--bf16", "false"])
 

@@ -38,7 +38,7 @@ from rlhf_trl.compare.measure import accumulate, batches
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import checkpoint_fault
 from rlhf_trl.rollouts.generate import Completion
-from rlhf_trl.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
 
 # --- kept: with a formulation that stock TRL computes, both gradients stay equal ------------------
 
@@ -283,7 +283,7 @@ REFUSED = {
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
         "dapo (chapter) is normalized over the accumulation window",
     ),
-    "a critic": ("ppo", {}, "ppo (chapter) has a critic: use recipes/ppo.py (PPOTrainer)"),
+    "a critic": ("ppo", {}, "ppo (chapter) has a critic: use recipes/ppo.py (BookPPOTrainer)"),
 }
 
 
@@ -296,13 +296,13 @@ def test_refused_by_name_before_training(case):
 
 
 def test_a_plain_grpo_config_is_refused():
-    with pytest.raises(InputError, match="args must be a PolicyGradientConfig, not a GRPOConfig"):
-        PolicyGradientTrainer("x", args=GRPOConfig(bf16=False, use_cpu=True, report_to="none"))
+    with pytest.raises(InputError, match="args must be a BookGRPOConfig, not a GRPOConfig"):
+        BookGRPOTrainer("x", args=GRPOConfig(bf16=False, use_cpu=True, report_to="none"))
 
 
 def test_the_users_config_is_not_changed():
-    given = PolicyGradientConfig(bf16=False, use_cpu=True, report_to="none", save_strategy="no")
-    trainer = PolicyGradientTrainer(
+    given = BookGRPOConfig(bf16=False, use_cpu=True, report_to="none", save_strategy="no")
+    trainer = BookGRPOTrainer(
         checkpoint(), [right], given, Dataset.from_list([{"prompt": "sun"}]), algorithm="gspo"
     )
     assert trainer.args.importance_sampling_level == "sequence" and trainer.args.epsilon == 0.2

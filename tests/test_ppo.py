@@ -23,7 +23,7 @@ from rlhf_trl.compare.measure import (
 )
 from rlhf_trl.errors import InputError
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.ppo import PPOConfig
+from rlhf_trl.trainers.ppo import BookPPOConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "policy_gradient.json"
 RECORDED = [case for case in json.loads(GOLDEN.read_text()) if case["algorithm"] == "ppo"]
@@ -422,8 +422,8 @@ def test_deepspeeds_own_optimizer_has_no_group_for_the_critic(own, tmp_path, mon
     fields = {"use_cpu": True, "bf16": False, "report_to": "none"}
     for name, value in (("value_learning_rate", 0.1), ("value_warmup_steps", 1)):
         with pytest.raises(InputError, match=f"^{name} needs .* the DeepSpeed config's own {own} "):
-            PPOConfig(**fields, **{name: value})
-    PPOConfig(**fields)  # one learning rate for all is what such a config says
+            BookPPOConfig(**fields, **{name: value})
+    BookPPOConfig(**fields)  # one learning rate for all is what such a config says
 
 
 # --- precision -----------------------------------------------------------------------------------
@@ -498,8 +498,8 @@ def test_refused_in_one_sentence(case):
 
 def test_the_other_trainers_config_is_refused():
     with pytest.raises(InputError, match=r"grpo .* has no critic: use recipes/grpo\.py"):
-        args = PPOConfig(use_cpu=True, bf16=False, report_to="none")
-        PPOConfig.resolve(args, "grpo", "chapter")
+        args = BookPPOConfig(use_cpu=True, bf16=False, report_to="none")
+        BookPPOConfig.resolve(args, "grpo", "chapter")
 
 
 def test_the_row_says_since_when_trl_has_none():

@@ -150,7 +150,7 @@ def test_orpos_odds_are_orpo_trainers():
 
 
 @pytest.mark.parametrize("name", ["dpo", "cdpo", "dpo_norm", "simpo"])
-def test_without_beta_no_preference_is_learnt(name):
+def test_without_beta_no_preference_is_learned(name):
     result, gradients = run(name, beta=1e-12)
     assert result.loss.item() == pytest.approx(math.log(2), abs=1e-10)
     assert max(g.abs().max() for g in gradients) < 1e-11

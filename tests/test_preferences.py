@@ -535,7 +535,7 @@ def test_a_data_set_is_fitted_whole():
     assert (list(found), sum(counts.values())) == (rows[:2], 0)
 
 
-def neighbours(order, batch):
+def neighbors(order, batch):
     """(example, the one whose completion it meets), spelled out from TRL's rotation."""
     for first in range(0, len(order), batch):
         part = order[first : first + batch]
@@ -544,14 +544,14 @@ def neighbours(order, batch):
 
 @pytest.mark.parametrize("batch", [2, 3, 4, 64])
 @pytest.mark.parametrize("wanted", [0.5, 0.2])
-def test_kto_neighbours_never_share_a_prompt_and_labels_are_spread(batch, wanted):
+def test_kto_neighbors_never_share_a_prompt_and_labels_are_spread(batch, wanted):
     count = 201
     labels = [n % 10 < 10 * wanted for n in range(count)]
-    prompts = [[n // 2] for n in range(count)]  # neighbours share one before they are ordered
+    prompts = [[n // 2] for n in range(count)]  # neighbors share one before they are ordered
     order = kto_order(labels, prompts, batch, seed=3)
     assert len(order) == count - (count % batch == 1)
     assert len(set(order)) == len(order)
-    assert all(prompts[a] != prompts[b] for a, b in neighbours(order, batch))
+    assert all(prompts[a] != prompts[b] for a, b in neighbors(order, batch))
     for first in range(len(order) - 20):
         share = sum(labels[i] for i in order[first : first + 20]) / 20
         assert abs(share - wanted) <= 0.1
@@ -583,5 +583,5 @@ def test_rotation_asserts_that_no_pair_is_of_one_prompt():
     rows = [{"prompt_ids": [n], "completion_ids": [10 + n]} for n in (0, 1, 2)]
     found = rotated(Dataset.from_list(rows), 3)
     assert found["KL_completion_ids"][:] == [[12], [10], [11]]
-    with pytest.raises(InputError, match="two neighbours share a prompt"):
+    with pytest.raises(InputError, match="two neighbors share a prompt"):
         rotated(Dataset.from_list([rows[0], rows[0]]), 2)

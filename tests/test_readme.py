@@ -64,7 +64,7 @@ def test_the_first_example_is_at_most_thirty_lines():
 def test_the_new_loss_is_the_papers_by_hand(added):
     logps = torch.tensor([[-1.0], [-2.0]], dtype=torch.float64, requires_grad=True)
     old = torch.log(torch.tensor([[1.1], [0.5]], dtype=torch.float64).reciprocal()) + logps.detach()
-    # rewards 1 and 0 standardise to +a and -a with a = .5 / (sqrt(.5) + 1e-4)
+    # rewards 1 and 0 standardize to +a and -a with a = .5 / (sqrt(.5) + 1e-4)
     a = 0.5 / (0.5**0.5 + 1e-4)
     rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
     result = policy_gradient_loss(

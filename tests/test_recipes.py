@@ -472,7 +472,7 @@ def test_a_tracker_that_is_not_installed(refused, monkeypatch):
     assert "scripts/setup.sh trackio" in sentence
 
 
-def test_warnings_when_nothing_can_be_learnt(run, caplog):
+def test_warnings_when_nothing_can_be_learned(run, caplog):
     words = ["--max_completion_length", 2, "--max_steps", 11, "--eval_strategy", "no"]
     rewards = ["--reward_funcs", "exact_match", "--reward_weights", 1.0]
     run("grpo", "grpo", *SMALL, *words, *rewards)
@@ -794,7 +794,7 @@ def test_the_warm_start_rebuilds_from_nothing(run):
 
 
 @pytest.mark.promise
-def test_sums_in_words_are_learnt_from_the_number_alone(run, tmp_path):
+def test_sums_in_words_are_learned_from_the_number_alone(run, tmp_path):
     words = {}
     for name, more in (("right", []), ("slips", ["--slips", "0.6"])):
         words[name] = tmp_path / f"{name}.jsonl"

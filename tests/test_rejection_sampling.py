@@ -14,7 +14,7 @@ from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.run import rejection_sampling
-from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+from rlhf_trl.trainers.sft import BookSFTTrainer
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -30,20 +30,20 @@ def sampled(run, tmp_path, monkeypatch):
 
     def sampled(*words, config="rejection_sampling", folder="out"):
         given = []
-        build = AnsweringSFTTrainer.__init__
+        build = BookSFTTrainer.__init__
 
         def keep(self, *args, **kwargs):
             given.append(kwargs)
             build(self, *args, **kwargs)
 
-        monkeypatch.setattr(AnsweringSFTTrainer, "__init__", keep)
+        monkeypatch.setattr(BookSFTTrainer, "__init__", keep)
         rollouts = ["--answers", tmp_path / "answers"]
         try:
             found = run(
                 *("rejection_sampling", config, *SMALL, *rollouts, *words), folder=tmp_path / folder
             )
         finally:
-            monkeypatch.setattr(AnsweringSFTTrainer, "__init__", build)
+            monkeypatch.setattr(BookSFTTrainer, "__init__", build)
         return *found, given
 
     return sampled

@@ -659,8 +659,8 @@ def test_samples_are_kept_and_read_again(tmp_path, run, monkeypatch):
     from_file = AnswersFile(source="path", path=str(tmp_path / "samples-train.jsonl"))
     assert list(load_outcomes(from_file, None, never).train) == list(data.train)
     block = FileData(source="path", path=from_file.path)
-    labelled = load_preferences(block, unpaired=True).train
-    assert [row["label"] for row in labelled] == [row["label"] for row in kept]
+    labeled = load_preferences(block, unpaired=True).train
+    assert [row["label"] for row in labeled] == [row["label"] for row in kept]
     # a resumed run samples nothing
     monkeypatch.setattr(sampling, "sample_completions", never)
     assert run_data.prepare_rewards(own, args, model)[0].candidates == data.candidates

@@ -411,8 +411,8 @@ def test_pairs_with_a_margin_and_centring(run, tmp_path):
         for n, (p, a) in enumerate(CHAT)
     ]
     path = written(tmp_path, rows)
-    centred = ["--center_rewards_coefficient", 0.01]
-    words = from_file(path, *halves(16), *SHORT, *centred)
+    centered = ["--center_rewards_coefficient", 0.01]
+    words = from_file(path, *halves(16), *SHORT, *centered)
     losses = []
     for name in ("with", "without"):
         mapping = [] if name == "with" else ["--dataset.columns", "{margin: none}"]
@@ -637,7 +637,7 @@ def test_without_candidates_only_the_rows_are_judged(run, tmp_path, config):
     assert "eval_loss" in after and "eval_auc" not in after
 
 
-def test_neutral_steps_are_no_second_class_where_nothing_is_learnt_from_them(refused, tmp_path):
+def test_neutral_steps_are_no_second_class_where_nothing_is_learned_from_them(refused, tmp_path):
     config = tmp_path / "chapter.yaml"
     base = ROOT / "configs" / "tiny" / "prm.yaml"
     config.write_text(f"extends: {base}\nformulation: chapter\nclass_weights: !unset\n")

@@ -453,7 +453,7 @@ GOOD = {
         {**GOOD, "step_separator": None},
         {**GOOD, "step_split": "("},
         {**GOOD, "step_split": 3},
-        {**GOOD, "colour": "red"},
+        {**GOOD, "color": "red"},
         {k: v for k, v in GOOD.items() if k != "num_labels"},
     ],
 )

@@ -34,7 +34,7 @@ from rlhf_trl.rollouts.generate import (
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE, build_tokenizer
-from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+from rlhf_trl.trainers.sft import BookSFTTrainer
 
 END, LIMIT = 5, 20
 CPU = torch.device("cpu")
@@ -144,7 +144,7 @@ def aligned(name, model, **config):
     return direct_alignment_cases.build(name, model=model, **config)
 
 
-def sft(model, trainer_class=AnsweringSFTTrainer, rows=None, **config):
+def sft(model, trainer_class=BookSFTTrainer, rows=None, **config):
     demonstrations = [{**row, "completion": message("assistant", "no")} for row in rows or ROWS]
     config = {"per_device_eval_batch_size": 8, "seed": 0} | config
     trainer = trainer_class(

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import direct_alignment_cases
-import overoptimisation
+import overoptimization
 import policy_gradient_cases
 import pytest
 import reward_model_cases
@@ -236,10 +236,10 @@ def test_the_sft_recipe_demonstrates_with_the_data_sets_seed(run, monkeypatch):
         run("sft", "sft", "--dataset.seed", 5)
 
 
-@pytest.mark.parametrize("kind", ["race", "overoptimise"])
+@pytest.mark.parametrize("kind", ["race", "overoptimize"])
 def test_every_run_of_several_gets_its_seed(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    module = race if kind == "race" else overoptimisation
+    module = race if kind == "race" else overoptimization
     trained = []
 
     def train_all(runs, jobs):
@@ -252,7 +252,7 @@ def test_every_run_of_several_gets_its_seed(kind, tmp_path, monkeypatch):
         if kind == "race":
             race.race(["grpo", "dpo"], 3, tmp_path)
         else:
-            overoptimisation.overoptimise(tmp_path, 3)
+            overoptimization.overoptimize(tmp_path, 3)
     assert {folder.name for folder, _, _ in trained} == {"seed-0", "seed-1", "seed-2"}
     for folder, _, words in trained:
         assert words.count("--seed") == 1

@@ -190,7 +190,7 @@ def test_a_translated_policy_gradient_loads(book, tmp_path, loss):
     path.write_text(translate(book(POLICY_GRADIENT, loss=loss)))
     ppo = loss == "ppo"
     recipe = runpy.run_path(str(ROOT / "recipes" / ("ppo.py" if ppo else "grpo.py")))
-    config = "ppo.PPOConfig" if ppo else "policy_gradient.PolicyGradientConfig"
+    config = "ppo.BookPPOConfig" if ppo else "policy_gradient.BookGRPOConfig"
     config = f"rlhf_trl.trainers.{config}"
     argv = ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false"]
     loaded = load_config(recipe["Run"], config, argv)
@@ -322,10 +322,10 @@ DIRECT = {
     "apo_down": ({}, "dpo", "apo_down", {"beta": 0.1}),
 }
 CONFIGS = {
-    "dpo": "direct_alignment.PreferenceConfig",
-    "kto": "direct_alignment.UnpairedConfig",
-    "orpo": "orpo.OddsRatioConfig",
-    "reward": "reward_models.ComparisonConfig",
+    "dpo": "direct_alignment.BookDPOConfig",
+    "kto": "direct_alignment.BookKTOConfig",
+    "orpo": "orpo.BookORPOConfig",
+    "reward": "reward_models.BookRewardConfig",
 }
 
 

@@ -22,7 +22,7 @@ from trl import SFTConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.sft import AnsweringSFTTrainer
+from rlhf_trl.trainers.sft import BookSFTTrainer
 
 STAGES = (1, 2, 3)
 BATCH = 16  # completions, pairs or texts of an optimizer step, in two micro-batches
@@ -70,7 +70,7 @@ def build(name, processes):
         {"prompt": row["prompt"], "completion": row["chosen"]}
         for row in alignment.pairs(BATCH * STEPS)
     ]
-    return AnsweringSFTTrainer(
+    return BookSFTTrainer(
         policy.checkpoint(),
         SFTConfig(**reward_models.settings(**config)),
         train_dataset=Dataset.from_list(rows),

@@ -128,7 +128,7 @@ class PolicyGradient(Formulation):
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Formulation):
-    """A direct-alignment loss; the mean of what its function returns is minimised."""
+    """A direct-alignment loss; the mean of what its function returns is minimized."""
 
     family = "direct_alignment"
     parts: ClassVar[Mapping[str, str]] = {"loss": "preference"}

@@ -80,7 +80,7 @@ _PPO = PolicyGradient(
     differs="The critic's loss joins the policy's under one mean; whitening is off by default.",
 )
 _GRPO = PolicyGradient(
-    advantage="group_standardised",
+    advantage="group_standardized",
     ratio="token_ratio",
     surrogate="clipped_ratio",
     aggregation="sequence_mean",
@@ -94,7 +94,7 @@ _GRPO = PolicyGradient(
 )
 _DRGRPO = replace(
     _GRPO,
-    advantage="group_centred",
+    advantage="group_centered",
     aggregation="fixed_length",
     reads=_CLIP | _KL3 | _LENGTH,
     constants={},
@@ -146,7 +146,7 @@ _MAXRL = replace(
     kl="none",
     kl_penalty="none",
     reads=_CORRECTION,
-    trl="TRL divides centred rewards by their standard deviation, never by their mean",
+    trl="TRL divides centered rewards by their standard deviation, never by their mean",
     trainer_reads={"correctness_reward": REQUIRED, "format_reward": None},
     differs="The chapter prints no equation; this is the paper's, with whole-sequence scores.",
 )
@@ -154,7 +154,7 @@ _MAXRL = replace(
 _CRITIC = {"gamma": 1.0, "lam": 0.98, "cliprange_value": 0.4, "vf_coef": 0.5}  # the code's
 _CODE_KL = {"kl_sign": "code", "kl_penalty": "averaged_kl_penalty", "reads": _KL3}
 
-# What the code and stock TRL change in every row that standardises rewards in their group.
+# What the code and stock TRL change in every row that standardizes rewards in their group.
 _CODE = {
     "kl_sign": "code",
     "constants": {"std_epsilon": 1e-8},
@@ -330,7 +330,7 @@ _ROWS = (
             _RLOO,
             aggregation="sequence_mean",
             **_CODE_KL,
-            trl="GRPOTrainer's centred rewards lack the leave-one-out factor K/(K-1)",
+            trl="GRPOTrainer's centered rewards lack the leave-one-out factor K/(K-1)",
             differs="A mean over the tokens of a sequence instead of a sum.",
         ),
         trl="RLOOTrainer is not the trainer that the recipe builds on; compare shows it",
@@ -433,7 +433,7 @@ _ROWS = (
             reads={},
             differs="A mean over the tokens of a sequence instead of a sum.",
         ),
-        trl="TRL divides centred rewards by their standard deviation, never by their mean",
+        trl="TRL divides centered rewards by their standard deviation, never by their mean",
     ),
     Algorithm(
         *("dpo", "DPO", "chapter 8, eq:dpo_core", "arXiv:2305.18290"),
@@ -495,7 +495,7 @@ _ROWS = (
         ),
         trl=replace(
             _KTO,
-            differs="Nothing; its z pairs each prompt with its neighbour's completion in the batch "
+            differs="Nothing; its z pairs each prompt with its neighbor's completion in the batch "
             "of a device.",
         ),
     ),

@@ -46,7 +46,7 @@ def moving_average_baseline(rewards: Tensor, baseline_value: float) -> Tensor:
 
 
 def moving_average(baseline_value: float, rewards: Tensor, baseline_decay: float) -> float:
-    """Move the baseline towards the mean reward of this batch.
+    """Move the baseline toward the mean reward of this batch.
 
     b <- d b + (1 - d) (1/B) sum_j R_j
 
@@ -77,7 +77,7 @@ def leave_one_out(rewards: Tensor, num_generations: int | None = None) -> Tensor
     return (size / (size - 1) * (grouped - grouped.mean(1, keepdim=True))).flatten()
 
 
-def group_centred(rewards: Tensor, num_generations: int | None = None) -> Tensor:
+def group_centered(rewards: Tensor, num_generations: int | None = None) -> Tensor:
     """Subtract the mean reward of the prompt's completions.
 
     A_i = r_i - mean(r_1 ... r_G)
@@ -86,11 +86,11 @@ def group_centred(rewards: Tensor, num_generations: int | None = None) -> Tensor
 
     G is `num_generations`.
     """
-    grouped = as_groups(rewards, num_generations, "group_centred")
+    grouped = as_groups(rewards, num_generations, "group_centered")
     return (grouped - grouped.mean(1, keepdim=True)).flatten()
 
 
-def group_standardised(
+def group_standardized(
     rewards: Tensor, num_generations: int | None = None, std_epsilon: float = 1e-4
 ) -> Tensor:
     """Centre the rewards of the prompt's completions and divide by their standard deviation.
@@ -109,9 +109,9 @@ def group_standardised(
         std + e, and not always 0: in float32 six rewards of 0.3 get 0.0003 with e = 1e-4, and with
         e = 1e-8 0.7, or 3 beside a second such group.
     """
-    grouped = as_groups(rewards, num_generations, "group_standardised", at_least=2)
-    centred = grouped - grouped.mean(1, keepdim=True)
-    return (centred / (grouped.std(1, keepdim=True) + std_epsilon)).flatten()
+    grouped = as_groups(rewards, num_generations, "group_standardized", at_least=2)
+    centered = grouped - grouped.mean(1, keepdim=True)
+    return (centered / (grouped.std(1, keepdim=True) + std_epsilon)).flatten()
 
 
 def maxrl(binary_rewards: Tensor, num_generations: int | None = None) -> Tensor:

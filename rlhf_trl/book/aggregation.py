@@ -63,7 +63,7 @@ def fixed_length(
     max_completion_length: int,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Divide the sum over the tokens by a constant: no length is favoured.
+    """Divide the sum over the tokens by a constant: no length is favored.
 
     L = (1/B) sum_i (1/L_max) sum_t l_{i,t}
 

@@ -2,14 +2,14 @@
 
 Log-probabilities are per completion, either summed over its tokens or averaged; each function
 says which. Unless it says otherwise, c is the chosen and r the rejected completion of one prompt,
-d_c = log pi(c) - log pi_ref(c), d_r likewise, and the loss to minimise is the mean of what is
+d_c = log pi(c) - log pi_ref(c), d_r likewise, and the loss to minimize is the mean of what is
 returned. Chapter 8 prints an equation for DPO only; the others are their papers'.
 
 What a function takes under these names, and returns, unless its docstring says otherwise:
     policy_chosen_logps, policy_rejected_logps: (B,) log-probabilities of the chosen and of the
         rejected under the policy, in nats; averaged ones in nats per token.
     ref_chosen_logps, ref_rejected_logps: (B,) the same under the reference policy.
-    beta: strength of the pull towards the reference; above 0.
+    beta: strength of the pull toward the reference; above 0.
     Returns: (B,) losses.
 """
 

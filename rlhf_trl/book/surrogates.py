@@ -1,6 +1,6 @@
 """Likelihood ratios and per-token losses: what is differentiated, before any averaging.
 
-Every loss (to be minimised) is elementwise, (B, T). `logps` and `old_logps` are (B, T)
+Every loss (to be minimized) is elementwise, (B, T). `logps` and `old_logps` are (B, T)
 log-probabilities in nats, under the policy that is trained and the one that generated; `ratio` is
 (B, T) of tokens, or (B, 1) of sequences where it says so; `mask` is (B, T), 1 on tokens that count.
 Advantages are (B, 1) when a sequence has one and (B, T) when each token has its own; they broadcast

@@ -21,8 +21,8 @@ from rlhf_trl.evaluation import tables
 # Where in TRL's grpo_trainer.py the counterpart of a part stands: a pattern, and what it is. The
 # patterns are looked up in the installed file, so the line numbers are those of that version.
 _IN_TRL = {
-    "group_standardised": (r"std_rewards \+ 1e-4", "advantages divided by the standard deviation"),
-    "group_centred": (r"advantages = rewards - mean_grouped_rewards", "advantages, centred"),
+    "group_standardized": (r"std_rewards \+ 1e-4", "advantages divided by the standard deviation"),
+    "group_centered": (r"advantages = rewards - mean_grouped_rewards", "advantages, centered"),
     "token_ratio": (r"log_importance_weights = log_ratio$", "ratio of each token"),
     "sequence_ratio": (r"\(log_ratio \* mask\)\.sum\(-1\) / mask\.sum", "ratio of the sequence"),
     "clipped_ratio": (r"-torch\.min\(per_token_loss1, per_token_loss2\)", "clipped surrogate"),

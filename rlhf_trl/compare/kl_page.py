@@ -47,7 +47,7 @@ class Row:
     # what multiplies the estimate: "none", "token" (pi/mu of each token; in the loss the gradient
     # goes through it, as in TRL's use_bias_correction_kl) or "sequence" (their product, a constant)
     ratio: str
-    policy: str  # who samples: "on", the policy itself; "off", the behaviour policy mu
+    policy: str  # who samples: "on", the policy itself; "off", the behavior policy mu
     tokens: int  # length T of the sequences
     # mean of the estimate summed over the tokens, in nats; of gradients the mean gradient's length
     expected: float
@@ -67,27 +67,27 @@ class Row:
 
 
 def toy() -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits (V + 1, V) of policy, reference and behaviour policy for V = 5.
+    """Return the logits (V + 1, V) of policy, reference and behavior policy for V = 5.
 
     Row v holds the logits of the token after token v, the last row those of the first token. Since
-    the reference, the policy has learnt a favourite token after each one, more in some places than
-    in others, with a drift of everything else beside it; the behaviour policy is half-way.
+    the reference, the policy has learned a favorite token after each one, more in some places than
+    in others, with a drift of everything else beside it; the behavior policy is half-way.
     """
     places = torch.arange(30, dtype=torch.float64).reshape(6, 5)
     reference = torch.sin(2.3 * places)
     drift = 0.4 * torch.cos(1.7 * places + 0.5)
     for row, gain in enumerate([0.3, 1.8, 0.6, 0.15, 1.2, 0.9]):
         drift[row, (2 * row + 1) % 5] += gain
-    behaviour = reference + drift / 2 + 0.2 * torch.sin(3.1 * places)
-    return reference + drift, reference, behaviour
+    behavior = reference + drift / 2 + 0.2 * torch.sin(3.1 * places)
+    return reference + drift, reference, behavior
 
 
 def measure_kl(
-    policy: Tensor, reference: Tensor, behaviour: Tensor, tokens: Sequence[int] = (1, 3)
+    policy: Tensor, reference: Tensor, behavior: Tensor, tokens: Sequence[int] = (1, 3)
 ) -> list[Row]:
     """Hold every estimator, sign and placement against the exact KL and its exact gradient.
 
-    Sums over all V^T sequences. The gradients are those that a minimiser of the loss follows, per
+    Sums over all V^T sequences. The gradients are those that a minimizer of the loss follows, per
     unit of beta: mean over samples of sum_t d k_t / d log pi_t * grad log pi_t in the loss, and of
     (sum_t k_t) sum_t grad log pi_t in the reward.
 
@@ -95,7 +95,7 @@ def measure_kl(
         policy: (V + 1, V) logits, which are the parameters; row v follows token v, the last row
             starts a sequence.
         reference: (V + 1, V) logits of pi_ref.
-        behaviour: (V + 1, V) logits of mu, which samples off-policy.
+        behavior: (V + 1, V) logits of mu, which samples off-policy.
         tokens: lengths T of the sequences.
 
     Returns:
@@ -106,7 +106,7 @@ def measure_kl(
         sequences = torch.tensor(list(product(range(policy.shape[1]), repeat=length)))
         logits = policy.detach().clone().requires_grad_()
         logps = _logps(logits, sequences)
-        ref_logps, old_logps = (_logps(x.detach(), sequences) for x in (reference, behaviour))
+        ref_logps, old_logps = (_logps(x.detach(), sequences) for x in (reference, behavior))
         whole = logps.sum(1)
         exact = (whole.exp() * (whole - ref_logps.sum(1))).sum()
         (exact_gradient,) = torch.autograd.grad(exact, logits, retain_graph=True)

@@ -86,7 +86,7 @@ the chosen and the rejected completion, m = beta (d_c - d_r), e the label smooth
 reference point. `bnpo` is TRL's name for one mean over the tokens of a micro-batch. A config of
 this project chooses a side by `formulation: chapter`, `code` or `trl`."""
 
-_SFT = """Both minimise the mean of -log pi over the completion's tokens; they differ in whose mean.
+_SFT = """Both minimize the mean of -log pi over the completion's tokens; they differ in whose mean.
 TRL: `SFTTrainer.compute_loss`."""
 
 _KL = """How GRPOTrainer's KL, with beta 0.1 in the loss, compares with the estimators of the book.

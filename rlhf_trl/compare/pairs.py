@@ -162,7 +162,7 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
             "rejected": _text(lengths[1], "rejected", i),
         }
         pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
-    # neighbours never share a prompt; five of eight are wanted where lengths are ragged, four else
+    # neighbors never share a prompt; five of eight are wanted where lengths are ragged, four else
     wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
     return rows_for(trainer, pairs, [bool(wanted[i % 8]) for i in range(len(pairs))])
 

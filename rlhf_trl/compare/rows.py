@@ -130,7 +130,7 @@ POLICY_ROWS = (
         Book("rloo", "code"),
         stock("grpo", scale_rewards="none", reward_weights=_RLOO_WEIGHTS),
         (to.CLIPPED_TOKEN_RATIO,),
-        "Centred rewards times K/(K-1) are the leave-one-out advantages; off-policy GRPO has a "
+        "Centered rewards times K/(K-1) are the leave-one-out advantages; off-policy GRPO has a "
         "clipped ratio, the code none.",
         "loss_type: grpo, scale_rewards: none, reward_weights times K/(K-1), on-policy",
         batches=_UNCHANGED,

@@ -11,7 +11,7 @@ from rlhf_trl.data.made import (
     check_cut,
     examples,
     groups,
-    labelled_traces,
+    labeled_traces,
     ranked_demonstrations,
     synthetic_traces,
 )
@@ -85,14 +85,14 @@ RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairs
 
 @dataclass
 class SampledAnswers(_Ranks, GymData):
-    """`samples_per_prompt` answers of each question, labelled by exact match."""
+    """`samples_per_prompt` answers of each question, labeled by exact match."""
 
     samples_per_prompt: int = 8
 
 
 @dataclass
 class AnswersFile(FileData):
-    """A file or hub data set of labelled answers; evaluation ranks those of one prompt."""
+    """A file or hub data set of labeled answers; evaluation ranks those of one prompt."""
 
     candidates: int = 8
 
@@ -225,7 +225,7 @@ def load_traces(
                 raise InputError(f"dataset.errors: {config.errors} is no share; write 0 to 1.")
             train = synthetic_traces(asked, config.errors, config.seed)
             held_out = synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
-        train, held_out = (labelled_traces(rows, config.step_split) for rows in (train, held_out))
+        train, held_out = (labeled_traces(rows, config.step_split) for rows in (train, held_out))
         if not train:  # sampled, and all blank
             _check_labels((), where)
         found = examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
@@ -234,8 +234,8 @@ def load_traces(
         found.held_out = chunked(found.held_out, config.max_steps)
     if found.tasks is None:
         found.train = found.train.select(range(len(found.train))[:max_samples])
-    learnt = {label for labels in found.train["labels"][:] for label in labels}
-    _check_labels(*((learnt, where) if neutral else (learnt - {0}, where, " that is not neutral")))
+    labels = {label for labels in found.train["labels"][:] for label in labels}
+    _check_labels(*((labels, where) if neutral else (labels - {0}, where, " that is not neutral")))
     return found
 
 

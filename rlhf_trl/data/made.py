@@ -51,7 +51,7 @@ def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
 
     `kind` is `imperfect` (the demonstrator's mixture of right and wrong), `right`, or `hinted`:
     imperfect ones, and one more per row whose prompt ends with an answer, which is repeated. That
-    answer is random letters, or the word's in another order, so that nothing but copying is learnt.
+    answer is random letters, or the word's in another order: nothing but copying is learned.
     """
     rng = random.Random(seed)
     if kind == "hinted":
@@ -179,7 +179,7 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
     return found
 
 
-def labelled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
+def labeled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
     """Return `prompt`, `completions` and `labels` of answers; a blank one has no steps."""
     found = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Preference data: pairs made of reasoning-gym tasks, and pairs or labelled answers of files."""
+"""Preference data: pairs made of reasoning-gym tasks, and pairs or labeled answers of files."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Steps of a completion, and the labels of those of a word that is spelt letter by letter."""
+"""Steps of a completion, and the labels of those of a word that is spelled letter by letter."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from rlhf_trl.tiny.demonstrator import COMPLETION
 
 BAD, NEUTRAL, GOOD = -1, 0, 1
 LABELS = (BAD, NEUTRAL, GOOD)
-SPELT = ("spell_backward",)  # tasks whose answer is right or wrong letter by letter
+SPELLED = ("spell_backward",)  # tasks whose answer is right or wrong letter by letter
 LETTERS = r"(?<=\w)(?=\w*</answer>)"  # a `step_split` that cuts an answer into its letters
 OPENING, CLOSING = COMPLETION.split("{}")
 
@@ -43,10 +43,10 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
     closing `</answer>` is good if the answer before it is the right one exactly, without a repeated
     letter, and else bad. Everything that has not this form is bad, from its first step on.
     """
-    if task not in SPELT:
+    if task not in SPELLED:
         raise InputError(
             f"dataset.specs: the steps of task {task!r} have no rule that labels them; use "
-            f"{', '.join(SPELT)}, or a data set with labels by source: path."
+            f"{', '.join(SPELLED)}, or a data set with labels by source: path."
         )
     if len(steps) == 1:
         return [BAD]

@@ -66,7 +66,7 @@ class Watch(TrainerCallback):
     signs = {  # noqa: RUF012 - read only
         "frac_reward_zero_std": (
             "every group of completions got equal rewards for %d logged steps up to step %d, so "
-            "all advantages are 0 and nothing is learnt; look at the reward functions and at the "
+            "all advantages are 0 and nothing is learned; look at the reward functions and at the "
             "difficulty of the task."
         ),
         "completions/clipped_ratio": (
@@ -159,10 +159,10 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
             points = _points(measured, f"eval_{name}")
             axis.plot(*points, style, color="tab:orange", label=f"held-out {name}")
     if pairs:
-        for side, colour in (("chosen", "tab:green"), ("rejected", "tab:red")):
+        for side, color in (("chosen", "tab:green"), ("rejected", "tab:red")):
             points = _points(log, f"eval_logps/{side}") if evaluations else ((), ())
-            axes[1, 0].plot(*_points(log, f"logps/{side}"), color=colour, alpha=0.4)
-            axes[1, 0].plot(*points, "o-", color=colour, label=f"log-probability, {side}")
+            axes[1, 0].plot(*_points(log, f"logps/{side}"), color=color, alpha=0.4)
+            axes[1, 0].plot(*points, "o-", color=color, label=f"log-probability, {side}")
         axes[1, 0].set(xlabel="optimizer step", ylabel="nats per completion")
     if evaluations:
         figure.legend(loc="outside lower center", ncols=3, fontsize="small")

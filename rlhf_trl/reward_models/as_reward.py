@@ -65,7 +65,7 @@ def load_reward_model(
         if not checked_texts:
             _check_fit(path, own, prompts, completions)
             checked_texts = True
-        if finished is None:  # PolicyGradientTrainer says it, and knows other end tokens as well
+        if finished is None:  # BookGRPOTrainer says it, and knows other end tokens as well
             finished = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
         rows = zip(prompts, completions, finished, strict=True)
         texts = [reader.encode(own, *row) for row in rows]

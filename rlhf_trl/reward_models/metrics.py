@@ -115,7 +115,7 @@ def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dic
     Args:
         scores: (N,) scores.
         labels: (N,) whether the candidate is right.
-        groups: (N,) its prompt's id; candidates of a prompt need not be neighbours.
+        groups: (N,) its prompt's id; candidates of a prompt need not be neighbors.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
     if not prompts:

@@ -141,7 +141,7 @@ class Reader:
             ids = ids + [tokenizer.eos_token_id] * finished
             return Encoded(start + ids, list(range(len(start), len(start) + len(ids))))
         end = tokenizer.eos_token
-        if isinstance(prompt, str):  # as RewardTrainer: joined, ended, and then tokenised
+        if isinstance(prompt, str):  # as RewardTrainer: joined, ended, and then tokenized
             text += end if finished and not text.endswith(end) else ""
             return Encoded(tokenizer(prompt + text)["input_ids"], [])
         answer = {"role": "assistant", "content": text}
@@ -155,7 +155,7 @@ class Reader:
         return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
 
     def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
-        """Return a prompt with steps; each is tokenised together with the separator behind it."""
+        """Return a prompt with steps; each is tokenized together with the separator behind it."""
         ids, places = prompt_ids(tokenizer, prompt), []
         for step in steps:
             ids = ids + tokenizer(step + self.step_separator, add_special_tokens=False)["input_ids"]

@@ -23,7 +23,7 @@ from rlhf_trl.reward_models.metrics import (
     truth,
 )
 
-COLOURS = {
+COLORS = {
     **dict.fromkeys(("chosen", "right", "good"), "tab:green"),
     **dict.fromkeys(("rejected", "wrong", "bad"), "tab:red"),
     "neutral": "tab:gray",
@@ -103,7 +103,7 @@ def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> Non
     edges = np.histogram_bin_edges(np.concatenate(list(sides.values())), 30)
     for name, values in sides.items():
         weights = np.full(len(values), 1 / len(values))
-        style = {"color": COLOURS[name], "alpha": 0.5, "label": f"{name} ({len(values)})"}
+        style = {"color": COLORS[name], "alpha": 0.5, "label": f"{name} ({len(values)})"}
         axis.hist(values, edges, weights=weights, **style)
     axis.set(xlabel=label, ylabel="share of its class", title=f"{label} by class")
     axis.legend(fontsize="small")
@@ -128,8 +128,8 @@ def _budget_curves(scores: Any, labels: Any, groups: Sequence[int]) -> dict[str,
 def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
     """Draw how often the chosen one of n is right, between a random choice and the oracle."""
     for (name, curve), style in zip(curves.items(), ("--", "o-", ":"), strict=True):
-        colour = "tab:blue" if name == "this model" else "tab:gray"
-        axis.plot(list(curve), list(curve.values()), style, color=colour, label=name)
+        color = "tab:blue" if name == "this model" else "tab:gray"
+        axis.plot(list(curve), list(curve.values()), style, color=color, label=name)
     axis.set_xscale("log", base=2)
     axis.set_xticks(list(curve), map(str, curve))
     axis.set(xlabel="n", ylabel="chosen one is right", ylim=(0, 1.02), title="best of n")
@@ -155,9 +155,9 @@ def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     for (row, column), value in np.ndenumerate(share):
-        colour = "white" if value > 0.6 else "black"
+        color = "white" if value > 0.6 else "black"
         text = f"{value:.2f}\n({counts[row, column]})"
-        axis.text(column, row, text, ha="center", va="center", color=colour)
+        axis.text(column, row, text, ha="center", va="center", color=color)
     axis.set_xticks(range(len(classes)), classes.values())
     axis.set_yticks(range(len(classes)), classes.values())
     axis.set(xlabel="predicted", ylabel="true", title="classes of steps")

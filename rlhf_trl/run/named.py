@@ -22,12 +22,12 @@ from rlhf_trl.run.race import recipe_of
 
 # TRL's fields of the recipes whose models answer.
 CONFIGS = {
-    "grpo": "rlhf_trl.trainers.policy_gradient.PolicyGradientConfig",
-    "ppo": "rlhf_trl.trainers.ppo.PPOConfig",
-    "dpo": "rlhf_trl.trainers.direct_alignment.PreferenceConfig",
-    "kto": "rlhf_trl.trainers.direct_alignment.UnpairedConfig",
-    "orpo": "rlhf_trl.trainers.orpo.OddsRatioConfig",
-    "distill": "rlhf_trl.trainers.distillation.DistillationConfig",
+    "grpo": "rlhf_trl.trainers.policy_gradient.BookGRPOConfig",
+    "ppo": "rlhf_trl.trainers.ppo.BookPPOConfig",
+    "dpo": "rlhf_trl.trainers.direct_alignment.BookDPOConfig",
+    "kto": "rlhf_trl.trainers.direct_alignment.BookKTOConfig",
+    "orpo": "rlhf_trl.trainers.orpo.BookORPOConfig",
+    "distill": "rlhf_trl.trainers.distillation.BookDistillationConfig",
     "rejection_sampling": "SFTConfig",
     "sft": "SFTConfig",
 }

@@ -250,7 +250,7 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
     for place, (name, runs) in enumerate(results.items()):
-        # the ten colours come round again, dashed
+        # the ten colors come round again, dashed
         draw_band(axis, [run["curve"] for run in runs], name, "-" if place < 10 else "--")
     answers = any("eval_exact_match" in run for runs in results.values() for run in runs)
     ylabel = f"held-out exact match, {'greedy' if answers else 'best of n'}"

@@ -184,7 +184,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     if args.process_index == 0:
         known = [f"{k} {v:.4g}" for k, v in told.items() if not isinstance(v, dict)]
         print(f"{own.strategy}: {', '.join(known)}", flush=True)
-    dataset = Dataset.from_list(list(map(partial(_learnt, rollouts, tokenizer), pairs)))
+    dataset = Dataset.from_list(list(map(partial(_learned, rollouts, tokenizer), pairs)))
     trainer = trainer_class(
         **train.trainer_arguments(loaded, tokenizer),
         train_dataset=dataset,
@@ -200,7 +200,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     train.run(trainer, loaded, data, NAME, extra=also)
 
 
-def _learnt(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
+def _learned(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
     """Return the tokens of prompt and answer as sampled: no end is put behind one that was cut."""
     row, ids = rollouts.prompts[pair[0]], list(rollouts.answers[pair[0]][pair[1]].ids)
     special = not is_conversational({"prompt": row["prompt"]})

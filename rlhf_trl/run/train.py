@@ -1,4 +1,4 @@
-"""One run from trainer to report: train or resume, evaluate, export, summarise."""
+"""One run from trainer to report: train or resume, evaluate, export, summarize."""
 
 import json
 import os

@@ -8,7 +8,7 @@ VOCABULARY = 120  # 113 tokens, rounded up to a multiple of 8
 
 
 def build_model(seed: int = 0) -> Qwen3ForCausalLM:
-    """Return a freshly initialised Qwen3 with 251,712 float32 parameters.
+    """Return a freshly initialized Qwen3 with 251,712 float32 parameters.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):

@@ -51,7 +51,7 @@ class AlignmentFields(RowConfig):
 
 
 @dataclass
-class PreferenceConfig(AlignmentFields, DPOConfig):
+class BookDPOConfig(AlignmentFields, DPOConfig):
     """DPOConfig whose loss fields belong to the algorithm; None means the row's own value.
 
     Args:
@@ -69,7 +69,7 @@ class PreferenceConfig(AlignmentFields, DPOConfig):
 
 
 @dataclass
-class UnpairedConfig(AlignmentFields, KTOConfig):
+class BookKTOConfig(AlignmentFields, KTOConfig):
     """KTOConfig whose loss fields belong to the algorithm; None means the row's own value.
 
     Args:
@@ -124,12 +124,12 @@ class Aligned(OnTRL, AnswersBesideLoss):
         return dict(zip(names, found, strict=True))
 
 
-class PreferenceTrainer(Aligned, DPOTrainer):
+class BookDPOTrainer(Aligned, DPOTrainer):
     """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
 
     Args:
         model: see DPOTrainer, as are all arguments that are not named here.
-        args (`PreferenceConfig`): the configuration.
+        args (`BookDPOConfig`): the configuration.
         algorithm (`str` or `Resolved`, *optional*, defaults to `"dpo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
             the stock trainer with the row's settings.
@@ -144,13 +144,13 @@ class PreferenceTrainer(Aligned, DPOTrainer):
     def __init__(
         self,
         model: Any,
-        args: PreferenceConfig,
+        args: BookDPOConfig,
         *,
         algorithm: str | Resolved = "dpo",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = self._take(PreferenceConfig.resolve(args, algorithm, formulation))
+        args = self._take(BookDPOConfig.resolve(args, algorithm, formulation))
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
@@ -232,33 +232,33 @@ class PreferenceTrainer(Aligned, DPOTrainer):
             self._metrics[mode][f"rewards/{name}"][-1] = value.item()
 
 
-class UnpairedTrainer(Aligned, KTOTrainer):
+class BookKTOTrainer(Aligned, KTOTrainer):
     """KTOTrainer whose loss is a row of `rlhf_trl.algorithms`, and whose labels are interleaved.
 
-    TRL takes the mismatched completions that KTO's reference point needs from the neighbours in a
+    TRL takes the mismatched completions that KTO's reference point needs from the neighbors in a
     device's batch, so the order of the examples is part of the method: it is drawn by `args.seed`
     such that the labels are spread evenly and no example meets a completion of its own prompt.
 
     Args:
         model: see KTOTrainer, as are all arguments that are not named here.
-        args (`UnpairedConfig`): the configuration.
+        args (`BookKTOConfig`): the configuration.
         algorithm (`str` or `Resolved`, *optional*, defaults to `"kto"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
     Raises:
-        InputError: see PreferenceTrainer; or labels that are all the same.
+        InputError: see BookDPOTrainer; or labels that are all the same.
     """
 
     def __init__(
         self,
         model: Any,
-        args: UnpairedConfig,
+        args: BookKTOConfig,
         *,
         algorithm: str | Resolved = "kto",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = self._take(UnpairedConfig.resolve(args, algorithm, formulation))
+        args = self._take(BookKTOConfig.resolve(args, algorithm, formulation))
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
@@ -280,7 +280,7 @@ class UnpairedTrainer(Aligned, KTOTrainer):
         self.fitted[dataset_name] = counts
         return rotated(dataset.select(order), batch)
 
-    # Extends KTOTrainer._compute_loss: see PreferenceTrainer; the first call of the model is that
+    # Extends KTOTrainer._compute_loss: see BookDPOTrainer; the first call of the model is that
     # on mismatched pairs.
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss

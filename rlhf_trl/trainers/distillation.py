@@ -21,8 +21,8 @@ from rlhf_trl.losses import distilled_loss
 from rlhf_trl.models import EMBEDDED
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers.policy_gradient import (
-    PolicyGradientConfig,
-    PolicyGradientTrainer,
+    BookGRPOConfig,
+    BookGRPOTrainer,
     loss_mask,
 )
 from rlhf_trl.trainers.value_model import check_vocabulary
@@ -34,8 +34,8 @@ VERSIONS = ("live", "start", "ema")
 
 
 @dataclass
-class DistillationConfig(PolicyGradientConfig):
-    """PolicyGradientConfig with what distillation adds; None is the row's own.
+class BookDistillationConfig(BookGRPOConfig):
+    """BookGRPOConfig with what distillation adds; None is the row's own.
 
     `teacher_models` and their weights are OPD's, the other fields SDPO's. The version "ema" follows
     the student at `teacher_rate` per optimizer step; "live" is the student as it is.
@@ -75,32 +75,32 @@ class DistillationConfig(PolicyGradientConfig):
         return resolved
 
 
-class DistillationTrainer(PolicyGradientTrainer):
-    """PolicyGradientTrainer whose signal is a teacher's, at every token that the student wrote.
+class BookDistillationTrainer(BookGRPOTrainer):
+    """BookGRPOTrainer whose signal is a teacher's, at every token that the student wrote.
 
     Rewards are logged, and say which completions are right. Logged beside TRL's metrics:
     `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
     and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
 
-    Arguments are those of PolicyGradientTrainer; the formulation "trl" is computed here, too.
+    Arguments are those of BookGRPOTrainer; the formulation "trl" is computed here, too.
 
     Raises:
-        InputError: see PolicyGradientTrainer; or a teacher that cannot read the student's tokens.
+        InputError: see BookGRPOTrainer; or a teacher that cannot read the student's tokens.
     """
 
     def __init__(
         self,
         model: Any,
         reward_funcs: Any = None,
-        args: DistillationConfig | None = None,
+        args: BookDistillationConfig | None = None,
         train_dataset: Any = None,
         *,
         algorithm: str | Resolved = "opd",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = DistillationConfig() if args is None else args
-        row = DistillationConfig.resolve(args, algorithm, formulation)
+        args = BookDistillationConfig() if args is None else args
+        row = BookDistillationConfig.resolve(args, algorithm, formulation)
         super().__init__(model, reward_funcs, args, train_dataset, algorithm=row, **kwargs)
         self._stock = False  # GRPOTrainer has no such loss
         self._row: Distillation
@@ -160,7 +160,7 @@ class DistillationTrainer(PolicyGradientTrainer):
             return prepare_fsdp(teacher, self.accelerator)
         return self.accelerator.prepare_model(teacher, evaluation_mode=True)
 
-    # Extends PolicyGradientTrainer's: keeps what is read, for the demonstrations.
+    # Extends BookGRPOTrainer's: keeps what is read, for the demonstrations.
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         self._read = prompts, completions
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -176,7 +176,7 @@ class DistillationTrainer(PolicyGradientTrainer):
         """Return none: the loss reads the teachers."""
         return torch.zeros_like(rewards[self._mine(output)])
 
-    # Extends PolicyGradientTrainer's: adds what the teacher reads in the place of the prompt.
+    # Extends BookGRPOTrainer's: adds what the teacher reads in the place of the prompt.
     def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generation(inputs)
         if not self._own:
@@ -239,7 +239,7 @@ class DistillationTrainer(PolicyGradientTrainer):
                 found.append(logits if self._reads_logits else _of_tokens(logits, ids))
         return found
 
-    # Extends PolicyGradientTrainer's: for the loss, the same forward gives logits where needed.
+    # Extends BookGRPOTrainer's: for the loss, the same forward gives logits where needed.
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ):
@@ -253,7 +253,7 @@ class DistillationTrainer(PolicyGradientTrainer):
         self._scored = _of_tokens(self._logits, input_ids[:, -logits_to_keep:]), entropies, None
         return self._scored
 
-    # Extends PolicyGradientTrainer's: teachers read first, since the student's forward must be the
+    # Extends BookGRPOTrainer's: teachers read first, since the student's forward must be the
     # last one before its gradient.
     def _compute_loss(self, model, inputs):
         self._said, self._scoring = self._taught(model, inputs), True
@@ -294,7 +294,7 @@ class DistillationTrainer(PolicyGradientTrainer):
             teacher = self.accelerator.unwrap_model(self._teachers[0])
             torch.save(teacher.state_dict(), folder / MOVED)
 
-    # Extends PolicyGradientTrainer's: the counterpart.
+    # Extends BookGRPOTrainer's: the counterpart.
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self._own and self.args.teacher == "ema":
@@ -303,7 +303,7 @@ class DistillationTrainer(PolicyGradientTrainer):
 
 
 class _Follow(TrainerCallback):
-    """Move the teacher towards the student after each optimizer step."""
+    """Move the teacher toward the student after each optimizer step."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer

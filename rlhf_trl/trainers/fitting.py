@@ -101,9 +101,9 @@ def kto_order(
     seed: int,
     interleave: bool = True,
 ) -> list[int]:
-    """Return an order of unpaired examples whose neighbours never share a prompt.
+    """Return an order of unpaired examples whose neighbors never share a prompt.
 
-    The labels are spread evenly: as many of each make them alternate. "Neighbours" are those whose
+    The labels are spread evenly: as many of each make them alternate. "Neighbors" are those whose
     completions TRL combines: each example of a batch and the one before it, the first and the last.
 
     Args:
@@ -154,7 +154,7 @@ def kto_order(
 
 
 def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: int) -> bool:
-    """Swap examples of one label until no neighbours share a key; tell whether that worked."""
+    """Swap examples of one label until no neighbors share a key; tell whether that worked."""
 
     def before(place: int) -> int:
         first = place - place % batch
@@ -201,7 +201,7 @@ def rotated(dataset: Any, batch: int) -> Any:
         completions, prompts = rows["completion_ids"], rows["prompt_ids"]
         before = [*prompts[-1:], *prompts[:-1]]
         if any(a == b for a, b in zip(prompts, before, strict=True)):
-            raise InputError("dataset: two neighbours share a prompt; order them with kto_order.")
+            raise InputError("dataset: two neighbors share a prompt; order them with kto_order.")
         return {"KL_completion_ids": [*completions[-1:], *completions[:-1]]}
 
     return dataset.map(rotate, batched=True, batch_size=batch, load_from_cache_file=False)

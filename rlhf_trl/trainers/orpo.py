@@ -26,7 +26,7 @@ _NO_LIMIT = 2**31
 
 
 @dataclass
-class OddsRatioConfig(AlignmentFields, ORPOConfig):
+class BookORPOConfig(AlignmentFields, ORPOConfig):
     """ORPOConfig whose beta belongs to the algorithm; None means the row's own value."""
 
     trainers = ("ORPOTrainer",)
@@ -34,29 +34,29 @@ class OddsRatioConfig(AlignmentFields, ORPOConfig):
     beta: float | None = of_the_row("Weight of the odds ratio.")
 
 
-class OddsRatioTrainer(Aligned, ORPOTrainer):
+class BookORPOTrainer(Aligned, ORPOTrainer):
     """ORPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
 
     Args:
         model: see ORPOTrainer, as are all arguments that are not named here.
-        args (`OddsRatioConfig`): the configuration.
+        args (`BookORPOConfig`): the configuration.
         algorithm (`str` or `Resolved`, *optional*, defaults to `"orpo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
     Raises:
-        InputError: see PreferenceTrainer.
+        InputError: see BookDPOTrainer.
     """
 
     def __init__(
         self,
         model: Any,
-        args: OddsRatioConfig,
+        args: BookORPOConfig,
         *,
         algorithm: str | Resolved = "orpo",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = self._take(OddsRatioConfig.resolve(args, algorithm, formulation))
+        args = self._take(BookORPOConfig.resolve(args, algorithm, formulation))
         whole = copy(args)
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
@@ -105,7 +105,7 @@ class OddsRatioTrainer(Aligned, ORPOTrainer):
 
 
 def _ids(row: dict[str, Any]) -> dict[str, list[int]]:
-    """Take a tokenised pair apart: its prompt is what both sides begin with."""
+    """Take a tokenized pair apart: its prompt is what both sides begin with."""
     texts = [row[f"{side}_input_ids"] for side in ("chosen", "rejected")]
     lengths = [row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected")]
     start = min(lengths)

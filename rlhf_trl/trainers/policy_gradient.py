@@ -30,7 +30,7 @@ STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each proce
 
 
 @dataclass
-class PolicyGradientConfig(RowConfig, GRPOConfig):
+class BookGRPOConfig(RowConfig, GRPOConfig):
     """GRPOConfig whose loss fields belong to the algorithm, with the fields that TRL lacks.
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
@@ -110,17 +110,17 @@ class PolicyGradientConfig(RowConfig, GRPOConfig):
         return replace(resolved, row=row)
 
 
-class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
+class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     """GRPOTrainer whose advantages and loss are a row of `rlhf_trl.algorithms`.
 
-    Rows that standardise rewards log, per generation, `equal_rewards/frac_groups` (share of groups
+    Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
     whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
     gives to a completion of such a group.
 
     Args:
         model: see GRPOTrainer, as are all arguments that are not named here.
         reward_funcs: see GRPOTrainer.
-        args (`PolicyGradientConfig`, *optional*): the configuration.
+        args (`BookGRPOConfig`, *optional*): the configuration.
         train_dataset: see GRPOTrainer.
         algorithm (`str` or `Resolved`, *optional*, defaults to `"grpo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
@@ -135,15 +135,15 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer)
         self,
         model: Any,
         reward_funcs: Any = None,
-        args: PolicyGradientConfig | None = None,
+        args: BookGRPOConfig | None = None,
         train_dataset: Any = None,
         *,
         algorithm: str | Resolved = "grpo",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = PolicyGradientConfig() if args is None else args
-        args = self._take(PolicyGradientConfig.resolve(args, algorithm, formulation))
+        args = BookGRPOConfig() if args is None else args
+        args = self._take(BookGRPOConfig.resolve(args, algorithm, formulation))
         row = self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
@@ -521,10 +521,10 @@ def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return advantages.sum(1) / loss_mask(batch).sum(1).clamp(min=1)
 
 
-def _check(row: PolicyGradient, args: PolicyGradientConfig) -> None:
+def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
     """Refuse what could not be computed or resumed later."""
     if args.critic != (row.value_loss != "none"):
-        kinds = ("recipes/grpo.py (PolicyGradientTrainer)", "recipes/ppo.py (PPOTrainer)")
+        kinds = ("recipes/grpo.py (BookGRPOTrainer)", "recipes/ppo.py (BookPPOTrainer)")
         has = "no critic" if args.critic else "a critic"
         raise InputError(
             f"{row.label} has {has}: use {kinds[not args.critic]}, not {kinds[args.critic]}."

@@ -18,15 +18,15 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.policy_gradient import (
-    PolicyGradientConfig,
-    PolicyGradientTrainer,
+    BookGRPOConfig,
+    BookGRPOTrainer,
     loss_mask,
 )
 
 
 @dataclass
-class PPOConfig(PolicyGradientConfig):
-    """PolicyGradientConfig with what PPO adds; None in the first block is the row's own.
+class BookPPOConfig(BookGRPOConfig):
+    """BookGRPOConfig with what PPO adds; None in the first block is the row's own.
 
     Args:
         gamma (`float`, *optional*): discount factor, in [0, 1].
@@ -97,15 +97,15 @@ class PPOConfig(PolicyGradientConfig):
         plugin = self.deepspeed_plugin
         own = {"optimizer", "scheduler"} & (plugin.deepspeed_config.keys() if plugin else set())
         for name in ("value_learning_rate", "value_warmup_steps"):
-            if own and getattr(self, name) != getattr(PPOConfig, name):
+            if own and getattr(self, name) != getattr(BookPPOConfig, name):
                 raise InputError(
                     f"{name} needs parameter groups, and the DeepSpeed config's own "
                     f"{' and '.join(sorted(own))} would ignore them; remove one of the two."
                 )
 
 
-class PPOTrainer(PolicyGradientTrainer):
-    """PolicyGradientTrainer for rows with a critic.
+class BookPPOTrainer(BookGRPOTrainer):
+    """BookGRPOTrainer for rows with a critic.
 
     The value model is a module of the policy, named `value_model`; `save_model` writes the policy
     alone, `save_value_model` the value model alone, and checkpoints hold both.
@@ -119,13 +119,13 @@ class PPOTrainer(PolicyGradientTrainer):
     Args:
         model: see GRPOTrainer, as are all arguments that are not named here.
         reward_funcs: see GRPOTrainer.
-        args (`PPOConfig`, *optional*): the configuration.
+        args (`BookPPOConfig`, *optional*): the configuration.
         train_dataset: see GRPOTrainer.
         algorithm (`str` or `Resolved`, *optional*, defaults to `"ppo"`): the row.
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
 
     Raises:
-        InputError: see PolicyGradientTrainer; or a value model that does not fit the policy, or a
+        InputError: see BookGRPOTrainer; or a value model that does not fit the policy, or a
             schedule made before it joined the optimizer.
     """
 
@@ -133,7 +133,7 @@ class PPOTrainer(PolicyGradientTrainer):
         self,
         model: Any,
         reward_funcs: Any = None,
-        args: PPOConfig | None = None,
+        args: BookPPOConfig | None = None,
         train_dataset: Any = None,
         *,
         algorithm: str | Resolved = "ppo",
@@ -143,7 +143,7 @@ class PPOTrainer(PolicyGradientTrainer):
         super().__init__(
             model,
             reward_funcs,
-            PPOConfig() if args is None else args,
+            BookPPOConfig() if args is None else args,
             train_dataset,
             algorithm=algorithm,
             formulation=formulation,
@@ -206,7 +206,7 @@ class PPOTrainer(PolicyGradientTrainer):
         group = {"params": list(self._policy.value_model.parameters())}
         self.optimizer.add_param_group(group if lr is None else {**group, "lr": lr})
 
-    # Extends PolicyGradientTrainer's: asks the same forward for the values.
+    # Extends BookGRPOTrainer's: asks the same forward for the values.
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         if not self._with_values:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
@@ -221,7 +221,7 @@ class PPOTrainer(PolicyGradientTrainer):
         self._logps, self._values = result[0], _before_tokens(torch.cat(found), result[0])
         return result
 
-    # Extends PolicyGradientTrainer's: the forward of the loss, and no other, gives values as well.
+    # Extends BookGRPOTrainer's: the forward of the loss, and no other, gives values as well.
     def _compute_loss(self, model, inputs):
         self._with_values = True
         try:

@@ -29,7 +29,7 @@ from rlhf_trl.trainers.on_trl import OnTRL
 
 
 @dataclass
-class ComparisonConfig(RowConfig, RewardConfig):
+class BookRewardConfig(RowConfig, RewardConfig):
     """RewardConfig for models that compare whole texts.
 
     Args:
@@ -43,7 +43,7 @@ class ComparisonConfig(RowConfig, RewardConfig):
 
 
 @dataclass
-class TokenRewardConfig(ComparisonConfig):
+class BookTokenRewardConfig(BookRewardConfig):
     """RewardConfig for models that judge tokens or steps.
 
     Args:
@@ -64,7 +64,7 @@ class TokenRewardConfig(ComparisonConfig):
         super().__post_init__()
 
 
-class _Judges(OnTRL, RewardTrainer):
+class _OnRewardTrainer(OnTRL, RewardTrainer):
     """RewardTrainer that also measures what a reward model is used for.
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
@@ -193,12 +193,12 @@ class _Judges(OnTRL, RewardTrainer):
             self.model.config.save_pretrained(folder)  # with an adapter alone, nobody else does
 
 
-class ComparisonTrainer(_Judges):
+class BookRewardTrainer(_OnRewardTrainer):
     """RewardTrainer for pairs (its own Bradley-Terry loss) and for ranked lists (K-wise).
 
     Args:
         model: see RewardTrainer, as are all arguments that are not named here.
-        args (`ComparisonConfig`): the configuration.
+        args (`BookRewardConfig`): the configuration.
         algorithm (`str`, *optional*, defaults to `"reward"`): "reward" or "kwise".
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
 
@@ -212,13 +212,13 @@ class ComparisonTrainer(_Judges):
     def __init__(
         self,
         model: Any,
-        args: ComparisonConfig,
+        args: BookRewardConfig,
         *,
         algorithm: str | Resolved = "reward",
         formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = self._take(ComparisonConfig.resolve(args, algorithm, formulation))
+        args = self._take(BookRewardConfig.resolve(args, algorithm, formulation))
         self._ranked = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
@@ -244,14 +244,14 @@ class ComparisonTrainer(_Judges):
         if done:
             return dataset
 
-        def tokenise(row: dict[str, Any]) -> dict[str, Any]:
+        def tokenize(row: dict[str, Any]) -> dict[str, Any]:
             texts = [
                 self.reader.encode(processing_class, row["prompt"], each) for each in row["ranked"]
             ]
             return {"ranked_ids": [text.ids for text in texts]}
 
         many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        dataset = dataset.map(tokenise, **many)
+        dataset = dataset.map(tokenize, **many)
         if args.max_length is not None:
             dataset = dataset.filter(
                 lambda row: max(map(len, row["ranked_ids"])) <= args.max_length, **many
@@ -294,7 +294,7 @@ class ComparisonTrainer(_Judges):
 
 
 def _sides(rows: list[list[float]]) -> tuple[list[float], list[float]]:
-    """Return the better and the worse rewards of all neighbours in ranked lists (or pairs)."""
+    """Return the better and the worse rewards of all neighbors in ranked lists (or pairs)."""
     pairs = [pair for row in rows for pair in pairwise(row)]
     return [better for better, _ in pairs], [worse for _, worse in pairs]
 
@@ -308,12 +308,12 @@ def collate_ranked(
     return {**batch, "list_length": len(rows[0]["ranked_ids"])}
 
 
-class TokenRewardTrainer(_Judges):
+class BookTokenRewardTrainer(_OnRewardTrainer):
     """RewardTrainer for models that judge every token (ORM) or every step (PRM) of a completion.
 
     Args:
         model (`str` or `PreTrainedModel`): a token classifier, or the name of a language model.
-        args (`TokenRewardConfig`): the configuration.
+        args (`BookTokenRewardConfig`): the configuration.
         algorithm (`str`, *optional*, defaults to `"orm"`): "orm" or "prm".
         formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
         step_separator (`str`, *optional*): what ends a step (PRM).
@@ -331,7 +331,7 @@ class TokenRewardTrainer(_Judges):
     def __init__(
         self,
         model: Any,
-        args: TokenRewardConfig,
+        args: BookTokenRewardConfig,
         *,
         algorithm: str | Resolved = "orm",
         formulation: str = "chapter",
@@ -339,7 +339,7 @@ class TokenRewardTrainer(_Judges):
         step_split: str | None = None,
         **kwargs: Any,
     ):
-        resolved = TokenRewardConfig.resolve(args, algorithm, formulation)
+        resolved = BookTokenRewardConfig.resolve(args, algorithm, formulation)
         steps = (step_separator, step_split) if resolved.algorithm == "prm" else ()
         args = self._take(resolved, *steps)
         labels = self.reader.num_labels
@@ -371,15 +371,15 @@ class TokenRewardTrainer(_Judges):
             steps = {step for row in dataset["completions"] for step in row}
             self.reader.check_separator(processing_class, sorted(steps))
 
-        def tokenise(row: dict[str, Any]) -> dict[str, Any]:
-            text, labels = self.labelled(processing_class, row)
+        def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+            text, labels = self.labeled(processing_class, row)
             spread = [-100] * len(text.ids)
             for place, label in zip(text.places, labels, strict=True):
                 spread[place] = label
             return {"input_ids": text.ids, "labels": spread}
 
         many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        dataset = dataset.map(tokenise, remove_columns=dataset.column_names, **many)
+        dataset = dataset.map(tokenize, remove_columns=dataset.column_names, **many)
         if args.max_length is not None:
             dataset = dataset.filter(lambda row: len(row["input_ids"]) <= args.max_length, **many)
         dataset = self._fitting(dataset, dataset_name, count, args)
@@ -393,7 +393,7 @@ class TokenRewardTrainer(_Judges):
                 )
         return dataset
 
-    def labelled(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Encoded, list[int]]:
+    def labeled(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Encoded, list[int]]:
         """Return a row's text and the labels at its places, in the numbers of the loss.
 
         A process model of two classes learns nothing from neutral steps.

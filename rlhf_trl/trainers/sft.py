@@ -10,7 +10,7 @@ from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.trainers.on_trl import OnTRL
 
 
-class AnsweringSFTTrainer(OnTRL, AnswersHeldOut, SFTTrainer):
+class BookSFTTrainer(OnTRL, AnswersHeldOut, SFTTrainer):
     """SFTTrainer that is evaluated by answering, or by loss and token accuracy.
 
     Attributes:

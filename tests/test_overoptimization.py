@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import overoptimisation
+import overoptimization
 import pytest
 
 from rlhf_trl.cli import main
@@ -52,13 +52,13 @@ def done(tmp_path, monkeypatch, stand_in):
 
     run = subprocess.run
     stand_in(leave)
-    overoptimisation.overoptimise(tmp_path / "out", 1)
+    overoptimization.overoptimize(tmp_path / "out", 1)
     monkeypatch.setattr(subprocess, "run", run)
     return tmp_path / "out"
 
 
 def test_gold_and_proxy_by_step_their_peak_and_the_answers(done, capsys):
-    main(["overoptimise", "--seeds", "1", "--output_dir", str(done)])  # nothing left to train
+    main(["overoptimize", "--seeds", "1", "--output_dir", str(done)])  # nothing left to train
     lines = capsys.readouterr().out.splitlines()
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
         *["weak reward model", "0", "0.640", "2 of 4"],
@@ -68,35 +68,35 @@ def test_gold_and_proxy_by_step_their_peak_and_the_answers(done, capsys):
     assert lines[4].split(" | ")[2:4] == ["0.800", "4 of 4"]
     assert lines[6].count("step 2 |") == 1 and lines[6].count("step 4 |") == 3
     assert lines[8] == r"| `nus` | `sun` | `nus` | `nusSS` | `<answer>n\|s` | `<answer>n\|s` |"
-    assert (done / "overoptimisation.md").read_text().splitlines() == lines[:9]
-    assert (done / "overoptimisation.png").read_bytes().startswith(b"\x89PNG")
-    results = json.loads((done / "overoptimisation.json").read_text())
+    assert (done / "overoptimization.md").read_text().splitlines() == lines[:9]
+    assert (done / "overoptimization.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((done / "overoptimization.json").read_text())
     assert results["weak"][0]["gold"] == [[0, 0.3], [2, 0.5], [4, 0.0]]
     assert results["weak"][0]["proxy"] == [[0, -1], [2, 0.0], [4, 4.0]]
 
 
 def test_other_options_are_not_mixed(done):
     with pytest.raises(SystemExit) as stop:
-        main(["overoptimise", "--seeds", "1", "--output_dir", str(done), "--beta", "0.5"])
+        main(["overoptimize", "--seeds", "1", "--output_dir", str(done), "--beta", "0.5"])
     assert f"{done}/weak/seed-0 holds a run with other settings (options)" in str(stop.value.code)
 
 
 def test_edited_configs_and_models_trained_anew_are_noticed(done, monkeypatch, tmp_path, stand_in):
     copy = shutil.copytree(ROOT / "configs" / "tiny", tmp_path / "configs" / "tiny")
-    monkeypatch.setattr(overoptimisation, "home", lambda: tmp_path)
-    overoptimisation.overoptimise(done, 1)  # the same, in another place
+    monkeypatch.setattr(overoptimization, "home", lambda: tmp_path)
+    overoptimization.overoptimize(done, 1)  # the same, in another place
     again = done.rename(done.with_name("again"))
-    overoptimisation.overoptimise(again, 1)
+    overoptimization.overoptimize(again, 1)
     config = copy / "weak_reward.yaml"
     config.write_text(config.read_text() + "warmup_steps: 3\n")
     weak = again / "reward_models" / "weak" / "seed-0"
     with pytest.raises(InputError, match=r"weak/seed-0 holds a .* settings \(warmup_steps\)"):
-        overoptimisation.overoptimise(again, 1)
+        overoptimization.overoptimize(again, 1)
     # a policy belongs to the reward model that it was trained on
     shutil.move(weak, tmp_path)
     stand_in(lambda folder, part, _: shutil.copy(tmp_path / "seed-0" / "summary.json", part))
     with pytest.raises(InputError, match=r"again/weak/seed-0 holds a .* settings \(options\)"):
-        overoptimisation.overoptimise(again, 1)
+        overoptimization.overoptimize(again, 1)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_edited_configs_and_models_trained_anew_are_noticed(done, monkeypatch, t
 def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stop:
-        main(["overoptimise", "--output_dir", str(tmp_path / "out"), *words])
+        main(["overoptimize", "--output_dir", str(tmp_path / "out"), *words])
     assert str(stop.value.code).startswith("error: ") and part in str(stop.value.code)
 
 
@@ -122,13 +122,13 @@ def test_the_whole_command_on_two_steps_from_any_folder(tmp_path, monkeypatch):
         "extra": [*TINY, "--dataset.size", "40"],
         "reward_extra": [*TINY, "--dataset.size", "9"],
     }
-    text = overoptimisation.overoptimise(tmp_path, 1, **tiny)
-    for name, setting in overoptimisation.SETTINGS.items():
+    text = overoptimization.overoptimize(tmp_path, 1, **tiny)
+    for name, setting in overoptimization.SETTINGS.items():
         assert setting.title in text
         config = (tmp_path / name / "seed-0" / "config.yaml").read_text()
         assert f"reward_model: {tmp_path}/reward_models/{setting.reward_model}/seed-0" in config
         assert ("beta: 1.0" in config) == (name == "weak_beta")
-    results = json.loads((tmp_path / "overoptimisation.json").read_text())
+    results = json.loads((tmp_path / "overoptimization.json").read_text())
     assert [[step for step, _ in run["gold"]] for (run,) in results.values()] == [[0, 2]] * 3
     # one untrained policy, and one reward model for two of them
     assert results["weak"][0]["proxy"][0] == results["weak_beta"][0]["proxy"][0]
@@ -138,10 +138,10 @@ def test_the_whole_command_on_two_steps_from_any_folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.promise
 def test_a_wrong_option_is_the_recipes_own_sentence(done):
-    for name in overoptimisation.SETTINGS:
+    for name in overoptimization.SETTINGS:
         shutil.rmtree(done / name)
     with pytest.raises(SystemExit) as stop:
-        main(["overoptimise", "--seeds", "1", "--output_dir", str(done), "--betta", "1"])
+        main(["overoptimize", "--seeds", "1", "--output_dir", str(done), "--betta", "1"])
     assert "betta" in str(stop.value.code) and "\n" not in str(stop.value.code)
 
 
@@ -151,8 +151,8 @@ def test_a_wrong_option_is_the_recipes_own_sentence(done):
 @pytest.mark.promise
 def test_gold_rises_and_falls_while_the_proxy_rises_and_a_penalty_holds_it(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    overoptimisation.overoptimise(tmp_path, 3)
-    results = json.loads((tmp_path / "overoptimisation.json").read_text())
+    overoptimization.overoptimize(tmp_path, 3)
+    results = json.loads((tmp_path / "overoptimization.json").read_text())
     for weak, held, better in zip(*results.values(), strict=True):
         gold, proxy = dict(weak["gold"]), dict(weak["proxy"])
         assert max(gold.values()) >= gold[0] + 0.10

@@ -31,13 +31,13 @@ class Setting(NamedTuple):
 
 REWARD_MODELS = {"weak": "weak_reward", "better": "reward"}  # names and configs
 SETTINGS = {
-    "weak": Setting("weak reward model", "overoptimisation", "weak"),
-    "weak_beta": Setting("weak reward model, beta 1", "overoptimisation_beta", "weak"),
-    "better": Setting("better reward model", "overoptimisation_better", "better"),
+    "weak": Setting("weak reward model", "overoptimization", "weak"),
+    "weak_beta": Setting("weak reward model, beta 1", "overoptimization_beta", "weak"),
+    "better": Setting("better reward model", "overoptimization_better", "better"),
 }
 
 
-def overoptimise(
+def overoptimize(
     folder: Path,
     seeds: int,
     *,
@@ -45,7 +45,7 @@ def overoptimise(
     extra: list[str] | None = None,
     reward_extra: list[str] | None = None,
 ) -> str:
-    """Train reward models and policies on them; write `overoptimisation.json`, `.md` and `.png`.
+    """Train reward models and policies on them; write `overoptimization.json`, `.md` and `.png`.
 
     A finished run is not repeated, so an interrupted one goes on where it stopped.
 
@@ -92,13 +92,13 @@ def overoptimise(
         ]
         for name, setting in SETTINGS.items()
     }
-    write_json(folder / "overoptimisation.json", results)
+    write_json(folder / "overoptimization.json", results)
     answers = {
         name: read_evaluations(folder / name / "seed-0" / "evaluations") for name in SETTINGS
     }
     text = f"{table(results)}\n\n{samples(answers)}"
-    write_whole(folder / "overoptimisation.md", lambda part: part.write_text(text + "\n"))
-    draw(folder / "overoptimisation.png", results)
+    write_whole(folder / "overoptimization.md", lambda part: part.write_text(text + "\n"))
+    draw(folder / "overoptimization.png", results)
     return text
 
 
