@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
-from rlhf_trl.algorithms import Preference, Resolved, RowConfig, of_the_row
+from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
 from rlhf_trl.losses import PreferenceLoss, completions_loss
@@ -100,10 +100,11 @@ class _Recorder:
 class Aligned(OnTRL, AnswersBesideLoss):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
-    def _take(self, resolved: Resolved) -> Any:
-        """Keep a row, and return the config that it makes."""
-        self.max_completion_length, self.fitted = resolved.args.max_completion_length, {}
-        return super()._take(resolved)
+    def _take(self, args: Any, given: dict[str, Any]) -> Any:
+        """Take a row, and return the config that it makes."""
+        args, self.fitted = super()._take(args, given), {}
+        self.max_completion_length = args.max_completion_length
+        return args
 
     # Calls the trainer's own _compute_loss, which has no seam between log-probabilities and loss:
     # the reference's are filled in before, and the policy's are recorded.
@@ -125,32 +126,14 @@ class Aligned(OnTRL, AnswersBesideLoss):
 
 
 class BookDPOTrainer(Aligned, DPOTrainer):
-    """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
+    """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
-    Args:
-        model: see DPOTrainer, as are all arguments that are not named here.
-        args (`BookDPOConfig`): the configuration.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"dpo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
-            the stock trainer with the row's settings.
-
-    Raises:
-        InputError: no such algorithm, a config field that it does not read, or contradicts, or no
-            pair to train on.
-    """
+    config_class, default_row = BookDPOConfig, "dpo"
 
     # Where no reference is read, TRL is told that its log-probabilities are precomputed, so that
     # it loads no reference model.
-    def __init__(
-        self,
-        model: Any,
-        args: BookDPOConfig,
-        *,
-        algorithm: str | Resolved = "dpo",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookDPOConfig.resolve(args, algorithm, formulation))
+    def __init__(self, model: Any, args: BookDPOConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
@@ -238,27 +221,12 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     TRL takes the mismatched completions that KTO's reference point needs from the neighbors in a
     device's batch, so the order of the examples is part of the method: it is drawn by `args.seed`
     such that the labels are spread evenly and no example meets a completion of its own prompt.
-
-    Args:
-        model: see KTOTrainer, as are all arguments that are not named here.
-        args (`BookKTOConfig`): the configuration.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"kto"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
-
-    Raises:
-        InputError: see BookDPOTrainer; or labels that are all the same.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        args: BookKTOConfig,
-        *,
-        algorithm: str | Resolved = "kto",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookKTOConfig.resolve(args, algorithm, formulation))
+    config_class, default_row = BookKTOConfig, "kto"
+
+    def __init__(self, model: Any, args: BookKTOConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 

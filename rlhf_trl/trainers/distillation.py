@@ -20,11 +20,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
 from rlhf_trl.models import EMBEDDED
 from rlhf_trl.tiny import checkpoint_path
-from rlhf_trl.trainers.policy_gradient import (
-    BookGRPOConfig,
-    BookGRPOTrainer,
-    loss_mask,
-)
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 from rlhf_trl.trainers.value_model import check_vocabulary
 
 MOVED = "teacher.pt"  # in checkpoints, where the teacher follows the student
@@ -82,26 +78,13 @@ class BookDistillationTrainer(BookGRPOTrainer):
     `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
     and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
 
-    Arguments are those of BookGRPOTrainer; the formulation "trl" is computed here, too.
-
-    Raises:
-        InputError: see BookGRPOTrainer; or a teacher that cannot read the student's tokens.
+    The formulation "trl" is computed here, too.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookDistillationConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "opd",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = BookDistillationConfig() if args is None else args
-        row = BookDistillationConfig.resolve(args, algorithm, formulation)
-        super().__init__(model, reward_funcs, args, train_dataset, algorithm=row, **kwargs)
+    config_class, default_row = BookDistillationConfig, "opd"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._stock = False  # GRPOTrainer has no such loss
         self._row: Distillation
         self._own = "teacher" in self._row.trainer_reads  # the student's own versions teach

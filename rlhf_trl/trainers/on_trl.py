@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import IterableDataset
@@ -40,7 +40,10 @@ A test keeps it complete.
 class OnTRL:
     """Trainer mixin: a row, whose name is on the card; no streamed data, unless `streams`.
 
-    A checkpoint is whole once it holds a manifest (see `output`), which is written last.
+    A trainer of rows takes what its TRL trainer takes, with a config of its `config_class`, and two
+    keywords: `algorithm`, a row's name (by default `default_row`) or what a config has `resolved`,
+    and `formulation`: "chapter" (the default), "code", or "trl" for TRL's own loss with the row's
+    settings. A checkpoint is whole once it holds a manifest (see `output`), which is written last.
 
     Attributes:
         told (`dict`): what manifests say beside what the trainer knows.
@@ -55,12 +58,18 @@ class OnTRL:
     told: Mapping[str, Any] = MappingProxyType({})
     save_checksums = True
     rollouts: Store | None = None
+    config_class: ClassVar[type[algorithms.RowConfig]]
+    default_row: ClassVar[str]
     _algorithm: str | None = None
 
-    def _take(self, resolved: algorithms.Resolved) -> Any:
-        """Keep a row before the parent is built, and return the config that it makes."""
+    def _take(self, args: Any, given: dict[str, Any]) -> Any:
+        """Take a row out of what is given, and return the config that it makes of `args`."""
+        args = self.config_class() if args is None else args
+        which = given.pop("algorithm", self.default_row), given.pop("formulation", "chapter")
+        resolved = self.config_class.resolve(args, *which)
         self._row, self._parameters = resolved.row, dict(resolved.parameters)
-        self._algorithm, self._stock = resolved.algorithm, resolved.formulation == "trl"
+        self._algorithm, self._formulation = resolved.algorithm, resolved.formulation
+        self._stock = self._formulation == "trl"
         return resolved.args
 
     def __init_subclass__(cls, **kwargs: Any):

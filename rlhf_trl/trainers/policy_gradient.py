@@ -116,20 +116,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
     whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
     gives to a completion of such a group.
-
-    Args:
-        model: see GRPOTrainer, as are all arguments that are not named here.
-        reward_funcs: see GRPOTrainer.
-        args (`BookGRPOConfig`, *optional*): the configuration.
-        train_dataset: see GRPOTrainer.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"grpo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
-            the stock trainer with the row's settings.
-
-    Raises:
-        InputError: no such algorithm, a config field that it does not read, or contradicts, or a
-            streamed data set.
     """
+
+    config_class, default_row = BookGRPOConfig, "grpo"
 
     def __init__(
         self,
@@ -137,14 +126,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         reward_funcs: Any = None,
         args: BookGRPOConfig | None = None,
         train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "grpo",
-        formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = BookGRPOConfig() if args is None else args
-        args = self._take(BookGRPOConfig.resolve(args, algorithm, formulation))
-        row = self._row
+        args, row = self._take(args, kwargs), self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}

@@ -12,16 +12,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.utils import get_config_model_id
 
 from rlhf_trl import book
-from rlhf_trl.algorithms import Resolved, of_the_row
+from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.policy_gradient import (
-    BookGRPOConfig,
-    BookGRPOTrainer,
-    loss_mask,
-)
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 
 
 @dataclass
@@ -115,40 +111,12 @@ class BookPPOTrainer(BookGRPOTrainer):
     to the policy of the rollout), and once per generation, or for each micro-batch where a single
     update follows it, `val/explained_variance` (of the returns, by the values of the rollout),
     `returns/mean`, `advantages/mean` and `advantages/std`.
-
-    Args:
-        model: see GRPOTrainer, as are all arguments that are not named here.
-        reward_funcs: see GRPOTrainer.
-        args (`BookPPOConfig`, *optional*): the configuration.
-        train_dataset: see GRPOTrainer.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"ppo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
-
-    Raises:
-        InputError: see BookGRPOTrainer; or a value model that does not fit the policy, or a
-            schedule made before it joined the optimizer.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookPPOConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "ppo",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        super().__init__(
-            model,
-            reward_funcs,
-            BookPPOConfig() if args is None else args,
-            train_dataset,
-            algorithm=algorithm,
-            formulation=formulation,
-            **kwargs,
-        )
+    config_class, default_row = BookPPOConfig, "ppo"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._with_values = False
         self._logps: torch.Tensor | None = None
         self._values: torch.Tensor | None = None

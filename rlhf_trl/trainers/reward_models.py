@@ -15,7 +15,7 @@ from transformers.utils import logging
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import create_model_from_path
 
-from rlhf_trl.algorithms import Resolved, RowConfig
+from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import scores_loss
 from rlhf_trl.reward_models.metrics import (
@@ -86,15 +86,15 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
     on_answers: Any = None
     judged: dict[str, list[Any]] | None = None
 
-    def _take(self, resolved: Resolved, *steps: str | None) -> Any:
-        """Keep a row and how it reads texts, and return the config that it makes."""
-        if resolved.algorithm not in self.known:
+    def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
+        """Take a row and how it reads texts, and return the config that it makes."""
+        args, self.left_out = super()._take(args, given), {}
+        if (name := self._algorithm) not in self.known:
             raise InputError(
-                f"algorithm: {resolved.algorithm!r} is none of this trainer's; write "
-                f"{' or '.join(self.known)}."
+                f"algorithm: {name!r} is none of this trainer's; write {' or '.join(self.known)}."
             )
-        self.reader, self.left_out = Reader(resolved.algorithm, resolved.formulation, *steps), {}
-        return super()._take(resolved)
+        self.reader = Reader(name, self._formulation, *(steps if name == "prm" else ()))
+        return args
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -194,31 +194,12 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
 
 
 class BookRewardTrainer(_OnRewardTrainer):
-    """RewardTrainer for pairs (its own Bradley-Terry loss) and for ranked lists (K-wise).
+    """RewardTrainer for pairs (its own Bradley-Terry loss) and for ranked lists (K-wise)."""
 
-    Args:
-        model: see RewardTrainer, as are all arguments that are not named here.
-        args (`BookRewardConfig`): the configuration.
-        algorithm (`str`, *optional*, defaults to `"reward"`): "reward" or "kwise".
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
+    config_class, default_row, known = BookRewardConfig, "reward", ("reward", "kwise")
 
-    Raises:
-        InputError: no such algorithm, a model with several labels, only rows that are too long, or
-            ranked lists of unequal length.
-    """
-
-    known = ("reward", "kwise")
-
-    def __init__(
-        self,
-        model: Any,
-        args: BookRewardConfig,
-        *,
-        algorithm: str | Resolved = "reward",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookRewardConfig.resolve(args, algorithm, formulation))
+    def __init__(self, model: Any, args: BookRewardConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         self._ranked = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
@@ -311,37 +292,23 @@ def collate_ranked(
 class BookTokenRewardTrainer(_OnRewardTrainer):
     """RewardTrainer for models that judge every token (ORM) or every step (PRM) of a completion.
 
-    Args:
-        model (`str` or `PreTrainedModel`): a token classifier, or the name of a language model.
-        args (`BookTokenRewardConfig`): the configuration.
-        algorithm (`str`, *optional*, defaults to `"orm"`): "orm" or "prm".
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
-        step_separator (`str`, *optional*): what ends a step (PRM).
-        step_split (`str`, *optional*): regular expression that cuts completions into steps (PRM).
-        **kwargs: see RewardTrainer. The data set has rows of `prompt`, `completion`, `label` and
-            perhaps `finished` (ORM), or of `prompt`, `completions` and `labels` (PRM).
-
-    Raises:
-        InputError: no such algorithm; a model that does not fit; a separator that the tokenizer
-            merges away; or only rows that are too long.
+    The model is a token classifier, or the name of a language model. The data set has rows of
+    `prompt`, `completion`, `label` and perhaps `finished` (ORM), or of `prompt`, `completions` and
+    `labels` (PRM), where `step_separator` ends a step and `step_split`, a regular expression, cuts
+    completions into steps.
     """
 
-    known = ("orm", "prm")
+    config_class, default_row, known = BookTokenRewardConfig, "orm", ("orm", "prm")
 
     def __init__(
         self,
         model: Any,
-        args: BookTokenRewardConfig,
-        *,
-        algorithm: str | Resolved = "orm",
-        formulation: str = "chapter",
+        args: BookTokenRewardConfig | None = None,
         step_separator: str | None = None,
         step_split: str | None = None,
         **kwargs: Any,
     ):
-        resolved = BookTokenRewardConfig.resolve(args, algorithm, formulation)
-        steps = (step_separator, step_split) if resolved.algorithm == "prm" else ()
-        args = self._take(resolved, *steps)
+        args = self._take(args, kwargs, step_separator, step_split)
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
