@@ -23,9 +23,6 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
             name.
         args (`TrainingArguments`): `trust_remote_code` is honoured where the config has it.
         conversational: whether a chat template is needed.
-
-    Raises:
-        InputError: no such model, or a tokenizer without end-of-sequence token or chat template.
     """
     from transformers import AutoTokenizer
 
@@ -61,9 +58,6 @@ def prepare_model(model: Any, args: Any) -> Any:
     """Return what a TRL trainer takes as `model`: a path or hub name, or a built model.
 
     Sets `args.model_init_kwargs` from the `ModelConfig` the way TRL's own scripts do.
-
-    Raises:
-        InputError: a folder without weights, or with weights that are cut off.
     """
     if model.model_name_or_path == UNTRAINED:
         from rlhf_trl.tiny.model import build_model
@@ -85,11 +79,7 @@ def prepare_model(model: Any, args: Any) -> Any:
 
 
 def load_policy(model: Any, args: Any) -> Any:
-    """Return a whole language model that answers, on `args.device`; an adapter with its base.
-
-    Raises:
-        InputError: a classifier, such as a reward model; and see `prepare_model`.
-    """
+    """Return a whole language model that answers, on `args.device`; an adapter with its base."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from trl import get_quantization_config
 

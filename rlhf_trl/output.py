@@ -67,10 +67,6 @@ def claim(output_dir: str, resume: str | None) -> str | None:
         output_dir: the run's folder; made if it does not exist.
         resume: None, `auto` (the newest whole checkpoint in `output_dir`, if any; those that are
             skipped are named) or a checkpoint.
-
-    Raises:
-        InputError: the folder is a file, cannot be written, holds another run (than that of the
-            checkpoint) or no run, or the checkpoint is missing or damaged.
     """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():

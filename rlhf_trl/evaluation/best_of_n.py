@@ -48,10 +48,6 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
         runs: folders of runs, each with a scores.jsonl.
         seeds: the folders hold a run per seed instead, in seed-*; the table is mean and standard
             deviation over the seeds, each on its own candidates.
-
-    Raises:
-        InputError: no run, a file that is missing or broken, runs that scored other candidates, or
-            other seeds.
     """
     named = _named(runs)
     if not seeds:
@@ -70,11 +66,7 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
 
 
 def read_candidates(folder: str | Path) -> Candidates:
-    """Return what stands in the scores.jsonl of a run.
-
-    Raises:
-        InputError: there is none, it is empty, or a line is not a scored candidate.
-    """
+    """Return what stands in the scores.jsonl of a run."""
     path = Path(folder) / FILE
     if not path.is_file():
         hint = "; add --seeds, since it holds seeds" if any(Path(folder).glob("seed-*")) else ""

@@ -18,9 +18,6 @@ def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> Non
         trainer: a trainer with `AnswersHeldOut`.
         config: the block.
         rows: with a `prompt`; used where the block names no file.
-
-    Raises:
-        InputError: no prompts, or a file that cannot be read.
     """
     if config.every < 0 or config.count < 1:
         raise InputError("samples: write every: 0 (never) or more, and count: 1 or more.")

@@ -92,11 +92,7 @@ class Policy(AnswersHeldOut):
 
     @torch.no_grad()
     def kl(self, other: "Policy", said: Sequence[Completion]) -> list[float]:
-        """Return the KL to another policy along answers to the held-out prompts (`book.kl.exact`).
-
-        Raises:
-            InputError: the other one has another vocabulary.
-        """
+        """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`)."""
         tokenizer, found = self.processing_class, []
         if tokenizer.get_vocab() != other.processing_class.get_vocab():
             raise InputError(

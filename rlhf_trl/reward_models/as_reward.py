@@ -35,10 +35,6 @@ def load_reward_model(
             or "last" (default with formulation: code) of an outcome model; "min" (default), "last"
             or "product" of a process model.
         strip_think: whether completions are read `without_thoughts`.
-
-    Raises:
-        InputError: no such model; several labels; no trained score; a tokenizer that is not the
-            model's, or that cannot write the policy's text; or an aggregate that the model lacks.
     """
     reader = Reader.read(path)
     name = aggregate or reader.names[0]

@@ -46,9 +46,6 @@ class Reader:
         formulation: "chapter", "code" or "trl"; decides the number of classes of "prm".
         step_separator: what ends each step in a process model's text.
         step_split: regular expression that cuts a completion into steps.
-
-    Raises:
-        InputError: no such reward model, or steps that nothing ends or that cannot be cut.
     """
 
     algorithm: str
@@ -96,9 +93,6 @@ class Reader:
 
         Args:
             name: folder, or name on the hub.
-
-        Raises:
-            InputError: a file that does not describe a reward model.
         """
         path = Path(name) / FILE
         try:
@@ -163,11 +157,7 @@ class Reader:
         return Encoded(ids, places)
 
     def check_separator(self, tokenizer: Any, steps: Sequence[str]) -> None:
-        """Refuse a separator that does not end each step in one and the same token.
-
-        Raises:
-            InputError: if the tokenizer drops it, or merges it with the text of some step.
-        """
+        """Refuse a separator that does not end each step in one and the same token."""
         own = tokenizer(self.step_separator, add_special_tokens=False)["input_ids"]
         if not own:
             raise InputError(

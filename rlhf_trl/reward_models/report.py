@@ -52,9 +52,6 @@ def draw_reward_report(
             1) of each step.
         selecting: whether the candidates are what is trained on; then `coverage` is drawn in place
             of a calibration.
-
-    Raises:
-        InputError: nothing to draw, or bad numbers (see `trainers.reward_metrics`).
     """
     panels: list[Callable[[Any], None]] = []
     if pairs is not None and len(pairs[0]):

@@ -77,9 +77,6 @@ def check_prompts(
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
 
     Without the model's `config`, it is looked up.
-
-    Raises:
-        InputError: a prompt of no tokens, or one longer than the model's context allows.
     """
     if config is None and model.model_name_or_path == UNTRAINED:
         return

@@ -66,9 +66,6 @@ def kept_samples(
         rows: rows of `GymTasks`.
         count: answers to each.
         side: "train" or "held-out".
-
-    Raises:
-        InputError: the file holds something else than would be sampled now.
     """
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest, name = args.max_completion_length, model.model_name_or_path
@@ -140,9 +137,6 @@ def sample_completions(
 
     Returns:
         For each row, `count` completions.
-
-    Raises:
-        InputError: see `load_policy`, `load_tokenizer` and `check_prompts`.
     """
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
@@ -194,11 +188,7 @@ def in_batches(
 
 
 def kept(path: Path, count: int, make: Callable[[], list[Any]]) -> list[Any]:
-    """Return what a file holds, a value of JSON on each line; all processes make it if need be.
-
-    Raises:
-        InputError: it does not hold `count` of them.
-    """
+    """Return what a file holds, a value of JSON on each line; all processes make it if need be."""
     if not broadcast_object_list([path.exists()])[0]:
         text = "".join(f"{json.dumps(value)}\n" for value in make())
         if PartialState().is_main_process:

@@ -34,10 +34,6 @@ def evaluate(
         reward_model: scores the answers, too.
         reference: what the KL of sampled answers is measured to.
         as_json: whether to return JSON.
-
-    Raises:
-        InputError: see `named` and `load_run`; no config, nothing held out, a model named twice, or
-            a file of answers that exists.
     """
     if len(set(models)) < len(models):
         raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")

@@ -19,9 +19,6 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
         loaded: what `load_config` returned.
         trainer_class: the trainer.
         unpaired: whether rows with a label are accepted beside pairs.
-
-    Raises:
-        InputError: an algorithm, a field, data, tokenizer or model that is missing or does not fit.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     train.begin(loaded, loaded.row.label)
@@ -50,9 +47,6 @@ def prepare_preferences(
         args (`TrainingArguments`): the config of the trainer.
         model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
         unpaired: whether rows with a label are accepted beside pairs.
-
-    Raises:
-        InputError: see `load_preferences`, `load_tokenizer` and `check_prompts`.
     """
     sample = sampler(model, args, own.dataset, own.rollouts)
     with train.reading(args, own.dataset):

@@ -82,10 +82,6 @@ def race(
 
     Returns:
         The lines of the table.
-
-    Raises:
-        InputError: a config is missing, a run failed, or `folder` holds such a run with other
-            settings.
     """
     runs = []
     for name in algorithms:
@@ -132,9 +128,6 @@ def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
         runs: of each the folder, the recipe and its options, of which the first are `--config` and
             a path.
         jobs: at least 1.
-
-    Raises:
-        InputError: a run failed or is there with other settings, or there are no jobs.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")

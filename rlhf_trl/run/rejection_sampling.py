@@ -78,9 +78,6 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     Beside what `train.run` leaves, `<output_dir>` then holds `selection.json`, `scores.jsonl` and
     `reward_report.png` (where it is known which answers are right), and the `answers` unless they
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
-
-    Raises:
-        InputError: a field, data, rewards, tokenizer or model that is missing or does not fit.
     """
     own, args = loaded.own, loaded.trl
     _check(loaded)

@@ -34,9 +34,6 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         loaded: what `load_config` returned.
         trainer_class: the trainer.
         **arguments: for the trainer.
-
-    Raises:
-        InputError: an algorithm, a field, data, tokenizer or model that is missing or does not fit.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
@@ -77,9 +74,6 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
         args (`TrainingArguments`): the config of the trainer, with `max_completion_length` of the
             answers that are sampled.
         model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
-
-    Raises:
-        InputError: see the loaders in `data/judgments.py`, and `load_tokenizer`.
     """
     config = own.dataset
     sample = sampler(model, args, config, own.rollouts)

@@ -25,9 +25,6 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     Args:
         loaded: what `load_config` returned.
         trainer_class: the trainer.
-
-    Raises:
-        InputError: a field, data, tokenizer or model that is missing or does not fit.
     """
     own, args = loaded.own, loaded.trl
     _check(loaded)

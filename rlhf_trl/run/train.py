@@ -60,9 +60,6 @@ def begin(loaded: Any, name: str) -> None:
     Args:
         loaded: what `load_config` returned; its TRL config gets `resume_from_checkpoint` resolved.
         name: the algorithm, for people.
-
-    Raises:
-        InputError: see `launch.check_processes`, `launch.innermost_optimizer` and `output.claim`.
     """
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
@@ -256,9 +253,6 @@ def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
 
     Returns:
         The data, and the trainer's arguments.
-
-    Raises:
-        InputError: data, rewards, tokenizer or model that are missing or do not fit.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     check_reward_model(own)
@@ -311,9 +305,6 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     Args:
         loaded: what `load_config` returned.
         trainer_class: the trainer.
-
-    Raises:
-        InputError: see `begin`, `prepare` and `run`.
     """
     begin(loaded, loaded.row.label)
     data, arguments = prepare(loaded)

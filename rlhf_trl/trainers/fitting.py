@@ -44,9 +44,6 @@ def fit(
 
     The rows have `prompt_ids` and the columns `sides`; see `shortened`. Returned are those that are
     left, and how many were cut and dropped, by the reason.
-
-    Raises:
-        InputError: nothing is left, or the data set is streamed.
     """
     if not hasattr(dataset, "select"):
         raise InputError(
@@ -115,9 +112,6 @@ def kto_order(
 
     Returns:
         Indices; the last example is left out if it would make a batch of its own.
-
-    Raises:
-        InputError: only one label; batches of one; or too few different prompts.
     """
     rng = random.Random(seed)
     classes = [
@@ -192,9 +186,6 @@ def rotated(dataset: Any, batch: int) -> Any:
     Args:
         dataset (`Dataset`): in the order of `kto_order`, with `prompt_ids` and `completion_ids`.
         batch: examples per device and batch.
-
-    Raises:
-        InputError: an example would meet a completion of its own prompt.
     """
 
     def rotate(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:

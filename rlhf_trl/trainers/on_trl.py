@@ -49,9 +49,6 @@ class OnTRL:
         told (`dict`): what manifests say beside what the trainer knows.
         save_checksums (`bool`): whether manifests hold checksums.
         rollouts (`Store`): the record, which the main process writes; None: none is kept.
-
-    Raises:
-        InputError: a streamed data set; and, when a class is defined on it, a method that is gone.
     """
 
     streams = False
@@ -202,11 +199,7 @@ class OnTRL:
             super()._run_epoch(*args, **kwargs)
 
     def check_finite(self) -> None:
-        """Stop a run that has diverged, on all processes, before its weights are saved.
-
-        Raises:
-            InputError: a weight is infinite or not a number.
-        """
+        """Stop a run that has diverged, on all processes, before its weights are saved."""
         trained = (p for p in self.model.parameters() if p.requires_grad)
         # what this process holds of a weight that FSDP or ZeRO-3 has shared out
         mine = (getattr(p, "_local_tensor", getattr(p, "ds_tensor", p)) for p in trained)

@@ -455,9 +455,6 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
         num_labels: outputs per token.
         head_bias: whether the head has a bias.
         **kwargs: for `from_pretrained`.
-
-    Raises:
-        InputError: a head is there and does not fit, or its architecture has no token classifier.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # that the head is new is no news

@@ -44,10 +44,6 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
         tokenizer: the policy's.
         trust_remote_code: whether code from the hub may run.
         **kwargs: for `from_pretrained`.
-
-    Raises:
-        InputError: no such model, several labels, another vocabulary or tokenizer, or no classifier
-            of its architecture.
     """
     remote = {"trust_remote_code": trust_remote_code, "revision": kwargs.pop("revision", None)}
     try:
@@ -106,11 +102,7 @@ def _check(
 def check_vocabulary(
     field: str, source: str, size: int, policy: Any, tokenizer: Any, remote: Mapping[str, Any]
 ) -> None:
-    """Refuse a model, named in a field, that does not read the policy's tokens.
-
-    Raises:
-        InputError: a vocabulary of another size, or another tokenizer beside the model.
-    """
+    """Refuse a model, named in a field, that does not read the policy's tokens."""
     if (ours := policy.config.get_text_config().vocab_size) != size:
         raise InputError(
             f"{field}: {source!r} has a vocabulary of {size} tokens and the policy one of "
@@ -266,11 +258,7 @@ def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer
 
 
 def restore(folder: str, policy: Any) -> None:
-    """Load what `save` wrote back into the attached value model.
-
-    Raises:
-        InputError: there is none in the folder.
-    """
+    """Load what `save` wrote back into the attached value model."""
     if not Path(folder, "config.json").exists():
         raise InputError(
             f"resume_from_checkpoint: {folder!r} is missing, and without its value model PPO "
