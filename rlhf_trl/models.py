@@ -16,13 +16,9 @@ UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial
 
 
 def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
-    """Return the tokenizer of `model.model_name_or_path`, with a pad token.
+    """Return the tokenizer of a `ModelConfig`, with a pad token and, for conversations, a template.
 
-    Args:
-        model (`ModelConfig`): `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub
-            name.
-        args (`TrainingArguments`): `trust_remote_code` is honoured where the config has it.
-        conversational: whether a chat template is needed.
+    Its `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub name.
     """
     from transformers import AutoTokenizer
 
@@ -103,11 +99,7 @@ def load_policy(model: Any, args: Any) -> Any:
 
 @contextmanager
 def whole_weights(args: Any) -> Iterator[None]:
-    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees.
-
-    Args:
-        args (`TrainingArguments`): holds DeepSpeed's plugin, where there is one.
-    """
+    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
     from transformers.integrations.deepspeed import (
         is_deepspeed_zero3_enabled,
         unset_hf_deepspeed_config,

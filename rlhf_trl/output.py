@@ -63,10 +63,7 @@ def replace_folder(
 def claim(output_dir: str, resume: str | None) -> str | None:
     """Check that a run may write to `output_dir`, and return the checkpoint to resume from.
 
-    Args:
-        output_dir: the run's folder; made if it does not exist.
-        resume: None, `auto` (the newest whole checkpoint in `output_dir`, if any; those that are
-            skipped are named) or a checkpoint.
+    That is `resume`, or with `auto` the newest whole one, if any; those skipped are named.
     """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
@@ -161,12 +158,9 @@ def set_aside(folder: Path, step: int) -> None:
 def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
 
-    Args:
-        checkpoint: the folder, with all else in it.
-        checksums: whether to read the files again for their CRC-32, which finds damage as well as a
-            cryptographic hash does, in half the time (about 0.5 s per GiB); without it, a bit that
-            flips on the disk goes unnoticed.
-        **told: what else is known of the checkpoint.
+    For `checksums`, it reads the files again: a CRC-32 finds damage as well as a cryptographic hash
+    does, in half the time (about 0.5 s per GiB). Without, a bit that flips on the disk goes
+    unnoticed.
     """
     paths = (p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != MANIFEST)
     files = {

@@ -42,12 +42,8 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
     Rows: a random candidate, the majority of n, each run's scores, the oracle (right if any is).
     Columns: best of n = 1, 2, 4, ... up to the candidates that every prompt has, the AUC over all
     candidates, and the pairwise accuracy within prompts. Each is exact over the subsets of n, but
-    for the majority where there are very many.
-
-    Args:
-        runs: folders of runs, each with a scores.jsonl.
-        seeds: the folders hold a run per seed instead, in seed-*; the table is mean and standard
-            deviation over the seeds, each on its own candidates.
+    for the majority where there are very many. With `seeds`, each folder holds a run per seed, in
+    seed-*, and the table is mean and standard deviation over them, each on its own candidates.
     """
     named = _named(runs)
     if not seeds:

@@ -24,12 +24,6 @@ Numbers = dict[str, dict[str, float | None]]  # by metric
 class Policy(AnswersHeldOut):
     """A policy outside training, which answers and is scored as in the evaluation of a run.
 
-    Args:
-        name: for people.
-        config (`ModelConfig`): what to load, and how.
-        args (`TrainingArguments`): the run's, with `max_completion_length`.
-        conversational: whether prompts are messages.
-
     Attributes:
         rewards: the run's reward functions, and their `weights`; None: 1 each.
         scorers: functions like them, by name, that are no part of the reward.
@@ -134,9 +128,7 @@ def mean_and_error(
 def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Numbers]:
     """Return, by policy and metric, `value` and `difference` from the first policy, and `error`s.
 
-    Args:
-        scores: by policy; a difference is taken row by row, where the score applies to both.
-        groups: the number of each row's prompt.
+    A difference is taken row by row, where the score applies to both; `groups` numbers the prompts.
     """
     first, found = next(iter(scores.values())), {name: {} for name in scores}
     for policy, each in scores.items():

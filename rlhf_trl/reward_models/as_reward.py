@@ -24,17 +24,14 @@ def load_reward_model(
     """Return a reward function that scores prompt and completion with a trained reward model.
 
     The text is that of training (see `Reader.encode`), with the end-of-sequence token exactly where
-    the policy ended its completion, so that a cut-off answer does not look finished.
+    the policy, whose `tokenizer` this is, ended its completion, so that a cut-off answer does not
+    look finished. With `strip_think`, completions are read `without_thoughts`.
 
     Args:
         path: folder or hub name of a sequence classifier with one label, or the folder of a model
             that recipes/reward.py, orm.py or prm.py has trained; a LoRA adapter is merged.
-        tokenizer: the policy's, whose end-of-sequence token ends a completion.
-        args (`TrainingArguments`): where the model goes.
-        aggregate: which of the scores of a token or step model is the reward: "mean" (default)
-            or "last" (default with formulation: code) of an outcome model; "min" (default), "last"
-            or "product" of a process model.
-        strip_think: whether completions are read `without_thoughts`.
+        aggregate: which of the scores of a token or step model is the reward: see `Reader.scores`;
+            None: the first of its `names`.
     """
     reader = Reader.read(path)
     name = aggregate or reader.names[0]

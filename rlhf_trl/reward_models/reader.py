@@ -39,13 +39,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Reader:
-    """How a reward model reads texts and what its outputs mean.
+    """How a reward model, of a row of the table, reads texts and what its outputs mean.
 
-    Args:
-        algorithm: "reward", "kwise", "orm" or "prm".
-        formulation: "chapter", "code" or "trl"; decides the number of classes of "prm".
-        step_separator: what ends each step in a process model's text.
-        step_split: regular expression that cuts a completion into steps.
+    In a process model's text `step_separator` ends each step; `step_split`, a regular expression,
+    cuts a completion into steps.
     """
 
     algorithm: str
@@ -89,11 +86,7 @@ class Reader:
 
     @classmethod
     def read(cls, name: str | Path) -> "Reader":
-        """Return the reader of a trained model; that of a plain classifier where none is saved.
-
-        Args:
-            name: folder, or name on the hub.
-        """
+        """Return the reader of a trained model; that of a plain classifier where none is saved."""
         path = Path(name) / FILE
         try:
             if not Path(name).is_dir():
@@ -117,14 +110,9 @@ class Reader:
     def encode(
         self, tokenizer: Any, prompt: Any, completion: Any, finished: bool = True
     ) -> Encoded:
-        """Return a prompt with a completion as the model sees it.
+        """Return a prompt with a completion as the model, whose own tokenizer this is, sees it.
 
-        Args:
-            tokenizer: the reward model's own.
-            prompt: a text, or messages.
-            completion: a text, or one assistant message.
-            finished: whether the completion ended by itself: only then its end-of-sequence token
-                follows.
+        Only if the completion has ended by itself does its end-of-sequence token follow.
         """
         text = completion_text(completion)
         if self.algorithm == "prm":
@@ -178,15 +166,7 @@ class Reader:
     def outputs(
         self, model: Any, tokenizer: Any, texts: Sequence[Encoded], batch: int, device: Any
     ) -> list[Tensor]:
-        """Return the model's logits: () of a whole text, (places,) or (places, classes).
-
-        Args:
-            model: in evaluation mode.
-            tokenizer: the reward model's own, for its pad token.
-            texts: what `encode` returned.
-            batch: texts at a time.
-            device: of the model.
-        """
+        """Return the model's logits: () of a whole text, (places,) or (places, classes)."""
         found = []
         for first in range(0, len(texts), batch):
             part = texts[first : first + batch]
@@ -244,11 +224,7 @@ def pad_texts(
 ) -> dict[str, Tensor]:
     """Return `input_ids`, `attention_mask` and, where the rows have them, `labels` (-100 outside).
 
-    Args:
-        rows: with `input_ids` and perhaps `labels`.
-        pad_token_id: fills up; it may be a token that also occurs in the texts.
-        side: "right" or "left".
-        multiple: of which the length is one.
+    The pad token may be one that also occurs in the texts; the length is a multiple of `multiple`.
     """
     longest = max(len(row["input_ids"]) for row in rows)
     longest += -longest % (multiple or 1)

@@ -58,14 +58,7 @@ def kept_samples(
 ) -> list[dict[str, Any]]:
     """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
 
-    Args:
-        model (`ModelConfig`): whose model answers.
-        args (`TrainingArguments`): see `sample_completions`.
-        seed: of the sampling.
-        record: the `rollouts:` block; the answers are recorded, too, as `data-<side>`.
-        rows: rows of `GymTasks`.
-        count: answers to each.
-        side: "train" or "held-out".
+    The side is "train" or "held-out". The answers are recorded, too, as `data-<side>`.
     """
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest, name = args.max_completion_length, model.model_name_or_path
@@ -123,20 +116,8 @@ def sample_completions(
     """Sample completions, so that any number of processes gets the same ones.
 
     Every process samples all of them with a whole model, under ZeRO-3 too, and none waits for
-    another until the launch times out; or it samples those batches that it is `dealt`.
-
-    Args:
-        model (`ModelConfig`): whose model answers.
-        args (`TrainingArguments`): its device, `per_device_eval_batch_size` (completions at a
-            time) and `max_completion_length`.
-        rows: with prompts; a list, or a data set.
-        count: completions of each prompt.
-        seed: of the sampling; the caller's random state is left alone.
-        sampling: how tokens are drawn.
-        dealt: whether processes share the batches, each of which then has a seed of its own.
-
-    Returns:
-        For each row, `count` completions.
+    another until the launch times out; or it samples those batches that it is `dealt`, each of
+    which then has a seed of its own. The caller's random state is left alone.
     """
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
@@ -170,12 +151,8 @@ def in_batches(
 ) -> list[Any]:
     """Return what a function makes of each row, in order; it takes a batch and its first place.
 
-    Args:
-        answer: returns a value for each row of the batch.
-        args (`TrainingArguments`): `per_device_eval_batch_size` is that of completions.
-        rows: a list, or a data set.
-        count: completions of each row.
-        dealt: whether the processes share the batches; all then get all values.
+    A batch has so many rows, of a list or data set, that `count` completions of each come to
+    `per_device_eval_batch_size`. The processes share the batches if `dealt`; all get all values.
     """
     size = max(1, args.per_device_eval_batch_size // count)
     firsts = range(0, len(rows), size)

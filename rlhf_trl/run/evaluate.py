@@ -24,16 +24,11 @@ def evaluate(
     reference: str | None = None,
     as_json: bool = False,
 ) -> str:
-    """Let models answer the same held-out prompts, and return one table of their scores.
+    """Let models answer the same held-out prompts, and return one table (or JSON) of their scores.
 
-    Args:
-        models: see `named`; differences are from the first.
-        answers: JSONL file to write: each prompt with all answers and scores.
-        config: whose prompts and rewards; None: those of the first run.
-        words: options that change it, as on a recipe's command line.
-        reward_model: scores the answers, too.
-        reference: what the KL of sampled answers is measured to.
-        as_json: whether to return JSON.
+    Prompts and rewards are those of `config` (None: of the first run's), with `words` as on a
+    recipe's command line. A `reward_model` scores the answers, too, and the KL of sampled ones is
+    measured to a `reference`. `answers` is the JSONL file that gets them all.
     """
     if len(set(models)) < len(models):
         raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")

@@ -114,12 +114,7 @@ def config_of(models: Sequence[Named], config: str | None) -> str | None:
 
 
 def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
-    """Return what the config of a policy's run says, and its examples.
-
-    Args:
-        config: its path.
-        words: options of the recipe, as on its command line.
-    """
+    """Return what a config of a policy's run says, with options of its recipe, and its examples."""
     given = read_config(config)
     script = recipe_of(given.get("algorithm"), given)
     if (recipe := Path(script).stem) not in CONFIGS:

@@ -15,10 +15,7 @@ from rlhf_trl.run import train
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
     """Do what every direct-alignment recipe does: load, train, evaluate, save, report.
 
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-        unpaired: whether rows with a label are accepted beside pairs.
+    `unpaired` says whether examples with a label are accepted beside pairs.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     train.begin(loaded, loaded.row.label)
@@ -41,12 +38,6 @@ def prepare_preferences(
 
     On-policy pairs are made of sampled answers, which are kept in
     `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them.
-
-    Args:
-        own: the recipe's fields: `dataset` (`PreferenceData`) and `max_samples`.
-        args (`TrainingArguments`): the config of the trainer.
-        model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
-        unpaired: whether rows with a label are accepted beside pairs.
     """
     sample = sampler(model, args, own.dataset, own.rollouts)
     with train.reading(args, own.dataset):

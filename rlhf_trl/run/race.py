@@ -68,20 +68,13 @@ def race(
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
-    stopped.
+    stopped. `jobs` run side by side. Returned are the lines of the table.
 
     Args:
         algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
-            unless `config` is given.
-        seeds: runs per algorithm.
-        folder: where the runs and the results go.
-        config: one config for all; the algorithm is then set on the command line.
-        jobs: runs side by side, each on one thread.
+            unless there is one `config` for all, with the algorithm set on the command line.
         extra: further options of the recipe, the same for all.
         iterations: num_iterations of the policy gradients, unless `extra` has one.
-
-    Returns:
-        The lines of the table.
     """
     runs = []
     for name in algorithms:
@@ -124,10 +117,7 @@ def recipe_of(algorithm: str | None, given: Collection[str] = ()) -> str:
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
 
-    Args:
-        runs: of each the folder, the recipe and its options, of which the first are `--config` and
-            a path.
-        jobs: at least 1.
+    Each has a folder, a recipe and its options, of which the first are `--config` and a path.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")

@@ -29,11 +29,6 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
 
     Beside what `train.run` leaves, `<output_dir>` then holds `reward_report.png` where anything was
     scored and, where completions of one prompt were ranked, `scores.jsonl`.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-        **arguments: for the trainer.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
@@ -67,13 +62,6 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
 
     Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
     such a file can be the `dataset.path` of an outcome reward model.
-
-    Args:
-        own: the recipe's fields: `dataset` (`RewardData`, `OutcomeData` or `ProcessData`),
-            `max_samples`, `formulation`, and `algorithm`, which is "kwise" where lists are wanted.
-        args (`TrainingArguments`): the config of the trainer, with `max_completion_length` of the
-            answers that are sampled.
-        model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
     """
     config = own.dataset
     sample = sampler(model, args, config, own.rollouts)

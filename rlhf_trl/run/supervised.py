@@ -20,12 +20,7 @@ LOSSES = {
 
 @train.a_run
 def train_supervised(loaded: Any, trainer_class: Any) -> None:
-    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-    """
+    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
     _check(loaded)
     train.begin(loaded, "sft")

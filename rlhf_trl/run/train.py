@@ -57,9 +57,7 @@ class _WrapperGuard(TrainerCallback):
 def begin(loaded: Any, name: str) -> None:
     """Check the launch, claim the output folder, and say in one line what is about to run.
 
-    Args:
-        loaded: what `load_config` returned; its TRL config gets `resume_from_checkpoint` resolved.
-        name: the algorithm, for people.
+    The TRL config gets its `resume_from_checkpoint` resolved.
     """
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
@@ -246,14 +244,7 @@ def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
-    """Check and load what every policy-gradient recipe hands to its trainer.
-
-    Args:
-        loaded: what `load_config` returned.
-
-    Returns:
-        The data, and the trainer's arguments.
-    """
+    """Return the data of a policy-gradient recipe and its trainer's arguments, checked."""
     own, args, model = loaded.own, loaded.trl, loaded.model
     check_reward_model(own)
     with reading(args, own.dataset):
@@ -300,12 +291,7 @@ def a_run(train: Callable[..., None]) -> Callable[..., None]:
 
 @a_run
 def train_policy(loaded: Any, trainer_class: Any) -> None:
-    """Do what every policy-gradient recipe does: load, train, evaluate, save, report.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-    """
+    """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
     begin(loaded, loaded.row.label)
     data, arguments = prepare(loaded)
     trainer = trainer_class(**arguments)
@@ -387,14 +373,8 @@ def run(
     it went on with other settings), `evaluations/`, `rollouts.sqlite`, `model/` (and
     `value_model/`), `log.json`, `learning_curve.png`, `summary.json` and the checkpoints. With
     `load_best_model_at_end`, the summary, the table and the last line tell of the step whose model
-    is kept.
-
-    Args:
-        trainer: a TRL trainer with `AnswersHeldOut`.
-        loaded: what `load_config` returned.
-        data: the examples; questions of the gym's tasks, if any, are answered in evaluation.
-        name: the algorithm, for people.
-        extra: writes what else the main process knows; takes trainer, folder and title.
+    is kept. Questions of the gym's tasks, if there are any, are answered in evaluation. `extra`
+    writes what else the main process knows; it takes trainer, folder and title.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None

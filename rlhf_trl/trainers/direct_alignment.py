@@ -21,12 +21,9 @@ from rlhf_trl.trainers.on_trl import OnTRL
 class AlignmentFields(RowConfig):
     """What the configs of all direct-alignment trainers have beside TRL's fields.
 
-    Args:
-        overlong (`str`, *optional*, defaults to `"cut_prompt"`): what is done with an example of
-            more than `max_length` tokens: "cut_prompt" (the prompt loses its first tokens),
-            "cut_completion" (completions lose their last) or "drop".
-        max_completion_length (`int`, *optional*, defaults to `64`): of the answers that evaluation
-            generates.
+    Of an example of more than `max_length` tokens, the prompt loses its first ("cut_prompt") or
+    completions lose their last ("cut_completion"), or it is dropped. `max_completion_length` is
+    that of the answers that evaluation generates.
     """
 
     family: ClassVar[str] = "direct_alignment"
@@ -52,12 +49,7 @@ class AlignmentFields(RowConfig):
 
 @dataclass
 class BookDPOConfig(AlignmentFields, DPOConfig):
-    """DPOConfig whose loss fields belong to the algorithm; None means the row's own value.
-
-    Args:
-        gamma_beta_ratio (`float`, *optional*): SimPO's margin, in nats per token.
-        nll_weight (`float`, *optional*): weight of the chosen's negative log-likelihood per token.
-    """
+    """DPOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
 
@@ -65,21 +57,16 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     label_smoothing: float | None = of_the_row("Share of flipped labels.")
     loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
     gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
-    nll_weight: float | None = of_the_row("Weight of the chosen's negative log-likelihood.")
+    nll_weight: float | None = of_the_row("Weight of the chosen's NLL per token.")
 
 
 @dataclass
 class BookKTOConfig(AlignmentFields, KTOConfig):
-    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value.
-
-    Args:
-        interleave_labels (`bool`, *optional*, defaults to `True`): spread the labels evenly; False
-            puts all desirable examples first.
-    """
+    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     trainers = ("KTOTrainer",)
 
-    interleave_labels: bool = True
+    interleave_labels: bool = True  # spread the labels evenly; False: all desirable ones first
     beta: float | None = of_the_row("Scale of the implicit rewards.")
     desirable_weight: float | None = of_the_row("Weight of the desirable.")
     undesirable_weight: float | None = of_the_row("Weight of the undesirable.")

@@ -219,11 +219,7 @@ class OnTRL:
 
 
 def paper(algorithm: str) -> dict[str, str | None]:
-    """Return title, arXiv number and BibTeX of a row's paper; without an entry, what the row says.
-
-    Args:
-        algorithm: the row.
-    """
+    """Return title, arXiv number and BibTeX of a row's paper; without one, what the row says."""
     where = algorithms.ALGORITHMS[algorithm].paper
     number = re.split("[: ]", where)[-1]
     entries = Path(__file__).parents[1].joinpath("papers.bib").read_text("utf-8").split("\n\n")

@@ -35,23 +35,6 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
     upper bound of 1 + epsilon_high. One completion per prompt is allowed.
-
-    Args:
-        kl_estimator (`str`, *optional*): "k1", "k2" or "k3".
-        baseline (`str`, *optional*): "none", "batch_mean" or "moving_average" (REINFORCE).
-        baseline_decay (`float`, *optional*): how slowly the moving average moves, in [0, 1].
-        importance_cap (`float`, *optional*): largest importance weight where an algorithm without
-            ratio reuses a batch; None: no correction.
-        correctness_reward (`str`, *optional*): name of the reward function that is 1 for a right
-            answer and 0 for a wrong one (DAPO, MaxRL).
-        format_reward (`str`, *optional*): name of the reward function that must be 1 as well for
-            a success (MaxRL).
-        missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
-            cut off (all but MaxRL, which reads successes).
-        soft_punish_cache (`int`, *optional*): tokens before max_completion_length over which the
-            penalty of long completions grows (DAPO).
-        dynamic_sampling_rounds (`int`, *optional*): how often groups without contrast are sampled
-            anew before the last ones are kept; 0: never (DAPO).
     """
 
     family: ClassVar[str] = "policy_gradient"
@@ -69,13 +52,16 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
     use_bias_correction_kl: bool | None = of_the_row("Whether TRL weighs its KL by the ratio.")
 
     kl_estimator: str | None = of_the_row("k1, k2 or k3.")
-    baseline: str | None = of_the_row("none, batch_mean or moving_average.")
+    baseline: str | None = of_the_row("none, batch_mean or moving_average (REINFORCE).")
     baseline_decay: float | None = of_the_row("How slowly the moving average moves, in [0, 1].")
+    # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
     importance_cap: float | None = of_the_row("Largest importance weight.")
-    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer.")
-    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success.")
+    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer, else 0.")
+    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success (MaxRL).")
     missing_eos_penalty: float | None = of_the_row("Taken from a cut-off completion's reward.")
+    # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
+    # then groups without contrast are kept; 0: never (DAPO)
     dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms

@@ -24,22 +24,9 @@ from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, l
 class BookPPOConfig(BookGRPOConfig):
     """BookGRPOConfig with what PPO adds; None in the first block is the row's own.
 
-    Args:
-        gamma (`float`, *optional*): discount factor, in [0, 1].
-        lam (`float`, *optional*): mixing parameter of GAE, in [0, 1].
-        vf_coef (`float`, *optional*): weight of the value loss.
-        cliprange_value (`float`, *optional*): how far a value may move in one buffer before its
-            loss is clipped, in units of the reward.
-        whiten_advantages (`bool`, *optional*): bring the advantages of all valid tokens of a
-            generation to mean 0 and standard deviation 1; a single token's advantage is 0.
-        value_model (`str`, *optional*, defaults to `"separate"`): a backbone of its own, or "head":
-            a head on the policy's.
-        value_model_name_or_path (`str`, *optional*): what a separate value model starts from: any
-            checkpoint or reward model with the policy's tokenizer; None: the policy.
-        value_learning_rate (`float`, *optional*): of the value model, or of the head alone;
-            None: learning_rate.
-        value_warmup_steps (`int`, *optional*, defaults to `0`): optimizer steps at the start in
-            which only the value model learns.
+    A value may move by `cliprange_value`, in units of the reward, in one buffer. Whitened are the
+    advantages of all valid tokens of a generation; a single token's is then 0. A separate value
+    model starts from any checkpoint or reward model with the policy's tokenizer.
     """
 
     critic: ClassVar[bool] = True
@@ -61,7 +48,7 @@ class BookPPOConfig(BookGRPOConfig):
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "Of the value model. None: learning_rate."}
+        default=None, metadata={"help": "Of the value model, or the head. None: learning_rate."}
     )
     value_warmup_steps: int = field(
         default=0, metadata={"help": "Steps at the start in which only the value model learns."}

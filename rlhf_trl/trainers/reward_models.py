@@ -30,29 +30,19 @@ from rlhf_trl.trainers.on_trl import OnTRL
 
 @dataclass
 class BookRewardConfig(RowConfig, RewardConfig):
-    """RewardConfig for models that compare whole texts.
-
-    Args:
-        max_completion_length (`int`, *optional*, defaults to `64`): of the answers that are
-            sampled for on-policy data and for evaluation.
-    """
+    """RewardConfig for models that compare whole texts."""
 
     family: ClassVar[str] = "reward_model"
 
-    max_completion_length: int = 64
+    max_completion_length: int = 64  # of answers sampled for on-policy data and for evaluation
 
 
 @dataclass
 class BookTokenRewardConfig(BookRewardConfig):
-    """RewardConfig for models that judge tokens or steps.
+    """RewardConfig for models that judge tokens or steps."""
 
-    Args:
-        head_bias (`bool`, *optional*): whether the head has a bias; None: with several classes.
-        class_weights (`list[float]`, *optional*): of bad, neutral and good steps; None: all 1.
-    """
-
-    head_bias: bool | None = None
-    class_weights: list[float] | None = None
+    head_bias: bool | None = None  # None: with several classes
+    class_weights: list[float] | None = None  # of bad, neutral and good steps; None: all 1
 
     def __post_init__(self):
         weights = self.class_weights
@@ -448,14 +438,7 @@ def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
-    """Load a language model with a head on every token, without dropout.
-
-    Args:
-        source: folder or hub name.
-        num_labels: outputs per token.
-        head_bias: whether the head has a bias.
-        **kwargs: for `from_pretrained`.
-    """
+    """Load a language model with a head of `num_labels` on every token, without dropout."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # that the head is new is no news
     try:

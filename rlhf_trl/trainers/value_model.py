@@ -36,14 +36,8 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     """Load a language model, a reward model or a value model as a value model.
 
     The result is a sequence classifier with one label: a backbone and a `score` per position,
-    without bias. A score that the checkpoint does not have starts at 0, so all values do.
-
-    Args:
-        source: folder or hub name.
-        policy (`PreTrainedModel`): the policy, whose vocabulary it must share.
-        tokenizer: the policy's.
-        trust_remote_code: whether code from the hub may run.
-        **kwargs: for `from_pretrained`.
+    without bias. A score that the checkpoint does not have starts at 0, so all values do. The
+    policy, whose tokenizer this is, must have the same vocabulary.
     """
     remote = {"trust_remote_code": trust_remote_code, "revision": kwargs.pop("revision", None)}
     try:
@@ -139,12 +133,8 @@ def attach(policy: Any, value_model: nn.Module) -> None:
 
     So the optimizer, gradient clipping, DDP, ZeRO and FSDP treat it like the rest, and one forward
     of the wrapped model gives both log-probabilities and values: DDP allows no second one. Two
-    arguments join those of the forward: `with_values` adds `state_values` (B, L) to TRL's output,
-    `only_values` returns nothing else.
-
-    Args:
-        policy (`PreTrainedModel`): after TRL's `add_fused_lm_head`.
-        value_model: what `load` or `head` returned.
+    arguments join those of the forward, which TRL has fused: `with_values` adds `state_values`
+    (B, L) to its output, `only_values` returns nothing else.
     """
     forward, is_head = policy.forward, isinstance(value_model, nn.Linear)
     policy.add_module(NAME, value_model)
@@ -234,13 +224,8 @@ def only_policy(
 def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer: Any) -> None:
     """Write the value model as a sequence classifier that plain transformers loads.
 
-    Call it on all processes: under ZeRO-3 a model comes into being on all of them at once.
-
-    Args:
-        folder: where.
-        policy (`PreTrainedModel`): the policy that the value model is attached to.
-        state: the whole model's state dict; None: this process writes nothing.
-        tokenizer: saved beside it.
+    Call it on all processes: under ZeRO-3 a model comes into being on all of them at once. `state`
+    is that of the policy with the value model; without it, this process writes nothing.
     """
     model = policy.value_model
     if is_head := isinstance(model, nn.Linear):
