@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ AT_END = """
 FINISHED = "model summary.json learning_curve.png"
 
 
-def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: whole or absent."""
+def write_whole(path: str | Path, write: str | Callable[[Path], Any]) -> None:
+    """Let `write` (or a text) fill a temporary file beside `path`, then rename it, whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
-        write(temporary)
+        if isinstance(write, str):
+            temporary.write_text(write, encoding="utf-8")
+        else:
+            write(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -39,7 +42,12 @@ def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
 
 def write_json(path: str | Path, content: object) -> None:
     """Write `content` as JSON, whole or not at all."""
-    write_whole(path, lambda p: p.write_text(json.dumps(content, indent=2) + "\n"))
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_lines(path: str | Path, rows: Iterable[object], **options: Any) -> None:
+    """Write each row as a line of JSON, all or none of them."""
+    write_whole(path, "".join(f"{json.dumps(row, **options)}\n" for row in rows))
 
 
 def replace_folder(

@@ -16,8 +16,7 @@ from rlhf_trl.reward_models.metrics import (
     ranking_by_budget,
     ranking_metrics,
 )
-
-FILE = "scores.jsonl"
+from rlhf_trl.reward_models.report import SCORES as FILE
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """Evaluation by answering: held-out prompts, greedily and by sampling, scored by the task."""
 
+import asyncio
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import TrainerState
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
@@ -197,6 +200,27 @@ class AnswersHeldOut:
         by_row = {i: pair for i, *pair in gather_object(found)}
         greedy, sampled = zip(*(by_row[i] for i in range(len(rows))), strict=True)
         return list(greedy), list(sampled)
+
+
+def called(
+    functions: Mapping[str, Callable[..., Any]],
+    rows: Sequence[Mapping[str, Any]],
+    said: Sequence[Completion],
+) -> Scores:
+    """Return what functions, by name, that take what TRL gives rewards say of answers to rows."""
+    texts: list[Any] = [one.text for one in said]
+    if not isinstance(rows[0]["prompt"], str):
+        texts = [[{"role": "assistant", "content": text}] for text in texts]
+    given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
+        "prompts": [row["prompt"] for row in rows],
+        "completions": texts,
+        "completion_ids": [list(one.ids) for one in said],
+        "finished": [one.finished for one in said],
+        "trainer_state": TrainerState(),
+        **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
+    }
+    found = {name: function(**given) for name, function in functions.items()}
+    return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
 
 
 def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Scores:

@@ -1,7 +1,5 @@
 """Policies side by side: the same held-out prompts and scores, with errors, in one table."""
 
-import asyncio
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,11 +8,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from pandas import DataFrame
-from transformers import TrainerState
 
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
+from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, called, named_rewards
 from rlhf_trl.models import load_policy, load_tokenizer
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
 
@@ -56,33 +53,18 @@ class Policy(AnswersHeldOut):
         options = {"sampling": sampling, "max_new_tokens": self.max_completion_length}
         options |= {"device": device, "template": self.template, "streamer": streamer}
         said = generate(self.model_wrapped, self.processing_class, rows, **options)
-        return said[0], self._called(self.scorers, rows, said)
+        return said[0], called(self.scorers, rows, said)
 
     def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
         """Return the scores, those of the rewards, the reward they come to, and the scorers'."""
         scores = super().judge(rows, said)
         if self.rewards:
-            given = self._called({f.__name__: f for f in self.rewards}, rows, said)
+            given = called({f.__name__: f for f in self.rewards}, rows, said)
             columns = [[math.nan if v is None else v for v in each] for each in given.values()]
             weights = torch.tensor(self.weights or [1.0] * len(columns))
             named = named_rewards(torch.tensor(columns).T, weights, list(given))
             scores = {**scores, **named, **scores}  # the first ones keep their place and value
-        return scores | self._called(self.scorers, rows, said)
-
-    def _called(self, functions: Any, rows: Sequence[Any], said: Sequence[Completion]) -> Scores:
-        texts: list[Any] = [one.text for one in said]
-        if not isinstance(rows[0]["prompt"], str):
-            texts = [[{"role": "assistant", "content": text}] for text in texts]
-        given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
-            "prompts": [row["prompt"] for row in rows],
-            "completions": texts,
-            "completion_ids": [one.ids for one in said],
-            "finished": [one.finished for one in said],
-            "trainer_state": TrainerState(),
-            **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
-        }
-        found = {name: function(**given) for name, function in functions.items()}
-        return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
+        return scores | called(self.scorers, rows, said)
 
     @torch.no_grad()
     def kl(self, other: "Policy", said: Sequence[Completion]) -> list[float]:

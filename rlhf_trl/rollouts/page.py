@@ -24,7 +24,7 @@ def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
     content = _dump([_fitting(run) for run in runs]).replace("</", "<\\/").replace("<!", "\\u003c!")
     page = template.replace("DATA", content, 1)
     try:
-        write_whole(target, lambda part: part.write_text(page, encoding="utf-8"))
+        write_whole(target, page)
     except OSError as error:
         raise InputError(
             f"--output: {str(target)!r} cannot be written ({error.strerror}); name another file."

@@ -17,7 +17,7 @@ from rlhf_trl.data.judgments import GYM_COLUMNS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import EMBEDDED, load_policy, load_tokenizer, whole_weights
-from rlhf_trl.output import write_whole
+from rlhf_trl.output import write_lines
 from rlhf_trl.rollouts.generate import (
     SAMPLED,
     Completion,
@@ -75,9 +75,7 @@ def kept_samples(
                 store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
                 store.flush()
                 store.close()
-            lines = (json.dumps({**outcome, **how}) for outcome in outcomes)
-            text = "".join(f"{line}\n" for line in lines)
-            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+            write_lines(path, ({**outcome, **how} for outcome in outcomes))
         wait_for_everyone()
     try:
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -167,9 +165,9 @@ def in_batches(
 def kept(path: Path, count: int, make: Callable[[], list[Any]]) -> list[Any]:
     """Return what a file holds, a value of JSON on each line; all processes make it if need be."""
     if not broadcast_object_list([path.exists()])[0]:
-        text = "".join(f"{json.dumps(value)}\n" for value in make())
+        made = make()
         if PartialState().is_main_process:
-            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+            write_lines(path, made)
         wait_for_everyone()
     try:
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -99,7 +99,7 @@ def race(
     }
     write_json(folder / "race.json", results)
     lines = table(results)
-    write_whole(folder / "race.md", lambda p: p.write_text(markdown(lines) + "\n"))
+    write_whole(folder / "race.md", markdown(lines) + "\n")
     draw(folder / "race.png", results)
     return lines
 
@@ -179,7 +179,7 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
         said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
         raise InputError(f"{' '.join(words)} failed: {said[0] if said else 'no output'}")
     config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
-    write_whole(part / "config.yaml", lambda path: path.write_text(config, encoding="utf-8"))
+    write_whole(part / "config.yaml", config)
     write_json(part / ASKED, asked)
     os.replace(part, folder)
     print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)

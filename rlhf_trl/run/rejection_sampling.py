@@ -1,6 +1,5 @@
 """A run of rejection sampling: answers are sampled, scored and selected, then trained on."""
 
-import asyncio
 import inspect
 import json
 from copy import copy
@@ -18,12 +17,13 @@ from rlhf_trl.data.files import Examples, code
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import VERIFIERS, load_rewards
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.held_out import called
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer
-from rlhf_trl.output import write_json, write_whole
+from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
-from rlhf_trl.reward_models.report import draw_reward_report
+from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
@@ -114,14 +114,8 @@ def _tell_template(data: Examples, given: dict[str, Any]) -> None:
 
 def _check(loaded: Any) -> None:
     """Refuse what contradicts the method."""
-    own, args, given = loaded.own, loaded.trl, loaded.given
-    for key, value in FIXED.items():
-        if given.get(key) not in (None, value):
-            raise InputError(
-                f"{key}: {str(given[key]).lower()} contradicts rejection sampling, which trains "
-                "answers as they were sampled, and nothing else; remove it."
-            )
-        setattr(args, key, value)
+    own = loaded.own
+    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
     for key in ("num_generations", "max_completion_length", "rounds", "k"):
         if (value := getattr(own, key)) is not None and value < 1:
             raise InputError(f"{key}: {value} is too few; write 1 or more.")
@@ -274,17 +268,7 @@ def _rewards(
     count = len(answers[first])
     said = [one for i in range(first, first + len(batch)) for one in answers[i]]
     rows = [row for row in batch for _ in range(count)]
-    chat = is_conversational({"prompt": rows[0]["prompt"]})
-    texts = [[{"role": "assistant", "content": one.text}] if chat else one.text for one in said]
-    given = {
-        "prompts": [row["prompt"] for row in rows],
-        "completions": texts,
-        "completion_ids": [list(one.ids) for one in said],
-        "finished": [one.finished for one in said],
-        **{name: [row[name] for row in rows] for name in rows[0].keys() - {"prompt"}},
-    }
-    columns = [function(**given) for function in functions]
-    columns = [asyncio.run(each) if inspect.iscoroutine(each) else each for each in columns]
+    columns = called(dict(enumerate(functions)), rows, said).values()
     found = [[value for value in each if value is not None] for each in zip(*columns, strict=True)]
     if not all(found):
         place = next(n for n, each in enumerate(found) if not each)
@@ -301,14 +285,12 @@ def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, told: An
     write_json(folder / "selection.json", told)
     if rollouts.labels is None:
         return
-    lines = []
-    each = zip(rollouts.prompts, rollouts.answers, rollouts.rewards, rollouts.labels, strict=True)
-    for row, answers, rewards, labels in each:
-        columns = {k: row[k] for k in ("prompt", "answer", "task") if k in row}
-        for one, reward, label in zip(answers, rewards, labels, strict=True):
-            answer = {"completion": one.text, "label": label, "finished": one.finished}
-            lines.append(json.dumps({**columns, **answer, "scores": {"reward": reward}}))
-    text = "\n".join(lines) + "\n"
-    write_whole(folder / "scores.jsonl", lambda part: part.write_text(text, encoding="utf-8"))
+    candidates = rollouts.candidates()
+    rows = (
+        {**row, "completion": one.text, "label": label, "finished": one.finished}
+        for row, *each in zip(rollouts.prompts, rollouts.answers, rollouts.labels, strict=True)
+        for one, label in zip(*each, strict=True)
+    )
+    write_candidates(folder, rows, ({"reward": score} for score in candidates[0]))
     path = folder / "reward_report.png"
-    draw_reward_report(path, title, candidates=rollouts.candidates(), selecting=True)
+    draw_reward_report(path, title, candidates=candidates, selecting=True)

@@ -1,6 +1,5 @@
 """A reward-model run: its data are read, made or sampled once, and its scores are kept."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ from rlhf_trl.data.judgments import (
 )
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, load_tokenizer
-from rlhf_trl.output import write_whole
 from rlhf_trl.reward_models.reader import good, judged_class
-from rlhf_trl.reward_models.report import draw_reward_report
+from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
-
-CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 
 
 @train.a_run
@@ -85,12 +81,7 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
     rows, scores = trainer.judged["rows"], trainer.judged["scores"]
     panels: dict[str, Any] = {}
     if scores:
-        lines = [
-            json.dumps({**{k: row[k] for k in CANDIDATE if k in row}, "scores": each})
-            for row, each in zip(trainer.candidates, scores, strict=True)
-        ]
-        text = "\n".join(lines) + "\n"
-        write_whole(folder / "scores.jsonl", lambda part: part.write_text(text, encoding="utf-8"))
+        write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
         right = [good(logits).tolist() for logits, _ in rows]

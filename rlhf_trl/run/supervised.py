@@ -52,7 +52,7 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
 
 def _check(loaded: Any) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
-    own, args, given = loaded.own, loaded.trl, loaded.given
+    own, args = loaded.own, loaded.trl
     if args.packing and args.packing_strategy != "bfd":
         raise InputError(
             f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "
@@ -60,20 +60,14 @@ def _check(loaded: Any) -> None:
         )
     if not isinstance(own.dataset, FileData):
         return
-    if "demonstrator" in given:
+    if "demonstrator" in loaded.given:
         raise InputError(
             "demonstrator is not read with dataset.source: path; remove it, or write "
             "dataset.source: reasoning_gym."
         )
-    turns = own.dataset.turns
-    for key, value in LOSSES[turns].items():
-        if given.get(key) not in (None, value):
-            raise InputError(
-                f"{key}: {str(given[key]).lower()} contradicts dataset.turns: {turns}, which "
-                "decides what is trained (last: the final turn of the assistant, all: each of its "
-                f"turns); remove {key}."
-            )
-        setattr(args, key, value)
+    turns, told = own.dataset.turns, "last: the final turn of the assistant, all: each of its turns"
+    by = f"dataset.turns: {turns}, which decides what is trained ({told})"
+    train.fix(loaded, LOSSES[turns], by)
 
 
 def _with_template(tokenizer: Any, path: str | None) -> Any:

@@ -4,7 +4,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -318,18 +318,25 @@ def check_held_out(args: Any, rows: Any) -> None:
         )
 
 
+def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
+    """Set fields of TRL that something decides; refuse a config that says otherwise."""
+    for key, value in values.items():
+        if loaded.given.get(key) not in (None, value):
+            given = str(loaded.given[key]).lower()
+            raise InputError(f"{key}: {given} contradicts {by}; remove {key}.")
+        setattr(loaded.trl, key, value)
+
+
 def check_reward_model(own: Any) -> None:
     """Refuse what only a reward model would read, where there is none."""
-    if own.reward_aggregate and not own.reward_model:
-        raise InputError(
-            f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
-            "scores it could choose from; name one, or remove it."
-        )
-    if own.reward_model_strips_think and not own.reward_model:
-        raise InputError(
-            "reward_model_strips_think is true, but there is no reward_model that would read the "
-            "completions; name one, or remove it."
-        )
+    wrong = None
+    if own.reward_aggregate:
+        wrong = f"reward_aggregate is {own.reward_aggregate!r}", "whose scores it could choose from"
+    elif own.reward_model_strips_think:
+        wrong = "reward_model_strips_think is true", "that would read the completions"
+    if wrong and not own.reward_model:
+        what, why = wrong
+        raise InputError(f"{what}, but there is no reward_model {why}; name one, or remove it.")
 
 
 def check_generation_batch(args: Any, rows: Any) -> None:

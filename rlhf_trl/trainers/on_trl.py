@@ -138,7 +138,7 @@ class OnTRL:
                 "[None](https://huggingface.co/None)", f"`{base}`"
             )
             text = text.replace('model="None"', f'model="{path.parent / "model"}"')
-            output.write_whole(path, lambda part: part.write_text(text, "utf-8"))
+            output.write_whole(path, text)
 
     # Extends Trainer.create_optimizer and create_scheduler: what they refuse names its keys.
     def create_optimizer(self, *args, **kwargs):
