@@ -6,6 +6,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
@@ -98,6 +100,32 @@ def load_policy(model: Any, args: Any) -> Any:
 
 
 @contextmanager
+def loading(
+    what: str,
+    remedy: str,
+    fault: str = "is neither a model folder here nor a hub model that can be reached",
+    *also: type[Exception],
+) -> Iterator[None]:
+    """Say in one sentence why transformers cannot load what a field names, and nothing beside it.
+
+    That a head is new, which it would warn of, is no news.
+    """
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, SafetensorError, *also) as error:
+        said = str(error).strip().splitlines()[0]
+        raise InputError(f"{what} {fault} ({said}); {remedy}.") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@contextmanager
 def whole_weights(args: Any) -> Iterator[None]:
     """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
     from transformers.integrations.deepspeed import (
@@ -129,13 +157,7 @@ def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
             f"model_name_or_path: there is no folder {name!r}; train or copy the model there "
             f"first, or write {EMBEDDED} for the embedded one."
         )
-    try:
-        return auto_class.from_pretrained(
-            name, revision=model.model_revision, trust_remote_code=trust
-        )
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"model_name_or_path: {model.model_name_or_path!r} is neither a model folder here nor "
-            f"a hub model that can be reached ({str(error).splitlines()[0]}); write {EMBEDDED} for "
-            "the embedded model, or the path of a local copy."
-        ) from error
+    remedy = f"write {EMBEDDED} for the embedded model, or the path of a local copy"
+    with loading(f"model_name_or_path: {model.model_name_or_path!r}", remedy):
+        given = {"revision": model.model_revision, "trust_remote_code": trust}
+        return auto_class.from_pretrained(name, **given)

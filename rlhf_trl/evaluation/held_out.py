@@ -39,12 +39,14 @@ class AnswersHeldOut:
         held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
         scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
         on_answers (`Callable`): called on the main process with (step, metrics, answers).
+        measured (`tuple[str]`): the metrics of the trainer's own evaluation that it is told.
         rollouts (`Store`): takes what is answered, on the main process.
     """
 
     held_out: Sequence[dict[str, Any]] = ()
     scores: dict[str, Score]
     max_completion_length: int
+    measured: tuple[str, ...] = ()
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
     rollouts: Store | None = None
 
@@ -56,7 +58,11 @@ class AnswersHeldOut:
     ) -> dict[str, float]:
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
         if eval_dataset is not None or not self.held_out:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            if eval_dataset is None and self.measured:
+                names = [f"{metric_key_prefix}_{name}" for name in self.measured]
+                self._tell({name: metrics[name] for name in names if name in metrics}, [])
+            return metrics
         was_training = self.model.training
         metrics, answers = self._scored_answers(metric_key_prefix)
         self.log(dict(metrics))  # a copy: it adds the epoch
@@ -282,18 +288,9 @@ class AnswersBesideLoss(AnswersHeldOut):
         return [name for score in names for name in (score, f"sampled_{score}")]
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
-    def evaluation_loop(
-        self,
-        dataloader,
-        description,
-        prediction_loss_only=None,
-        ignore_keys=None,
-        metric_key_prefix="eval",
-    ):
-        """Run the loop without keeping logits, then answer."""
-        output = super().evaluation_loop(
-            dataloader, description, True, ignore_keys, metric_key_prefix
-        )
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """Run the loop, then answer."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self.held_out:
             metrics, self._answers = self._scored_answers(metric_key_prefix)
             output.metrics.update(metrics)

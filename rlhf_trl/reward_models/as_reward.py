@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_trl.data.verifiers import checked
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import whole_weights
+from rlhf_trl.models import ADAPTER, loading, whole_weights
 from rlhf_trl.reward_models.reader import Reader
 
 BATCH = 64  # texts scored at once
@@ -89,23 +89,20 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         AutoTokenizer,
     )
 
-    auto = (
-        AutoModelForTokenClassification if reader.per_token else AutoModelForSequenceClassification
+    auto = AutoModelForSequenceClassification
+    if reader.per_token:
+        auto = AutoModelForTokenClassification
+    fault = "is neither a reward model's folder here nor a hub model that can be reached"
+    remedy = (
+        "name a sequence classifier, or what recipes/reward.py, orm.py or prm.py left in model/"
     )
-    try:
-        with whole_weights(args):
-            if (adapter := Path(path) / "adapter_config.json").is_file():
-                model, missing = _with_adapter(path, adapter, auto)
-            else:
-                model, loading = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
-                missing = loading["missing_keys"]
+    with loading(f"reward_model: {path!r}", remedy, fault), whole_weights(args):
+        if (adapter := Path(path) / ADAPTER).is_file():
+            model, missing = _with_adapter(path, adapter, auto)
+        else:
+            model, told = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
+            missing = told["missing_keys"]
         own = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"reward_model: {path!r} is neither a reward model's folder here nor a hub model that "
-            f"can be reached ({str(error).splitlines()[0]}); name a sequence classifier, or what "
-            "recipes/reward.py, orm.py or prm.py left in model/."
-        ) from error
     if model.config.num_labels != reader.num_labels:
         raise InputError(
             f"reward_model: {path!r} has num_labels {model.config.num_labels}, but a reward is "
@@ -133,23 +130,15 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     """Return the base model that an adapter names, with the adapter merged, and what both lack."""
     from peft import PeftModel, load_peft_weights
     from transformers import AutoConfig
-    from transformers.utils import logging
 
     base = json.loads(file.read_text())["base_model_name_or_path"]
     own = (Path(path) / "config.json").is_file()  # what is trained here says what its head is
-    config = (
-        AutoConfig.from_pretrained(path) if own else AutoConfig.from_pretrained(base, num_labels=1)
-    )
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that the base has no head is no news: the adapter brings it
-    try:
-        model, loading = auto.from_pretrained(
-            base, config=config, dtype="auto", output_loading_info=True
-        )
-    finally:
-        logging.set_verbosity(verbosity)
+    given = (path, {}) if own else (base, {"num_labels": 1})
+    config = AutoConfig.from_pretrained(given[0], **given[1])
+    how = {"config": config, "dtype": "auto", "output_loading_info": True}
+    model, told = auto.from_pretrained(base, **how)
     saved = load_peft_weights(path, device="cpu")
-    missing = {k for k in loading["missing_keys"] if not any(s.endswith(k) for s in saved)}
+    missing = {k for k in told["missing_keys"] if not any(s.endswith(k) for s in saved)}
     if missing:
         return model, missing  # PEFT would stop at them
     return PeftModel.from_pretrained(model, path).merge_and_unload(), missing

@@ -8,7 +8,7 @@ from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.files import FileData
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import load_tokenizer
+from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
 
 LOSSES = {
@@ -82,13 +82,11 @@ def _with_template(tokenizer: Any, path: str | None) -> Any:
         found = copy(tokenizer)
         found.chat_template = Path(path).read_text(encoding="utf-8")
         return found
-    try:
+    fault = (
+        "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
+    )
+    with loading(f"chat_template_path: {path!r}", "name one", fault):
         found = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"chat_template_path: {path!r} is neither a .jinja file nor a folder or hub model with "
-            f"a tokenizer that can be reached ({str(error).splitlines()[0]})."
-        ) from error
     if found.chat_template is None:
         raise InputError(
             f"chat_template_path: the tokenizer of {path!r} has no chat template to take over; "

@@ -18,7 +18,7 @@ from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
 from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
-from rlhf_trl.models import EMBEDDED
+from rlhf_trl.models import EMBEDDED, loading
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 from rlhf_trl.trainers.value_model import check_vocabulary
@@ -123,13 +123,9 @@ class BookDistillationTrainer(BookGRPOTrainer):
         """Load a teacher that can read the student's tokens."""
         source = checkpoint_path() if name == EMBEDDED else name
         remote = {"trust_remote_code": self.args.trust_remote_code}
-        try:
+        fault = "is neither a language model's folder here nor a hub model that can be reached"
+        with loading(f"{FIELD}: {name!r}", "name another", fault):
             teacher = AutoModelForCausalLM.from_pretrained(source, dtype=self.model.dtype, **remote)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{FIELD}: {name!r} is neither a language model's folder here nor a hub model that "
-                f"can be reached ({str(error).splitlines()[0]}); name another."
-            ) from error
         size = teacher.config.get_text_config().vocab_size
         check_vocabulary(FIELD, source, size, self.model, self.processing_class, remote)
         return teacher

@@ -514,12 +514,13 @@ def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
                 f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
                 f"({limit})."
             )
-    if (penalty := args.missing_eos_penalty) is not None and not penalty >= 0:
-        raise InputError(f"missing_eos_penalty is {penalty}; write 0 or more.")
-    if (decay := args.baseline_decay) is not None and not 0 <= decay <= 1:
-        raise InputError(f"baseline_decay is {decay}; write a number between 0 and 1.")
-    if (rounds := args.dynamic_sampling_rounds) is not None and rounds < 0:
-        raise InputError(f"dynamic_sampling_rounds is {rounds}; write 0 (never) or more.")
+    for name, remedy, good in (
+        ("missing_eos_penalty", "0 or more", lambda penalty: penalty >= 0),
+        ("baseline_decay", "a number between 0 and 1", lambda decay: 0 <= decay <= 1),
+        ("dynamic_sampling_rounds", "0 (never) or more", lambda rounds: rounds >= 0),
+    ):
+        if (value := getattr(args, name)) is not None and not good(value):
+            raise InputError(f"{name} is {value}; write {remedy}.")
     window, every = args.gradient_accumulation_steps, args.steps_per_generation
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:

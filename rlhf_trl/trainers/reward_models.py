@@ -11,13 +11,13 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForTokenClassification
-from transformers.utils import logging
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import create_model_from_path
 
 from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import scores_loss
+from rlhf_trl.models import loading
 from rlhf_trl.reward_models.metrics import (
     pair_metrics,
     prompt_groups,
@@ -87,9 +87,9 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         return args
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+    def evaluate(self, *args, **kwargs):
         """Evaluate as RewardTrainer does, with the added metrics, and tell `on_answers`."""
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        metrics = super().evaluate(*args, **kwargs)
         if self.on_answers is not None and self.is_world_process_zero():
             skipped = ("time", "per_second", "epoch", "num_tokens")
             told = {k: v for k, v in metrics.items() if not k.endswith(skipped)}
@@ -97,19 +97,10 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         return metrics
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs.
-    def evaluation_loop(
-        self,
-        dataloader,
-        description,
-        prediction_loss_only=None,
-        ignore_keys=None,
-        metric_key_prefix="eval",
-    ):
-        """Run the loop without keeping logits, then add what the model is used for."""
-        self._seen = []
-        output = super().evaluation_loop(
-            dataloader, description, True, ignore_keys, metric_key_prefix
-        )
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+        """Run the loop, then add what the model is used for."""
+        self._seen, kwargs["metric_key_prefix"] = [], metric_key_prefix
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
         # the last rows repeat where they do not fill the processes
         rows = self._seen[: len(dataloader.dataset)]
         self.judged = {"rows": rows, "scores": self._score_candidates()}
@@ -164,6 +155,16 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         filler, multiple = self.processing_class.pad_token_id, self.args.pad_to_multiple_of
         return partial(collate, pad_token_id=filler, multiple=multiple)
 
+    def _tokenized(
+        self, dataset: Any, tokenize: Any, longest: Any, name: str, args: RewardConfig, **how: Any
+    ) -> Any:
+        """Return a data set tokenized, without the rows whose longest text is over `max_length`."""
+        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
+        found = dataset.map(tokenize, **how, **many)
+        if args.max_length is not None:
+            found = found.filter(lambda row: longest(row) <= args.max_length, **many)
+        return self._fitting(found, name, len(dataset), args)
+
     def _fitting(self, dataset: Any, name: str, count: int, args: RewardConfig) -> Any:
         """Note how many of the rows were too long, and refuse a data set of which none is left."""
         if not len(dataset):
@@ -216,18 +217,13 @@ class BookRewardTrainer(_OnRewardTrainer):
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
-            texts = [
-                self.reader.encode(processing_class, row["prompt"], each) for each in row["ranked"]
-            ]
-            return {"ranked_ids": [text.ids for text in texts]}
+            encode = partial(self.reader.encode, processing_class, row["prompt"])
+            return {"ranked_ids": [encode(each).ids for each in row["ranked"]]}
 
-        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        dataset = dataset.map(tokenize, **many)
-        if args.max_length is not None:
-            dataset = dataset.filter(
-                lambda row: max(map(len, row["ranked_ids"])) <= args.max_length, **many
-            )
-        return self._fitting(dataset, dataset_name, count, args)
+        def longest(row: dict[str, Any]) -> int:
+            return max(map(len, row["ranked_ids"]))
+
+        return self._tokenized(dataset, tokenize, longest, dataset_name, args)
 
     # Extends RewardTrainer._set_signature_columns_if_needed: ranked lists, and the kind of a row.
     def _set_signature_columns_if_needed(self):
@@ -335,11 +331,9 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
                 spread[place] = label
             return {"input_ids": text.ids, "labels": spread}
 
-        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        dataset = dataset.map(tokenize, remove_columns=dataset.column_names, **many)
-        if args.max_length is not None:
-            dataset = dataset.filter(lambda row: len(row["input_ids"]) <= args.max_length, **many)
-        dataset = self._fitting(dataset, dataset_name, count, args)
+        how = {"remove_columns": dataset.column_names}
+        given = tokenize, lambda row: len(row["input_ids"]), dataset_name, args
+        dataset = self._tokenized(dataset, *given, **how)
         if dataset_name == "train" and len(dataset) < count:
             left = {label for row in dataset["labels"] for label in row} - {-100}
             if len(left) < 2:
@@ -439,9 +433,12 @@ def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
 
 def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
     """Load a language model with a head of `num_labels` on every token, without dropout."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that the head is new is no news
-    try:
+    name, kind = (
+        f"model_name_or_path: {source!r}",
+        "a language model, or a reward model of the same",
+    )
+    fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
+    with loading(name, f"name {kind} kind", fault, RuntimeError):
         config = _config(source, kwargs)
         tokens = any("TokenClassification" in name for name in config.architectures or [])
         had_bias = getattr(config, "token_classification_bias", True)
@@ -453,19 +450,8 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
         config.num_labels = num_labels
         config.classifier_dropout = 0.0
         config.token_classification_bias = head_bias
-        return create_model_from_path(
-            source, AutoModelForTokenClassification, config=config, **kwargs
-        )
-    except InputError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"model_name_or_path: {source!r} cannot be loaded as a token classifier with "
-            f"num_labels {num_labels} ({str(error).strip().splitlines()[0]}); name a language "
-            "model, or a reward model of the same kind."
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
+        auto = AutoModelForTokenClassification
+        return create_model_from_path(source, auto, config=config, **kwargs)
 
 
 def _count_tokens(trainer: RewardTrainer, inputs: Mapping[str, Tensor]) -> None:

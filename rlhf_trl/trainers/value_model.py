@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-from transformers.utils import logging
 from trl.trainer.utils import FusedCausalLMOutput, disable_dropout_in_model
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.models import loading
 
 NAME = "value_model"
 FIELD = "value_model_name_or_path"
@@ -40,34 +39,20 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     policy, whose tokenizer this is, must have the same vocabulary.
     """
     remote = {"trust_remote_code": trust_remote_code, "revision": kwargs.pop("revision", None)}
-    try:
+    with loading(f"{FIELD}: {source!r}", "name the policy, another checkpoint or a reward model"):
         config = AutoConfig.from_pretrained(source, **remote)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{FIELD}: {source!r} is neither a model folder here nor a hub model that can be "
-            f"reached ({str(error).splitlines()[0]}); name the policy, another checkpoint or a "
-            "reward model."
-        ) from error
     _check(source, config, policy, tokenizer, remote)
     config.num_labels = 1
     config.pad_token_id = policy.config.get_text_config().pad_token_id
     for name, value in config.to_dict().items():  # attention's dropout is no module
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that the score is new is no news
-    try:
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
+    remedy, fault = "name a decoder whose architecture has one", "cannot be loaded as a sequence"
+    with loading(f"{FIELD}: {source!r}", remedy, f"{fault} classifier"):
+        model, told = AutoModelForSequenceClassification.from_pretrained(
             source, config=config, output_loading_info=True, **remote, **kwargs
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(
-            f"{FIELD}: {source!r} cannot be loaded as a sequence classifier "
-            f"({str(error).splitlines()[0]}); name a decoder whose architecture has one."
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-    missing = {name.partition(".")[0] for name in loading["missing_keys"]}
+    missing = {name.partition(".")[0] for name in told["missing_keys"]}
     if missing - {"score"} or not hasattr(model, "score"):
         raise InputError(
             f"{FIELD}: {source!r} lacks {', '.join(sorted(missing)) or 'a score'} of "
