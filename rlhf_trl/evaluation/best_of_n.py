@@ -9,13 +9,7 @@ from typing import Any
 from rlhf_trl.data.verifiers import completion_text, extract_answer, normalize
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, mean_and_spread
-from rlhf_trl.reward_models.metrics import (
-    budgets,
-    majority_by_budget,
-    prompt_groups,
-    ranking_by_budget,
-    ranking_metrics,
-)
+from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.report import SCORES as FILE
 
 
@@ -125,20 +119,19 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
                 f"{folders[first] / FILE} and {folders[name] / FILE} hold other candidates; let "
                 "both runs score the same samples-held-out.jsonl."
             )
-    groups, labels = prompt_groups(one.prompts), one.labels
-    sizes = budgets(groups)
+    groups, labels = metrics.prompt_groups(one.prompts), one.labels
+    sizes = metrics.budgets(groups)
 
     def row(scores: Sequence[float]) -> dict[str, float]:
-        budget = ranking_by_budget(scores, labels, groups, sizes)
-        metrics = ranking_metrics(scores, labels, groups)
+        budget = metrics.ranking_by_budget(scores, labels, groups, sizes)
+        over_all = metrics.ranking_metrics(scores, labels, groups)
+        found = {f"n = {n}": share for n, share in budget.items()}
         columns = {"AUC": "auc", "pairwise": "pairwise_accuracy"}
-        return {f"n = {n}": share for n, share in budget.items()} | {
-            column: metrics[key] for column, key in columns.items() if key in metrics
-        }
+        return found | {name: over_all[key] for name, key in columns.items() if key in over_all}
 
     table = {"random": row([0.0] * len(labels))}
     if any(answer is not None for answer in one.answers):  # else there is nothing to vote on
-        votes = majority_by_budget(one.answers, labels, groups, sizes)
+        votes = metrics.majority_by_budget(one.answers, labels, groups, sizes)
         table["majority of n"] = {f"n = {n}": share for n, share in votes.items()}
     for name, run in runs.items():
         for score, scores in run.scores.items():

@@ -3,14 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data import judgments
 from rlhf_trl.data.files import Examples
-from rlhf_trl.data.judgments import (
-    OutcomeData,
-    ProcessData,
-    load_outcomes,
-    load_pairs_or_ranked,
-    load_traces,
-)
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, load_tokenizer
 from rlhf_trl.reward_models.reader import good, judged_class
@@ -62,14 +56,14 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
     config = own.dataset
     sample = sampler(model, args, config, own.rollouts)
     with train.reading(args, config):
-        if isinstance(config, ProcessData):
+        if isinstance(config, judgments.ProcessData):
             neutral = own.formulation == "code"  # the chapter's loss has two classes
-            data = load_traces(config, own.max_samples, sample, neutral)
-        elif isinstance(config, OutcomeData):
-            data = load_outcomes(config, own.max_samples, sample)
+            data = judgments.load_traces(config, own.max_samples, sample, neutral)
+        elif isinstance(config, judgments.OutcomeData):
+            data = judgments.load_outcomes(config, own.max_samples, sample)
         else:
             margin = own.formulation != "code"  # the code has none
-            data = load_pairs_or_ranked(config, own.max_samples, sample, margin)
+            data = judgments.load_pairs_or_ranked(config, own.max_samples, sample, margin)
     train.report_dropped(data, args)
     return data, load_tokenizer(model, args, data.conversational)
 

@@ -18,12 +18,7 @@ from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import scores_loss
 from rlhf_trl.models import loading
-from rlhf_trl.reward_models.metrics import (
-    pair_metrics,
-    prompt_groups,
-    ranking_metrics,
-    step_metrics,
-)
+from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.reader import CLASSES, Encoded, Reader, judged_class, pad_texts
 from rlhf_trl.trainers.on_trl import OnTRL
 
@@ -106,7 +101,7 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         self.judged = {"rows": rows, "scores": self._score_candidates()}
         found = self._row_metrics(rows, dataloader.dataset)
         if self.candidates:
-            found |= ranking_metrics(*self.ranking())
+            found |= metrics.ranking_metrics(*self.ranking())
         for name, value in found.items():
             self._metrics["eval"].pop(name, None)  # RewardTrainer's is a mean of batches' means
             output.metrics[f"{metric_key_prefix}_{name}"] = value
@@ -116,7 +111,7 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         """Return usual score, label and prompt number of each candidate, as judged last."""
         scores = [each[self.reader.names[0]] for each in self.judged["scores"]]
         labels = [bool(row["label"]) for row in self.candidates]
-        return scores, labels, prompt_groups([row["prompt"] for row in self.candidates])
+        return scores, labels, metrics.prompt_groups([row["prompt"] for row in self.candidates])
 
     def _score_candidates(self) -> list[dict[str, float]]:
         """Score all candidates; processes share the work evenly, as the forward is collective."""
@@ -252,11 +247,11 @@ class BookRewardTrainer(_OnRewardTrainer):
         return loss, outputs, rewards
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
-        found = pair_metrics(*_sides(rows))
+        found = metrics.pair_metrics(*_sides(rows))
         kinds = dataset["kind"][: len(rows)] if "kind" in dataset.column_names else ()
         for kind in dict.fromkeys(kinds):
             mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
-            found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
+            found[f"pair_accuracy_{kind}"] = metrics.pair_metrics(*_sides(mine))["pair_accuracy"]
         return found
 
 
@@ -387,7 +382,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         if self.reader.algorithm == "orm":
             return super()._row_metrics(rows, dataset)
         predicted = [judged_class(logits) for logits, _ in rows]
-        return step_metrics(predicted, [self.meaning(labels) for _, labels in rows])
+        return metrics.step_metrics(predicted, [self.meaning(labels) for _, labels in rows])
 
     def meaning(self, labels: Sequence[int]) -> list[int]:
         """Return the labels -1, 0, 1 that the numbers of the loss stand for."""
