@@ -18,7 +18,6 @@ from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import VERIFIERS, load_rewards
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import called
-from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.as_reward import load_reward_model
@@ -83,11 +82,13 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     _check(loaded)
     resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
-    with train.reading(args, own.dataset):
-        data = load_prompts(own.dataset)
-    if own.chat_template_kwargs:
-        _tell_template(data, own.chat_template_kwargs)
-    train.report_dropped(data, args)
+    data = train.read(args, load_prompts, own.dataset)
+    if column := own.chat_template_kwargs and {"chat_template_kwargs": own.chat_template_kwargs}:
+        # where TRL and `prompt_texts` look for what the template gets
+        data.train = data.train.map(lambda _: column)
+        data.held_out = data.held_out and data.held_out.map(lambda _: column)
+        for row in data.tasks.held_out if data.tasks else ():
+            row.update(column)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     args.max_completion_length = own.max_completion_length
@@ -100,16 +101,6 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
                 continue
             train.begin(each, f"{NAME}, round {number} of {own.rounds}")
         _train(each, data, tokenizer, trainer_class)
-
-
-def _tell_template(data: Examples, given: dict[str, Any]) -> None:
-    """Let prompts have what the chat template gets, where TRL and `prompt_texts` look for it."""
-    column = {"chat_template_kwargs": given}
-    data.train = data.train.map(lambda _: column)
-    if data.held_out is not None:
-        data.held_out = data.held_out.map(lambda _: column)
-    for row in data.tasks.held_out if data.tasks else ():
-        row.update(column)
 
 
 def _check(loaded: Any) -> None:
@@ -176,17 +167,14 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
         known = [f"{k} {v:.4g}" for k, v in told.items() if not isinstance(v, dict)]
         print(f"{own.strategy}: {', '.join(known)}", flush=True)
     dataset = Dataset.from_list(list(map(partial(_learned, rollouts, tokenizer), pairs)))
-    trainer = trainer_class(
-        **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=dataset,
-        # answered are the held-out prompts, but transformers wants a data set to evaluate on
-        eval_dataset=None if args.eval_strategy == "no" else dataset.select([0]),
-    )
+    # answered are the held-out prompts, but transformers wants a data set to evaluate on
+    asked = None if args.eval_strategy == "no" else dataset.select([0])
+    sides = {"train_dataset": dataset, "eval_dataset": asked}
+    trainer = train.build(loaded, trainer_class, data, tokenizer, **sides)
     trainer.max_completion_length = own.max_completion_length
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    add_panels(trainer, own.samples, data.held_out or data.train)
     also = partial(_report, rollouts=rollouts, told=told)
     train.run(trainer, loaded, data, NAME, extra=also)
 

@@ -33,13 +33,7 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         )
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
-    train.check_held_out(args, data.held_out)
-    trainer = trainer_class(
-        **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=data.train,
-        eval_dataset=data.held_out,
-        **arguments,
-    )
+    trainer = train.build(loaded, trainer_class, data, tokenizer, **arguments)
     trainer.candidates = data.candidates
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():
@@ -53,18 +47,13 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
     Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
     such a file can be the `dataset.path` of an outcome reward model.
     """
-    config = own.dataset
-    sample = sampler(model, args, config, own.rollouts)
-    with train.reading(args, config):
-        if isinstance(config, judgments.ProcessData):
-            neutral = own.formulation == "code"  # the chapter's loss has two classes
-            data = judgments.load_traces(config, own.max_samples, sample, neutral)
-        elif isinstance(config, judgments.OutcomeData):
-            data = judgments.load_outcomes(config, own.max_samples, sample)
-        else:
-            margin = own.formulation != "code"  # the code has none
-            data = judgments.load_pairs_or_ranked(config, own.max_samples, sample, margin)
-    train.report_dropped(data, args)
+    config, sample = own.dataset, sampler(model, args, own.dataset, own.rollouts)
+    load, more = judgments.load_outcomes, ()
+    if isinstance(config, judgments.ProcessData):  # the chapter's loss has no neutral class
+        load, more = judgments.load_traces, (own.formulation == "code",)
+    elif not isinstance(config, judgments.OutcomeData):  # the code has no margin
+        load, more = judgments.load_pairs_or_ranked, (own.formulation != "code",)
+    data = train.read(args, load, config, own.max_samples, sample, *more)
     return data, load_tokenizer(model, args, data.conversational)
 
 

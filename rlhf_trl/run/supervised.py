@@ -7,7 +7,6 @@ from typing import Any
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.files import FileData
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
 
@@ -24,29 +23,17 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     own, args = loaded.own, loaded.trl
     _check(loaded)
     train.begin(loaded, "sft")
-    with train.reading(args, own.dataset):
-        data = load_demonstrations(own.dataset, own.demonstrator)
-    main_process = args.process_index == 0
-    train.report_dropped(data, args)
+    data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     lifted = args.chat_template_path is not None
     tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
     if data.conversational:
         _check_template(_with_template(tokenizer, args.chat_template_path), args)
-    train.check_held_out(args, data.held_out)
-    trainer = trainer_class(
-        **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=data.train,
-        eval_dataset=data.held_out,
-    )
+    trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.max_completion_length = own.max_completion_length
     for side, count in trainer.left_out.items():
-        if count and main_process:
-            print(
-                f"left out {count} {side} rows: nothing to train on within max_length "
-                f"{args.max_length}",
-                flush=True,
-            )
-    add_panels(trainer, own.samples, data.held_out or data.train)
+        if count and args.process_index == 0:
+            why = f"nothing to train on within max_length {args.max_length}"
+            print(f"left out {count} {side} rows: {why}", flush=True)
     train.run(trainer, loaded, data, "sft")
 
 

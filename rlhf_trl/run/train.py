@@ -5,7 +5,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -221,10 +221,28 @@ def _keep_config(loaded: Any, folder: Path) -> None:
         loaded.save(folder / f"config-from-step-{output.step_of(checkpoint)}.yaml")
 
 
-def reading(args: Any, config: Any) -> AbstractContextManager[None]:
-    """Let the main process convert a file before the others, which then find what it kept."""
+def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -> Examples:
+    """Load what a `dataset:` block describes, and print how many examples were left out, and why.
+
+    The main process converts a file before the others, which then find what it kept.
+    """
     files = isinstance(config, FileData)
-    return args.main_process_first(desc="reading data") if files else nullcontext()
+    with args.main_process_first(desc="reading data") if files else nullcontext():
+        data = load(config, *options)
+    for reason, count in data.dropped.items():
+        if count and args.process_index == 0:
+            print(f"left out {count} rows: {reason}", flush=True)
+    return data
+
+
+def build(loaded: Any, trainer_class: Any, data: Examples, tokenizer: Any, **arguments: Any) -> Any:
+    """Return a trainer with its data, and with panels of samples if the recipe has them."""
+    check_held_out(loaded.trl, data.held_out)
+    given = {"train_dataset": data.train, "eval_dataset": data.held_out, **arguments}
+    trainer = trainer_class(**trainer_arguments(loaded, tokenizer), **given)
+    if samples := getattr(loaded.own, "samples", None):
+        add_panels(trainer, samples, data.held_out or data.train)
+    return trainer
 
 
 def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
@@ -240,27 +258,6 @@ def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
         # ORPOTrainer takes no quantization_config, SFTTrainer no algorithm
         **({} if quantization is None else {"quantization_config": quantization}),
         **({} if loaded.row is None else {"algorithm": loaded.row}),
-    }
-
-
-def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
-    """Return the data of a policy-gradient recipe and its trainer's arguments, checked."""
-    own, args, model = loaded.own, loaded.trl, loaded.model
-    check_reward_model(own)
-    with reading(args, own.dataset):
-        data = load_prompts(own.dataset)
-    report_dropped(data, args)
-    check_generation_batch(args, data.train)
-    check_held_out(args, data.held_out)
-    tokenizer = load_tokenizer(model, args, data.conversational)
-    rewards = load_reward_functions(own, args, data, tokenizer)
-    for rows in (data.train, data.held_out or []):
-        check_prompts(rows, tokenizer, model, args)
-    return data, {
-        **trainer_arguments(loaded, tokenizer),
-        "reward_funcs": rewards,
-        "train_dataset": data.train,
-        "eval_dataset": data.held_out,
     }
 
 
@@ -292,20 +289,20 @@ def a_run(train: Callable[..., None]) -> Callable[..., None]:
 @a_run
 def train_policy(loaded: Any, trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
+    own, args, model = loaded.own, loaded.trl, loaded.model
     begin(loaded, loaded.row.label)
-    data, arguments = prepare(loaded)
-    trainer = trainer_class(**arguments)
+    check_reward_model(own)
+    data = read(args, load_prompts, own.dataset)
+    check_generation_batch(args, data.train)
+    check_held_out(args, data.held_out)  # before a reward model is loaded
+    tokenizer = load_tokenizer(model, args, data.conversational)
+    rewards = load_reward_functions(own, args, data, tokenizer)
+    for rows in (data.train, data.held_out or []):
+        check_prompts(rows, tokenizer, model, args)
+    trainer = build(loaded, trainer_class, data, tokenizer, reward_funcs=rewards)
     if data.tasks is None and data.held_out is not None:
         trainer.held_out, trainer.scores = data.held_out.to_list(), {}
-    add_panels(trainer, loaded.own.samples, data.held_out or data.train)
     run(trainer, loaded, data, loaded.row.label)
-
-
-def report_dropped(data: Examples, args: Any) -> None:
-    """Print how many examples were left out, and why."""
-    for reason, count in data.dropped.items():
-        if count and args.process_index == 0:
-            print(f"left out {count} rows: {reason}", flush=True)
 
 
 def check_held_out(args: Any, rows: Any) -> None:
