@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from pandas import DataFrame
 
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, called, named_rewards
+from rlhf_trl.evaluation.tables import text
 from rlhf_trl.models import load_policy, load_tokenizer
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
 
@@ -77,8 +77,8 @@ class Policy(AnswersHeldOut):
             )
         special = isinstance(self.held_out[0]["prompt"], str)  # a chat template has them
         texts = prompt_texts(tokenizer, self.held_out, self.template)
-        for text, one in zip(texts, said, strict=True):
-            start = tokenizer(text, add_special_tokens=special)["input_ids"]
+        for asked, one in zip(texts, said, strict=True):
+            start = tokenizer(asked, add_special_tokens=special)["input_ids"]
             ids = torch.tensor([[*start, *one.ids]], device=self.accelerator.device)
             # what is beyond the vocabulary only fills up
             mine, others = (
@@ -125,16 +125,17 @@ def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Nu
 
 
 def table(found: Mapping[str, Numbers]) -> str:
-    """Return one table: a line for each metric, a column for each policy."""
-    cells, legend = {}, "±: standard error, by prompt"
+    """Return one table that fits the terminal: a line for each metric, a column for each policy."""
+    first, legend = next(iter(found)), "±: standard error, by prompt"
+    lines: dict[str, dict[str, str]] = {}
     for policy, numbers in found.items():
-        cells[policy] = column = {}
         for key, told in numbers.items():
             value, error, gap, gap_error = told.values()
             cell = f"{value:.3f} ± {error or 0:.3f}"
-            if gap is not None and len(cells) > 1:
+            if gap is not None and policy != first:
                 cell += f"  ({gap:+.3f} ± {gap_error or 0:.3f})"
-            column[key.removeprefix("eval_").replace("_", " ")] = cell
-    if len(cells) > 1:
-        legend += f"; in brackets: less {next(iter(cells))}, prompt by prompt"
-    return f"{DataFrame(cells).fillna('-').to_string()}\n\n{legend}"
+            name = key.removeprefix("eval_").replace("_", " ")
+            lines.setdefault(name, {"": name, **dict.fromkeys(found, "-")})[policy] = cell
+    if len(found) > 1:
+        legend += f"; in brackets: less {first}, prompt by prompt"
+    return f"{text([*lines.values()])}\n\n{legend}"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, algorithm, names
+from rlhf_trl.algorithms import algorithm, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
@@ -104,14 +104,14 @@ def race(
     return lines
 
 
-def recipe_of(algorithm: str | None, given: Collection[str] = ()) -> str:
+def recipe_of(name: str | None, given: Collection[str] = ()) -> str:
     """Return the script that trains an algorithm, below `home()`.
 
     None is rejection sampling where a `strategy` is `given`, else supervised fine-tuning.
     """
-    if algorithm is None:
+    if name is None:
         return f"recipes/{'rejection_sampling' if 'strategy' in given else 'sft'}.py"
-    return f"recipes/{ALGORITHMS[algorithm].recipe}.py"
+    return f"recipes/{algorithm(name).recipe}.py"
 
 
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
