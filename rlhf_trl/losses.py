@@ -510,12 +510,10 @@ def distilled_loss(
 
 
 def _student(row: Distillation) -> str:
-    """Return what the row's function reads of the student."""
     return next(iter(inspect.signature(_function(book.distillation, row.loss)).parameters))
 
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse logits, labels and masks of tokens or steps that do not go together, or cannot be."""
     label, logits, labels = row.label, tensors["logits"], tensors["labels"]
     classes = 3 if row.loss == "process" else 0
     fits = logits.dim() == 3 and logits.shape[2] == classes if classes else logits.dim() == 2
@@ -597,7 +595,6 @@ def _promoted(tensors: Mapping[str, Tensor], first: str) -> dict[str, Tensor]:
 
 
 def _check_finite(label: str, name: str, tensor: Tensor) -> None:
-    """Refuse a NaN or an infinity."""
     broken = (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist()
     if broken:
         raise InputError(f"{label}: {name} must be finite, but at positions {broken} it is not")
@@ -612,7 +609,6 @@ _LIKE = {
 
 
 def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse log-probabilities of completions that do not go together, or cannot be."""
     unpaired = "policy_kl_logps" in tensors
     for name, tensor in tensors.items():
         _check_finite(row.label, name, tensor)
@@ -638,7 +634,6 @@ def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse rewards that cannot be compared."""
     label = row.label
     first, rewards = next(iter(tensors.items()))
     ranked = first == "rewards"
@@ -662,7 +657,6 @@ def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
 def _call(
     function: Callable[..., Tensor], params: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tensor:
-    """Call a function with those parameters and tensors that it names."""
     known = {**params, **tensors}
     names = inspect.signature(function).parameters
     return function(**{name: known[name] for name in names if name in known})
@@ -720,7 +714,6 @@ def _check_window(row: PolicyGradient | Distillation, normalizer: Tensor | float
 
 
 def _check_groups(label: str, num_generations: int | None, batch: int) -> None:
-    """Refuse a group size that does not divide the batch."""
     if num_generations is None:
         return
     if not isinstance(num_generations, int) or num_generations < 1 or batch % num_generations:

@@ -74,7 +74,6 @@ class AnswersHeldOut:
         return metrics
 
     def _scored_answers(self, prefix: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return the metrics of the held-out prompts, and the answers."""
         completions, scores = self.scored(prefix)
         metrics = {}
         for name, values in scores.items():

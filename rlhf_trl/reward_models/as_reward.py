@@ -82,7 +82,6 @@ def without_thoughts(completion: Any) -> Any:
 
 
 def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
-    """Return model and tokenizer, in evaluation form."""
     from transformers import (
         AutoModelForSequenceClassification,
         AutoModelForTokenClassification,

@@ -214,7 +214,6 @@ def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) 
 
 
 def _is_remote(path: Path) -> bool:
-    """Return whether a file is on a network file system."""
     import psutil
 
     mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}

@@ -186,7 +186,6 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return the final numbers of a run and its exact match by step."""
     summary = json.loads((folder / "summary.json").read_text())
     log = json.loads((folder / "log.json").read_text())
     trained = [entry for entry in log if entry["step"] <= summary["model_step"]]

@@ -104,7 +104,6 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
 
 
 def _check(loaded: Any) -> None:
-    """Refuse what contradicts the method."""
     own = loaded.own
     train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
     for key in ("num_generations", "max_completion_length", "rounds", "k"):

@@ -88,7 +88,6 @@ class Aligned(OnTRL, AnswersBesideLoss):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
     def _take(self, args: Any, given: dict[str, Any]) -> Any:
-        """Take a row, and return the config that it makes."""
         args, self.fitted = super()._take(args, given), {}
         self.max_completion_length = args.max_completion_length
         return args
@@ -189,7 +188,6 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         return self._reference(inputs, names)
 
     def _set_rewards(self, mode: str, found: PreferenceLoss) -> None:
-        """Replace what TRL has just logged about rewards."""
         chosen = self.accelerator.gather(found.chosen_rewards)
         rejected = self.accelerator.gather(found.rejected_rewards)
         values = {
@@ -263,7 +261,6 @@ class BookKTOTrainer(Aligned, KTOTrainer):
 
 
 def _check_reference(model: Any, reference: Any) -> None:
-    """Refuse a reference model whose tokens are others."""
     if reference is None:
         return
     # DeepSpeed's engine has a config of its own

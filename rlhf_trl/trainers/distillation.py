@@ -245,7 +245,6 @@ class BookDistillationTrainer(BookGRPOTrainer):
     def _row_loss(
         self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the row's loss of a micro-batch."""
         mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
         if not self._reads_logits:
             gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))

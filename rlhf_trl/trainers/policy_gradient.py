@@ -267,7 +267,6 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     def _advantages(
         self, output: dict[str, Any], rewards: torch.Tensor, training: bool
     ) -> torch.Tensor:
-        """Return the advantages of this process, from the rewards of all processes."""
         mine = self._mine(output)
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
@@ -399,7 +398,6 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     def _row_loss(
         self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the row's loss of a micro-batch, normalized over the window's tokens if given."""
         critic = self._critic(inputs)  # which may estimate the advantages
         return surrogate_loss(
             self._row,
@@ -492,7 +490,6 @@ def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
-    """Refuse what could not be computed or resumed later."""
     if args.critic != (row.value_loss != "none"):
         kinds = ("recipes/grpo.py (BookGRPOTrainer)", "recipes/ppo.py (BookPPOTrainer)")
         has = "no critic" if args.critic else "a critic"

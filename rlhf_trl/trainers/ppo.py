@@ -120,7 +120,6 @@ class BookPPOTrainer(BookGRPOTrainer):
         return self.model.get_base_model() if is_peft_model(self.model) else self.model
 
     def _new_value_model(self) -> Any:
-        """Load or build the value model that the config asks for."""
         args, policy = self.args, self._policy
         if args.value_model == "head":
             if is_peft_model(self.model):
@@ -249,7 +248,6 @@ class BookPPOTrainer(BookGRPOTrainer):
     def _log_estimates(
         self, advantages: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
     ) -> None:
-        """Log what the returns say about the values of the rollout."""
         kept = mask.bool()
         a, g = advantages[kept].double(), returns[kept].double()
         sums = torch.stack([kept.sum(), a.sum(), (a * a).sum(), g.sum(), (g * g).sum()])

@@ -72,7 +72,6 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
     judged: dict[str, list[Any]] | None = None
 
     def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
-        """Take a row and how it reads texts, and return the config that it makes."""
         args, self.left_out = super()._take(args, given), {}
         if (name := self._algorithm) not in self.known:
             raise InputError(
@@ -138,7 +137,6 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         return self.reader.encode(tokenizer, row["prompt"], row["completion"], finished)
 
     def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
-        """Return what the kept rows tell beyond the loss."""
         return {}
 
     def _keep(self, rows: list[Any]) -> None:
@@ -146,7 +144,6 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         self._seen += gather_object(rows)
 
     def _collating(self, collate: Any) -> Any:
-        """Return a collator that pads with this tokenizer."""
         filler, multiple = self.processing_class.pad_token_id, self.args.pad_to_multiple_of
         return partial(collate, pad_token_id=filler, multiple=multiple)
 
@@ -421,7 +418,6 @@ def _loading(args: RewardConfig) -> dict[str, Any]:
 
 
 def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
-    """Return the configuration of a model that `from_pretrained` would load."""
     known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
     return AutoConfig.from_pretrained(source, **known)
 

@@ -67,7 +67,6 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
 def _check(
     source: str, config: Any, policy: Any, tokenizer: Any, remote: Mapping[str, Any]
 ) -> None:
-    """Refuse a value model that could not judge the policy's tokens."""
     classifier = any("Classification" in name for name in config.architectures or [])
     if classifier and config.num_labels != 1:
         raise InputError(
