@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.utils import cached_file
+from trl.trainer.utils import pad
 
 from rlhf_trl import algorithms
 from rlhf_trl.data.steps import check_step_split, split_steps
@@ -226,18 +227,7 @@ def pad_texts(
 
     The pad token may be one that also occurs in the texts; the length is a multiple of `multiple`.
     """
-    longest = max(len(row["input_ids"]) for row in rows)
-    longest += -longest % (multiple or 1)
-
-    def padded(values: Sequence[int], filler: int) -> list[int]:
-        filling = [filler] * (longest - len(values))
-        return [*values, *filling] if side == "right" else [*filling, *values]
-
-    ones = [[1] * len(row["input_ids"]) for row in rows]
-    batch = {
-        "input_ids": torch.tensor([padded(row["input_ids"], pad_token_id) for row in rows]),
-        "attention_mask": torch.tensor([padded(each, 0) for each in ones]),
-    }
-    if "labels" in rows[0]:
-        batch["labels"] = torch.tensor([padded(row["labels"], -100) for row in rows])
-    return batch
+    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
+    columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
+    fillers = {"input_ids": pad_token_id, "attention_mask": 0, "labels": -100}
+    return {n: pad(columns[n], fillers[n], side, multiple) for n in fillers if n in columns}

@@ -63,24 +63,24 @@ def kept_samples(
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest, name = args.max_completion_length, model.model_name_or_path
     how = {"sampled_from": name, "max_completion_length": longest}
-    if not broadcast_object_list([path.exists()])[0]:
+
+    def make() -> list[Any]:
         answers = sample_completions(model, args, rows, count, seed)
-        if args.process_index == 0:
-            pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
-            outcomes = [_outcome(*pair) for pair in pairs]
-            if record != "off":
-                store = Store(args.output_dir, record, {})
-                samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
-                labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
-                store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
-                store.flush()
-                store.close()
-            write_lines(path, ({**outcome, **how} for outcome in outcomes))
-        wait_for_everyone()
+        pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
+        outcomes = [_outcome(*pair) for pair in pairs]
+        if record != "off" and args.process_index == 0:
+            store = Store(args.output_dir, record, {})
+            samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
+            labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
+            store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
+            store.flush()
+            store.close()
+        return [{**outcome, **how} for outcome in outcomes]
+
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = kept(path, make)
         asked = [(row["question"], {key: row.pop(key) for key in how}) for row in found]
-    except (ValueError, KeyError, TypeError, AttributeError):  # not as it was written
+    except (KeyError, TypeError, AttributeError):  # not as it was written
         asked = None
     if asked != [(row["question"], how) for row in rows for _ in range(count)]:
         raise InputError(
@@ -162,20 +162,17 @@ def in_batches(
     return [value for _, value in sorted(gather_object(found) if dealt else found, key=FIRST)]
 
 
-def kept(path: Path, count: int, make: Callable[[], list[Any]]) -> list[Any]:
-    """Return what a file holds, a value of JSON on each line; all processes make it if need be."""
+def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
+    """Return the lines of a JSON file, none if it is broken; all processes make it if need be."""
     if not broadcast_object_list([path.exists()])[0]:
         made = make()
         if PartialState().is_main_process:
             write_lines(path, made)
         wait_for_everyone()
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError:  # not as it was written
-        found = []
-    if len(found) != count:
-        raise InputError(f"answers: {path} does not hold {count} lines of JSON; remove it.")
-    return found
+        return []
 
 
 def fingerprint(name: str, revision: str | None = None) -> str:

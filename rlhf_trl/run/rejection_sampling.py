@@ -1,11 +1,12 @@
 """A run of rejection sampling: answers are sampled, scored and selected, then trained on."""
 
-import inspect
 import json
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from inspect import getmodule, getsource, signature, unwrap
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     rollouts, correctness = roll_out(loaded, data, tokenizer)
     strategy = STRATEGIES[own.strategy]
     given = {"k": own.k or len(data.train), "seed": args.seed, "ties": own.ties}
-    reads = inspect.signature(strategy).parameters
+    reads = signature(strategy).parameters
     pairs = strategy(rollouts.rewards, **{k: v for k, v in given.items() if k in reads})
     told = rollouts.told(pairs)
     if args.process_index == 0:
@@ -203,17 +204,22 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         how=[count, *sampling, own.max_completion_length, args.seed, model.dtype],
         also=[args.per_device_eval_batch_size, own.chat_template_kwargs],
     )
-    folder = Path(own.answers)
+
+    def lines(name: str, make: Callable[[], list[Any]]) -> list[Any]:
+        path = Path(own.answers, f"{name}.jsonl")
+        if len(found := kept(path, make)) != len(rows):
+            raise InputError(f"answers: {path} does not hold {len(rows)} lines of JSON; remove it.")
+        return found
 
     def sample() -> list[Any]:
         given = (model, args, rows, count, args.seed, sampling)
         return sample_completions(*given, dealt=True)
 
-    found = kept(folder / f"answers-{asked}.jsonl", len(rows), sample)
-    answers = [[Completion(*one) for one in each] for each in found]
+    answers = [[Completion(*one) for one in each] for each in lines(f"answers-{asked}", sample)]
     judged = _key(
         code=code(),
-        functions=[(f.__name__, _source(f)) for f in functions],
+        # with the text of the module that each is from
+        functions=[(f.__name__, getsource(getmodule(unwrap(f)))) for f in functions],
         reward_model=own.reward_model and fingerprint(own.reward_model),
         how=[own.reward_aggregate, own.reward_model_strips_think],
         rows=[{k: v for k, v in row.items() if k != "prompt"} for row in rows],
@@ -225,12 +231,9 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
             functions.append(load_reward_model(own.reward_model, tokenizer, args, *how))
         return in_batches(partial(_rewards, functions, answers), args, rows, count)
 
-    rewards = kept(folder / f"rewards-{asked}-{judged}.jsonl", len(rows), score)
-    name = own.correctness or ("exact_match" if data.tasks else None)
-    if name is None and own.reward_funcs:
-        name = next(
-            (each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS), None
-        )
+    rewards = lines(f"rewards-{asked}-{judged}", score)
+    verifiers = [each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS]
+    name = own.correctness or ("exact_match" if data.tasks else next(iter(verifiers), None))
     if name is None:
         return Rollouts(rows, answers, rewards, None), None
     (correctness,) = load_rewards([name], data.tasks, columns)
@@ -241,11 +244,6 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
 
 def _key(**what: Any) -> str:
     return sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _source(function: Any) -> str:
-    """Return the text of the module that a reward function is from."""
-    return inspect.getsource(inspect.getmodule(inspect.unwrap(function)))
 
 
 def _rewards(
