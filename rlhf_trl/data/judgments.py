@@ -1,11 +1,11 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlhf_trl.data import made
-from rlhf_trl.data.columns import check_cell, converted, renamed, unsplit
+from rlhf_trl.data.columns import Counted, Names, check_cell, converted, renamed, unsplit
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.pairs import (
@@ -307,9 +307,7 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
 # --- files and the hub ---------------------------------------------------------------------------
 
 
-def checked_ranked(
-    dataset: "Dataset", where: str, columns: Mapping[str, str], length: int
-) -> tuple["Dataset", dict[str, int]]:
+def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
     """Return examples with `prompt` and `ranked`, best first, and how many were left out.
 
     They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
@@ -371,9 +369,7 @@ def _split(row: Row, text: Any, where: str) -> Row:
     return found
 
 
-def checked_outcomes(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completion`, boolean `label` and `finished`.
 
     They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
@@ -403,9 +399,7 @@ def _outcomes(row: Row, where: str) -> list[Row]:
     return found
 
 
-def checked_traces(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_traces(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completions` (the steps) and `labels`.
 
     Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.
