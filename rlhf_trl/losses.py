@@ -1,13 +1,15 @@
 """The loss of an algorithm on plain tensors: a row of the table, read over the book's functions.
 
-`policy_gradient_loss`, `preference_loss` and `reward_loss` are the whole of it, one for each
-family. A policy-gradient trainer takes three steps one by one: `shaped_rewards` where it has the
-log-probabilities, `estimate_advantages` on the rewards of all processes, `surrogate_loss` on each
-micro-batch.
+`policy_gradient_loss`, `preference_loss`, `reward_loss` and `distillation_loss` are the whole of
+it, one for each family. A name that does not exist, a tensor or parameter that the formulation does
+not read, one that it needs and does not get, and a shape or value that is impossible are an
+InputError. A policy-gradient trainer takes three steps one by one: `shaped_rewards` where it has
+the log-probabilities, `estimate_advantages` on the rewards of all processes, and `surrogate_loss`
+on each micro-batch.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from types import ModuleType
@@ -69,14 +71,6 @@ def policy_gradient_loss(
         formulation: "chapter", "code" or "trl".
         **params: the parameters that the formulation reads, under TRL's names where it has one.
             `epsilon_high` always means an upper bound of 1 + epsilon_high.
-
-    Returns:
-        The loss and the advantages.
-
-    Raises:
-        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor or
-            a parameter is given that the formulation does not read, or one that it needs is not; if
-            a shape or a value is impossible.
     """
     row = algorithms.formulation(algorithm, formulation, "policy_gradient")
     numbers = row.parameters(params)
@@ -258,14 +252,6 @@ def preference_loss(
         **params: the parameters that the formulation reads: beta, label_smoothing (cDPO),
             gamma_beta_ratio (SimPO's margin over beta), desirable_weight and undesirable_weight
             (KTO).
-
-    Returns:
-        The loss and the implicit rewards.
-
-    Raises:
-        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor or
-            a parameter is given that the formulation does not read, or one that it needs is not; if
-            a shape or a value is impossible.
     """
     row = algorithms.formulation(algorithm, formulation, "direct_alignment")
     numbers = row.parameters(params)
@@ -294,8 +280,7 @@ def completions_loss(
     reads.
     """
     learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
-    tensors = _promoted(tensors, "policy_chosen_logps")
-    tensors = {name: t if name in learned else t.detach() for name, t in tensors.items()}
+    tensors = _promoted(tensors, "policy_chosen_logps", learned)
 
     def implicit_rewards(which: str) -> Tensor:
         policy = tensors[f"policy_{which}_logps"]
@@ -342,20 +327,10 @@ def reward_loss(
         class_weights: (3,) weights of the classes (prm, code).
         formulation: "chapter", "code" or "trl".
         **params: center_rewards_coefficient (bradley_terry).
-
-    Returns:
-        The scalar loss.
-
-    Raises:
-        InputError: if the kind, the formulation or a parameter does not exist; if a tensor or a
-            parameter is given that the formulation does not read, or one that it needs is not; if a
-            shape or a value is impossible.
     """
     if kind not in _REWARD_ROWS:
-        known = ", ".join(_REWARD_ROWS)
-        raise InputError(
-            f"unknown reward model {kind!r}{nearest(kind, _REWARD_ROWS)}; known: {known}"
-        )
+        told = f"{nearest(kind, _REWARD_ROWS)}; known: {', '.join(_REWARD_ROWS)}"
+        raise InputError(f"unknown reward model {kind!r}{told}")
     row = algorithms.formulation(_REWARD_ROWS[kind], formulation)
     numbers = row.parameters(params)
     function = _function(book.reward_models, row.loss)
@@ -432,14 +407,6 @@ def distillation_loss(
         normalizer: tokens of the whole accumulation window (opd, trl); None: those of this mask.
         formulation: "chapter", "code" or "trl".
         **params: kl_top_k (sdpo).
-
-    Returns:
-        The scalar loss.
-
-    Raises:
-        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor is
-            given that the formulation does not read, or one that it needs is not; if a shape or a
-            value is impossible.
     """
     row = algorithms.formulation(algorithm, formulation, "distillation")
     numbers = row.parameters(params)
@@ -467,14 +434,10 @@ def distillation_loss(
             raise InputError(f"{row.label}: {which} must be finite on the tokens that count")
     if teacher_weights is None:
         teacher_weights = torch.ones(len(teacher)) / len(teacher)
-    if len(teacher_weights) != len(teacher) or teacher_weights.shape[1:] not in (
-        (),
-        mask.shape[:1],
-    ):
-        raise InputError(
-            f"{row.label}: teacher_weights must have shape ({len(teacher)},) or ({len(teacher)}, B)"
-            f", not {tuple(teacher_weights.shape)}"
-        )
+    count, shape = len(teacher), tuple(teacher_weights.shape)
+    if shape[:1] != (count,) or shape[1:] not in ((), mask.shape[:1]):
+        wanted = f"({count},) or ({count}, B)"
+        raise InputError(f"{row.label}: teacher_weights must have shape {wanted}, not {shape}")
     also = {"num_generations": num_generations, "normalizer": normalizer}
     pairs = zip(teacher, teacher_weights.to(student), strict=True)
     return distilled_loss(row, numbers, student, pairs, mask, **also)
@@ -510,12 +473,10 @@ def distilled_loss(
 
 
 def _student(row: Distillation) -> str:
-    """Return what the row's function reads of the student."""
     return next(iter(inspect.signature(_function(book.distillation, row.loss)).parameters))
 
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse logits, labels and masks of tokens or steps that do not go together, or cannot be."""
     label, logits, labels = row.label, tensors["logits"], tensors["labels"]
     classes = 3 if row.loss == "process" else 0
     fits = logits.dim() == 3 and logits.shape[2] == classes if classes else logits.dim() == 2
@@ -531,11 +492,9 @@ def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     _check_mask(label, mask)
     counted = (mask * (labels != -100)).bool()
     known = range(classes or 2)
-    strange = sorted(set(labels[counted].unique().tolist()) - set(known))
-    if strange:
-        raise InputError(
-            f"{label}: labels must be {', '.join(map(str, known))} or -100, not {strange[0]:g}"
-        )
+    if strange := sorted(set(labels[counted].unique().tolist()) - set(known)):
+        wanted = ", ".join(map(str, known))
+        raise InputError(f"{label}: labels must be {wanted} or -100, not {strange[0]:g}")
     if not logits[counted].isfinite().all():
         raise InputError(f"{label}: logits must be finite on the positions that count")
     weights = tensors.get("class_weights")
@@ -585,21 +544,22 @@ def _check_mask(label: str, mask: Tensor) -> None:
 def _check_floating(label: str, tensors: Mapping[str, Tensor], first: str) -> None:
     """Refuse a tensor of whole numbers whose precision all others would get."""
     if not tensors[first].is_floating_point():
-        raise InputError(
-            f"{label}: {first} must hold floating-point numbers, not {tensors[first].dtype}"
-        )
+        kind = tensors[first].dtype
+        raise InputError(f"{label}: {first} must hold floating-point numbers, not {kind}")
 
 
-def _promoted(tensors: Mapping[str, Tensor], first: str) -> dict[str, Tensor]:
-    """Bring all tensors to the precision of the first, and to float32 at least."""
+def _promoted(
+    tensors: Mapping[str, Tensor], first: str, learned: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """Bring all to the precision of the first, float32 at least; cut gradients but of `learned`."""
     precision = torch.promote_types(tensors[first].dtype, torch.float32)
-    return {name: tensor.to(precision) for name, tensor in tensors.items()}
+    found = {name: tensor.to(precision) for name, tensor in tensors.items()}
+    cut = found.keys() - set(found if learned is None else learned)
+    return {name: tensor.detach() if name in cut else tensor for name, tensor in found.items()}
 
 
 def _check_finite(label: str, name: str, tensor: Tensor) -> None:
-    """Refuse a NaN or an infinity."""
-    broken = (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist()
-    if broken:
+    if broken := (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist():
         raise InputError(f"{label}: {name} must be finite, but at positions {broken} it is not")
 
 
@@ -612,7 +572,6 @@ _LIKE = {
 
 
 def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse log-probabilities of completions that do not go together, or cannot be."""
     unpaired = "policy_kl_logps" in tensors
     for name, tensor in tensors.items():
         _check_finite(row.label, name, tensor)
@@ -630,15 +589,13 @@ def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
             raise InputError(f"{row.label}: {name} must have shape {wanted}, not {shape}")
         odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
         if odds and (tensor >= 0).any():
-            raise InputError(
-                f"{row.label}: {name} must be below 0: a probability of 1 has infinite odds"
-            )
+            why = "a probability of 1 has infinite odds"
+            raise InputError(f"{row.label}: {name} must be below 0: {why}")
     if not any(tensors[f"policy_{which}_logps"].numel() for which in ("chosen", "rejected")):
         raise InputError(f"{row.label}: there is neither a chosen nor a rejected completion")
 
 
 def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse rewards that cannot be compared."""
     label = row.label
     first, rewards = next(iter(tensors.items()))
     ranked = first == "rewards"
@@ -647,10 +604,8 @@ def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
         raise InputError(f"{label}: {first} must have shape {wanted}, not {tuple(rewards.shape)}")
     for name, tensor in tensors.items():
         if tensor.shape != rewards.shape and not (name == "margin" and tensor.dim() == 0):
-            raise InputError(
-                f"{label}: {name} must have shape {tuple(rewards.shape)}, like {first}, "
-                f"not {tuple(tensor.shape)}"
-            )
+            wanted = f"{tuple(rewards.shape)}, like {first}, not {tuple(tensor.shape)}"
+            raise InputError(f"{label}: {name} must have shape {wanted}")
         _check_finite(label, name, tensor)
 
 
@@ -662,7 +617,6 @@ def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
 def _call(
     function: Callable[..., Tensor], params: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tensor:
-    """Call a function with those parameters and tensors that it names."""
     known = {**params, **tensors}
     names = inspect.signature(function).parameters
     return function(**{name: known[name] for name in names if name in known})
@@ -711,16 +665,14 @@ def _check_window(row: PolicyGradient | Distillation, normalizer: Tensor | float
     if normalizer is None:
         return
     if row.window != "window":
-        raise InputError(
-            f"{row.label} does not read normalizer: it is normalized over the micro-batch"
-        )
+        why = "it is normalized over the micro-batch"
+        raise InputError(f"{row.label} does not read normalizer: {why}")
     scalar = isinstance(normalizer, Tensor) and normalizer.dim() == 0
     if not (scalar or isinstance(normalizer, Real)) or not normalizer > 0:
         raise InputError(f"{row.label}: normalizer must be a number above 0, not {normalizer!r}")
 
 
 def _check_groups(label: str, num_generations: int | None, batch: int) -> None:
-    """Refuse a group size that does not divide the batch."""
     if num_generations is None:
         return
     if not isinstance(num_generations, int) or num_generations < 1 or batch % num_generations:
@@ -746,10 +698,6 @@ def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if tensor.shape == mask.shape and not tensor[mask.bool()].isfinite().all():
             raise InputError(f"{label}: {name} must be finite on the tokens that count")
-    broken = (~tensors["rewards"].isfinite()).nonzero().flatten().tolist()
-    if broken:
+    if broken := (~tensors["rewards"].isfinite()).nonzero().flatten().tolist():
         raise InputError(f"{label}: rewards must be finite, but those of rows {broken} are not")
-    precision = torch.promote_types(logps.dtype, torch.float32)
-    prepared = {name: tensor.to(precision) for name, tensor in tensors.items()}
-    learned = ("logps", "values")
-    return {name: t if name in learned else t.detach() for name, t in prepared.items()}
+    return _promoted(tensors, "logps", learned=("logps", "values"))

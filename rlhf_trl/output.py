@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ AT_END = """
 FINISHED = "model summary.json learning_curve.png"
 
 
-def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: whole or absent."""
+def write_whole(path: str | Path, write: str | Callable[[Path], Any]) -> None:
+    """Let `write` (or a text) fill a temporary file beside `path`, then rename it, whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
-        write(temporary)
+        if isinstance(write, str):
+            temporary.write_text(write, encoding="utf-8")
+        else:
+            write(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -39,7 +42,12 @@ def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
 
 def write_json(path: str | Path, content: object) -> None:
     """Write `content` as JSON, whole or not at all."""
-    write_whole(path, lambda p: p.write_text(json.dumps(content, indent=2) + "\n"))
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_lines(path: str | Path, rows: Iterable[object], **options: Any) -> None:
+    """Write each row as a line of JSON, all or none of them."""
+    write_whole(path, "".join(f"{json.dumps(row, **options)}\n" for row in rows))
 
 
 def replace_folder(
@@ -63,14 +71,7 @@ def replace_folder(
 def claim(output_dir: str, resume: str | None) -> str | None:
     """Check that a run may write to `output_dir`, and return the checkpoint to resume from.
 
-    Args:
-        output_dir: the run's folder; made if it does not exist.
-        resume: None, `auto` (the newest whole checkpoint in `output_dir`, if any; those that are
-            skipped are named) or a checkpoint.
-
-    Raises:
-        InputError: the folder is a file, cannot be written, holds another run (than that of the
-            checkpoint) or no run, or the checkpoint is missing or damaged.
+    That is `resume`, or with `auto` the newest whole one, if any; those skipped are named.
     """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
@@ -165,12 +166,9 @@ def set_aside(folder: Path, step: int) -> None:
 def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
 
-    Args:
-        checkpoint: the folder, with all else in it.
-        checksums: whether to read the files again for their CRC-32, which finds damage as well as a
-            cryptographic hash does, in half the time (about 0.5 s per GiB); without it, a bit that
-            flips on the disk goes unnoticed.
-        **told: what else is known of the checkpoint.
+    For `checksums`, it reads the files again: a CRC-32 finds damage as well as a cryptographic hash
+    does, in half the time (about 0.5 s per GiB). Without, a bit that flips on the disk goes
+    unnoticed.
     """
     paths = (p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != MANIFEST)
     files = {

@@ -85,6 +85,16 @@ def test_differences_are_paired():
     assert lines[2].split() == ["length", "3.000", "±", "0.000", "-"]
 
 
+def test_a_table_of_three_models_fits_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    right = {"tiny": [0.0, 0.0], "outputs/one": [1.0, 0.0], "outputs/two": [1.0, 1.0]}
+    found = compare({name: {"exact_match": values} for name, values in right.items()}, [0, 1])
+    said = table(found)
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.splitlines()[1].startswith("exact match  0.000 ± 0.000  0.500 ± 0.500  (+0.500 ±")
+    assert "    outputs/two: 1.000 ± 0.000  (+1.000 ± 0.000)" in said.splitlines()
+
+
 def test_the_exact_kl_by_hand():
     logits = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
     other = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log()
@@ -170,7 +180,10 @@ def test_start_checkpoint_and_model_get_the_numbers_of_the_run_bit_for_bit(train
     assert summary["before"]["eval_reward"] != summary["after"]["eval_reward"]
 
 
-def test_a_run_an_adapter_and_a_reward_model_make_one_table(trained, models, evaluate, tmp_path):
+def test_a_run_an_adapter_and_a_reward_model_make_one_table(
+    trained, models, evaluate, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "400")  # their names are long
     words = [trained, models["adapter"], "--reward_model", models["reward"]]
     out = evaluate(*words, "--reference", "tiny", "--dataset.eval_size", 6)
     lines = out.splitlines()
@@ -287,6 +300,9 @@ def test_bad_calls_are_one_sentence(trained, models, evaluate, tmp_path):
     )
     config = ROOT / "configs" / "tiny" / "reward.yaml"
     assert "is for recipes/reward.py, which trains reward models" in no("tiny", "--config", config)
+    strange = tmp_path / "config.yaml"
+    strange.write_text("algorithm: gprro\n")
+    assert "unknown algorithm 'gprro'" in no("tiny", "--config", strange)
     assert "dataset.eval_sice is not a known key" in no("tiny", "--dataset.eval_sice", 3)
 
 

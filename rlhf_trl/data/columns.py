@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+Names = Mapping[str, str]  # the data set's columns, by this package's names
+Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by the reason
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 
@@ -79,7 +81,7 @@ def _convert(
     return {name: [row.get(name) for row in found] for name in names or (found[:1] or [{}])[0]}
 
 
-def check_mapped(there: Sequence[str], columns: Mapping[str, str], where: str) -> None:
+def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
     """Refuse a column to map that is not there."""
     for theirs in columns.values():
         if theirs not in there:
@@ -92,7 +94,7 @@ def check_mapped(there: Sequence[str], columns: Mapping[str, str], where: str) -
 def renamed(
     dataset: "Dataset",
     where: str,
-    columns: Mapping[str, str],
+    columns: Names,
     shapes: Sequence[Sequence[str]],
     optional: Sequence[str] = (),
 ) -> "Dataset":

@@ -7,14 +7,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_trl.data.columns import (
-    cells,
-    check_alike,
-    code,
-    converted,
-    table,
-    with_system_prompt,
-)
+from rlhf_trl.data import columns
+from rlhf_trl.data.columns import Counted, cells, code, converted, table
 from rlhf_trl.data.gym import GymTasks, Row
 from rlhf_trl.data.readers import Misfit, examples_of, forms
 from rlhf_trl.errors import InputError
@@ -107,7 +101,7 @@ def read(
     name: str | None = None,
     reader: str | None = None,
     key: str = "path",
-) -> tuple["Dataset", dict[str, int]]:
+) -> Counted:
     """Return the first `count` rows of a file, folder or hub data set, and what was left out.
 
     With a `reader`, they are the examples that it makes of these rows; it counts the rows of which
@@ -212,7 +206,7 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
     return {"data_files": found}
 
 
-def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[str, int]]:
+def _made(dataset: "Dataset", name: str, where: str) -> Counted:
     """Return the examples that a reader makes of rows, and how many rows it makes none of."""
     there = dataset.column_names
     each = [("text",) if form.lines and there == ["text"] else form.needs for form in forms(name)]
@@ -300,10 +294,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_sides(
-    config: FileData,
-    max_samples: int | None,
-    convert: Callable[..., tuple["Dataset", dict[str, int]]],
-    **options: Any,
+    config: FileData, max_samples: int | None, convert: Callable[..., Counted], **options: Any
 ) -> Examples:
     """Read what a block with `source: path` names.
 
@@ -316,7 +307,7 @@ def read_sides(
     def side(key: str, path: str, split: str, count: int | None) -> Any:
         dataset, left_out = read(path, split, count, config.name, config.reader, key)
         found, dropped = convert(dataset, path, config.columns, **options)
-        return with_system_prompt(found, config.system_prompt), left_out | dropped
+        return columns.with_system_prompt(found, config.system_prompt), left_out | dropped
 
     size = 256 if config.eval_size is None else config.eval_size
     if size < 1:
@@ -325,14 +316,14 @@ def read_sides(
             "it."
         )
     train, dropped = side("path", config.path, config.split, max_samples)
-    check_alike(train, train[0], config.path)
+    columns.check_alike(train, train[0], config.path)
     keys = _keys(train)
     if config.eval_path or config.eval_split:
         key, path = "eval_path" if config.eval_path else "eval_split", config.eval_path
         path, split = path or config.path, config.eval_split or config.split.partition("[")[0]
         found, _ = side(key, path, split, None)
         found = found.select_columns([n for n in found.column_names if n in train.column_names])
-        check_alike(found, train[0], path)
+        columns.check_alike(found, train[0], path)
         others = _keys(found)
         fresh = np.flatnonzero(~np.isin(others, keys))
         if not len(fresh):

@@ -1,20 +1,13 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlhf_trl.data.columns import check_cell, converted, renamed, unsplit
+from rlhf_trl.data import made
+from rlhf_trl.data.columns import Counted, Names, check_cell, converted, renamed, unsplit
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
-from rlhf_trl.data.made import (
-    check_cut,
-    examples,
-    groups,
-    labeled_traces,
-    ranked_demonstrations,
-    synthetic_traces,
-)
 from rlhf_trl.data.pairs import (
     UNPAIRED,
     OfflinePairs,
@@ -166,14 +159,14 @@ def load_pairs_or_ranked(
 
 def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Examples:
     length, asked = config.list_length, tasks.train[:max_samples]
-    train = ranked_demonstrations(asked, length, config.seed)
+    train = made.ranked_demonstrations(asked, length, config.seed)
     if not train:
         raise InputError(
             f"dataset.list_length: no question has {length} different demonstrations; write less."
         )
-    held_out = ranked_demonstrations(tasks.held_out, length, config.eval_seed)
+    held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
-    return examples(train, held_out, tasks, dropped)
+    return made.examples(train, held_out, tasks, dropped)
 
 
 def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> Examples:
@@ -195,7 +188,7 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     train, held = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
     _check_labels((row["label"] for row in train), "the answers that were sampled")
     held_out = _first(held, tasks, config.samples_per_prompt)
-    return examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+    return made.examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
 
 
 def load_traces(
@@ -214,7 +207,7 @@ def load_traces(
     else:
         tasks, held = GymTasks(config), None
         asked = tasks.train[:max_samples]
-        check_cut(asked, config.step_split)
+        made.check_cut(asked, config.step_split)
         if isinstance(config, SampledTraces):
             where = "the sampled traces"
             train, held = _samples_of_both(config, tasks, asked, sample)
@@ -223,12 +216,12 @@ def load_traces(
             where = "the synthetic traces"
             if not 0 <= config.errors <= 1:
                 raise InputError(f"dataset.errors: {config.errors} is no share; write 0 to 1.")
-            train = synthetic_traces(asked, config.errors, config.seed)
-            held_out = synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
-        train, held_out = (labeled_traces(rows, config.step_split) for rows in (train, held_out))
+            train = made.synthetic_traces(asked, config.errors, config.seed)
+            held_out = made.synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
+        train, held_out = (made.labeled_traces(x, config.step_split) for x in (train, held_out))
         if not train:  # sampled, and all blank
             _check_labels((), where)
-        found = examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+        found = made.examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
     found.train = chunked(found.train, config.max_steps)
     if found.held_out is not None:
         found.held_out = chunked(found.held_out, config.max_steps)
@@ -275,7 +268,7 @@ def _candidates(
 
 
 def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
-    return [row for group in groups(held, len(tasks.held_out)) for row in group[:count]]
+    return [row for group in made.groups(held, len(tasks.held_out)) for row in group[:count]]
 
 
 # The least that leaves something to train on or to rank, and what means "none".
@@ -314,9 +307,7 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
 # --- files and the hub ---------------------------------------------------------------------------
 
 
-def checked_ranked(
-    dataset: "Dataset", where: str, columns: Mapping[str, str], length: int
-) -> tuple["Dataset", dict[str, int]]:
+def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
     """Return examples with `prompt` and `ranked`, best first, and how many were left out.
 
     They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
@@ -378,9 +369,7 @@ def _split(row: Row, text: Any, where: str) -> Row:
     return found
 
 
-def checked_outcomes(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completion`, boolean `label` and `finished`.
 
     They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
@@ -410,9 +399,7 @@ def _outcomes(row: Row, where: str) -> list[Row]:
     return found
 
 
-def checked_traces(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_traces(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completions` (the steps) and `labels`.
 
     Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.

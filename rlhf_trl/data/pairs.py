@@ -1,11 +1,11 @@
 """Preference data: pairs made of reasoning-gym tasks, and pairs or labeled answers of files."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_trl.data.columns import check_cells, differing, renamed, unsplit
+from rlhf_trl.data.columns import Counted, Names, check_cells, differing, renamed, unsplit
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
@@ -98,12 +98,8 @@ def check_max_samples(max_samples: int | None) -> None:
 
 
 def checked_pairs(
-    dataset: "Dataset",
-    where: str,
-    columns: Mapping[str, str],
-    unpaired: bool = False,
-    margin: bool = False,
-) -> tuple["Dataset", dict[str, int]]:
+    dataset: "Dataset", where: str, columns: Names, unpaired: bool = False, margin: bool = False
+) -> Counted:
     """Return pairs, or `unpaired` examples where accepted, and how many were left out."""
     from datasets import Value
 

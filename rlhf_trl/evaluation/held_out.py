@@ -1,12 +1,15 @@
 """Evaluation by answering: held-out prompts, greedily and by sampling, scored by the task."""
 
+import asyncio
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import TrainerState
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
@@ -36,12 +39,14 @@ class AnswersHeldOut:
         held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
         scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
         on_answers (`Callable`): called on the main process with (step, metrics, answers).
+        measured (`tuple[str]`): the metrics of the trainer's own evaluation that it is told.
         rollouts (`Store`): takes what is answered, on the main process.
     """
 
     held_out: Sequence[dict[str, Any]] = ()
     scores: dict[str, Score]
     max_completion_length: int
+    measured: tuple[str, ...] = ()
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
     rollouts: Store | None = None
 
@@ -53,7 +58,11 @@ class AnswersHeldOut:
     ) -> dict[str, float]:
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
         if eval_dataset is not None or not self.held_out:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            if eval_dataset is None and self.measured:
+                names = [f"{metric_key_prefix}_{name}" for name in self.measured]
+                self._tell({name: metrics[name] for name in names if name in metrics}, [])
+            return metrics
         was_training = self.model.training
         metrics, answers = self._scored_answers(metric_key_prefix)
         self.log(dict(metrics))  # a copy: it adds the epoch
@@ -65,7 +74,6 @@ class AnswersHeldOut:
         return metrics
 
     def _scored_answers(self, prefix: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return the metrics of the held-out prompts, and the answers."""
         completions, scores = self.scored(prefix)
         metrics = {}
         for name, values in scores.items():
@@ -199,6 +207,27 @@ class AnswersHeldOut:
         return list(greedy), list(sampled)
 
 
+def called(
+    functions: Mapping[str, Callable[..., Any]],
+    rows: Sequence[Mapping[str, Any]],
+    said: Sequence[Completion],
+) -> Scores:
+    """Return what functions, by name, that take what TRL gives rewards say of answers to rows."""
+    texts: list[Any] = [one.text for one in said]
+    if not isinstance(rows[0]["prompt"], str):
+        texts = [[{"role": "assistant", "content": text}] for text in texts]
+    given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
+        "prompts": [row["prompt"] for row in rows],
+        "completions": texts,
+        "completion_ids": [list(one.ids) for one in said],
+        "finished": [one.finished for one in said],
+        "trainer_state": TrainerState(),
+        **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
+    }
+    found = {name: function(**given) for name, function in functions.items()}
+    return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
+
+
 def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Scores:
     """Return (B, R) rewards by the names of their functions, and the `reward` that they come to.
 
@@ -258,18 +287,9 @@ class AnswersBesideLoss(AnswersHeldOut):
         return [name for score in names for name in (score, f"sampled_{score}")]
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
-    def evaluation_loop(
-        self,
-        dataloader,
-        description,
-        prediction_loss_only=None,
-        ignore_keys=None,
-        metric_key_prefix="eval",
-    ):
-        """Run the loop without keeping logits, then answer."""
-        output = super().evaluation_loop(
-            dataloader, description, True, ignore_keys, metric_key_prefix
-        )
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """Run the loop, then answer."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self.held_out:
             metrics, self._answers = self._scored_answers(metric_key_prefix)
             output.metrics.update(metrics)

@@ -170,7 +170,6 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
 
 
 def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps at which a metric was logged, and its values there."""
     found = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
     return [step for step, _ in found], [value for _, value in found]
 

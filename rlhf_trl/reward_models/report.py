@@ -1,6 +1,6 @@
 """The figure of a reward model's scores."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.output import write_whole
+from rlhf_trl.output import write_lines, write_whole
 from rlhf_trl.reward_models.metrics import (
     STEP_CLASSES,
     budgets,
@@ -23,11 +23,22 @@ from rlhf_trl.reward_models.metrics import (
     truth,
 )
 
+SCORES = "scores.jsonl"  # of a run: every candidate, and how it was scored
+CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 COLORS = {
     **dict.fromkeys(("chosen", "right", "good"), "tab:green"),
     **dict.fromkeys(("rejected", "wrong", "bad"), "tab:red"),
     "neutral": "tab:gray",
 }
+
+
+def write_candidates(
+    folder: Path, rows: Iterable[Mapping[str, Any]], scores: Iterable[Mapping[str, float]]
+) -> None:
+    """Write labeled answers with what they score, for `rlhf-trl best-of-n`."""
+    pairs = zip(rows, scores, strict=True)
+    kept = ({**{k: row[k] for k in CANDIDATE if k in row}, "scores": each} for row, each in pairs)
+    write_lines(folder / SCORES, kept)
 
 
 def draw_reward_report(
@@ -52,9 +63,6 @@ def draw_reward_report(
             1) of each step.
         selecting: whether the candidates are what is trained on; then `coverage` is drawn in place
             of a calibration.
-
-    Raises:
-        InputError: nothing to draw, or bad numbers (see `trainers.reward_metrics`).
     """
     panels: list[Callable[[Any], None]] = []
     if pairs is not None and len(pairs[0]):

@@ -40,13 +40,10 @@ class Completion(NamedTuple):
 def prompt_texts(
     tokenizer: Any, rows: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return the texts that a model is given.
+    """Return the texts of prompts; those that are conversations the chat template writes.
 
-    Args:
-        tokenizer: its chat template writes the prompts that are conversations.
-        rows: with a `prompt`.
-        template: what the chat template gets for all rows, as in GRPOTrainer; None: what each row
-            has in `tools` and `chat_template_kwargs`, as in TRL's trainers on data sets.
+    It gets `template` for all rows, as in GRPOTrainer, or (None) what each row has in `tools` and
+    `chat_template_kwargs`, as in TRL's trainers on data sets.
     """
 
     def own(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,9 +74,6 @@ def check_prompts(
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
 
     Without the model's `config`, it is looked up.
-
-    Raises:
-        InputError: a prompt of no tokens, or one longer than the model's context allows.
     """
     if config is None and model.model_name_or_path == UNTRAINED:
         return
@@ -157,22 +151,11 @@ def generate(
     template: Mapping[str, Any] | None = None,
     streamer: Any = None,
 ) -> list[Completion]:
-    """Answer, whatever the generation_config that came with the model asks for.
+    """Return `count` completions of each prompt, those of one prompt in a row.
 
-    Args:
-        model: a language model; what its generation_config asks for counts for nothing but the
-            tokens that end a completion.
-        tokenizer: it pads and reads; any of `end_tokens` ends a completion.
-        rows: with a `prompt`, all conversations or all texts.
-        sampling: how tokens are drawn.
-        max_new_tokens: where a completion is cut off.
-        device: where the model is.
-        count: completions of each prompt.
-        template: see `prompt_texts`.
-        streamer: of transformers; is given the tokens of a single completion as they come.
-
-    Returns:
-        The completions, those of one prompt in a row.
+    What the model's generation_config asks for counts for nothing but `end_tokens`. The prompts are
+    all conversations or all texts; see `prompt_texts` for the `template`. A `streamer`, of
+    transformers, is given the tokens of a single completion as they come.
     """
     ends = end_tokens(model, tokenizer)
     config = GenerationConfig(

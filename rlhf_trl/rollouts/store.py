@@ -57,12 +57,7 @@ class Store:
 
     Only that thread ever touches the connection; it starts, and the file appears, with the first
     thing to do. A full queue blocks. What goes wrong is raised by the next call. What is queued is
-    still written when the process ends, unless it is killed.
-
-    Args:
-        folder: where the file is.
-        config: the block.
-        facts: what the table `run` tells, as text or JSON.
+    still written when the process ends, unless it is killed. The table `run` tells the `facts`.
     """
 
     def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, Any]):
@@ -219,7 +214,6 @@ def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) 
 
 
 def _is_remote(path: Path) -> bool:
-    """Return whether a file is on a network file system."""
     import psutil
 
     mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}

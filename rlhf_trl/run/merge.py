@@ -20,9 +20,6 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
     Returns:
         The folder (`merged`, beside the adapter, unless `output` names another), and by how much
         the logits of the model differ from the unmerged ones.
-
-    Raises:
-        InputError: no adapter, a folder that exists, or logits that differ.
     """
     source = Path(named(word).path)
     folder = Path(output or source.parent / "merged")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, algorithm, names
+from rlhf_trl.algorithms import algorithm, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
@@ -68,24 +68,13 @@ def race(
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
-    stopped.
+    stopped. `jobs` run side by side. Returned are the lines of the table.
 
     Args:
         algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
-            unless `config` is given.
-        seeds: runs per algorithm.
-        folder: where the runs and the results go.
-        config: one config for all; the algorithm is then set on the command line.
-        jobs: runs side by side, each on one thread.
+            unless there is one `config` for all, with the algorithm set on the command line.
         extra: further options of the recipe, the same for all.
         iterations: num_iterations of the policy gradients, unless `extra` has one.
-
-    Returns:
-        The lines of the table.
-
-    Raises:
-        InputError: a config is missing, a run failed, or `folder` holds such a run with other
-            settings.
     """
     runs = []
     for name in algorithms:
@@ -110,31 +99,25 @@ def race(
     }
     write_json(folder / "race.json", results)
     lines = table(results)
-    write_whole(folder / "race.md", lambda p: p.write_text(markdown(lines) + "\n"))
+    write_whole(folder / "race.md", markdown(lines) + "\n")
     draw(folder / "race.png", results)
     return lines
 
 
-def recipe_of(algorithm: str | None, given: Collection[str] = ()) -> str:
+def recipe_of(name: str | None, given: Collection[str] = ()) -> str:
     """Return the script that trains an algorithm, below `home()`.
 
     None is rejection sampling where a `strategy` is `given`, else supervised fine-tuning.
     """
-    if algorithm is None:
+    if name is None:
         return f"recipes/{'rejection_sampling' if 'strategy' in given else 'sft'}.py"
-    return f"recipes/{ALGORITHMS[algorithm].recipe}.py"
+    return f"recipes/{algorithm(name).recipe}.py"
 
 
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
 
-    Args:
-        runs: of each the folder, the recipe and its options, of which the first are `--config` and
-            a path.
-        jobs: at least 1.
-
-    Raises:
-        InputError: a run failed or is there with other settings, or there are no jobs.
+    Each has a folder, a recipe and its options, of which the first are `--config` and a path.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")
@@ -196,14 +179,13 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
         said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
         raise InputError(f"{' '.join(words)} failed: {said[0] if said else 'no output'}")
     config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
-    write_whole(part / "config.yaml", lambda path: path.write_text(config, encoding="utf-8"))
+    write_whole(part / "config.yaml", config)
     write_json(part / ASKED, asked)
     os.replace(part, folder)
     print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return the final numbers of a run and its exact match by step."""
     summary = json.loads((folder / "summary.json").read_text())
     log = json.loads((folder / "log.json").read_text())
     trained = [entry for entry in log if entry["step"] <= summary["model_step"]]

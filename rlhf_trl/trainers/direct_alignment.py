@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
-from rlhf_trl.algorithms import Preference, Resolved, RowConfig, of_the_row
+from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
 from rlhf_trl.losses import PreferenceLoss, completions_loss
@@ -21,12 +21,9 @@ from rlhf_trl.trainers.on_trl import OnTRL
 class AlignmentFields(RowConfig):
     """What the configs of all direct-alignment trainers have beside TRL's fields.
 
-    Args:
-        overlong (`str`, *optional*, defaults to `"cut_prompt"`): what is done with an example of
-            more than `max_length` tokens: "cut_prompt" (the prompt loses its first tokens),
-            "cut_completion" (completions lose their last) or "drop".
-        max_completion_length (`int`, *optional*, defaults to `64`): of the answers that evaluation
-            generates.
+    Of an example of more than `max_length` tokens, the prompt loses its first ("cut_prompt") or
+    completions lose their last ("cut_completion"), or it is dropped. `max_completion_length` is
+    that of the answers that evaluation generates.
     """
 
     family: ClassVar[str] = "direct_alignment"
@@ -52,12 +49,7 @@ class AlignmentFields(RowConfig):
 
 @dataclass
 class BookDPOConfig(AlignmentFields, DPOConfig):
-    """DPOConfig whose loss fields belong to the algorithm; None means the row's own value.
-
-    Args:
-        gamma_beta_ratio (`float`, *optional*): SimPO's margin, in nats per token.
-        nll_weight (`float`, *optional*): weight of the chosen's negative log-likelihood per token.
-    """
+    """DPOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
 
@@ -65,21 +57,16 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     label_smoothing: float | None = of_the_row("Share of flipped labels.")
     loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
     gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
-    nll_weight: float | None = of_the_row("Weight of the chosen's negative log-likelihood.")
+    nll_weight: float | None = of_the_row("Weight of the chosen's NLL per token.")
 
 
 @dataclass
 class BookKTOConfig(AlignmentFields, KTOConfig):
-    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value.
-
-    Args:
-        interleave_labels (`bool`, *optional*, defaults to `True`): spread the labels evenly; False
-            puts all desirable examples first.
-    """
+    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     trainers = ("KTOTrainer",)
 
-    interleave_labels: bool = True
+    interleave_labels: bool = True  # spread the labels evenly; False: all desirable ones first
     beta: float | None = of_the_row("Scale of the implicit rewards.")
     desirable_weight: float | None = of_the_row("Weight of the desirable.")
     undesirable_weight: float | None = of_the_row("Weight of the undesirable.")
@@ -100,10 +87,10 @@ class _Recorder:
 class Aligned(OnTRL, AnswersBesideLoss):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
-    def _take(self, resolved: Resolved) -> Any:
-        """Keep a row, and return the config that it makes."""
-        self.max_completion_length, self.fitted = resolved.args.max_completion_length, {}
-        return super()._take(resolved)
+    def _take(self, args: Any, given: dict[str, Any]) -> Any:
+        args, self.fitted = super()._take(args, given), {}
+        self.max_completion_length = args.max_completion_length
+        return args
 
     # Calls the trainer's own _compute_loss, which has no seam between log-probabilities and loss:
     # the reference's are filled in before, and the policy's are recorded.
@@ -125,32 +112,14 @@ class Aligned(OnTRL, AnswersBesideLoss):
 
 
 class BookDPOTrainer(Aligned, DPOTrainer):
-    """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
+    """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
-    Args:
-        model: see DPOTrainer, as are all arguments that are not named here.
-        args (`BookDPOConfig`): the configuration.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"dpo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
-            the stock trainer with the row's settings.
-
-    Raises:
-        InputError: no such algorithm, a config field that it does not read, or contradicts, or no
-            pair to train on.
-    """
+    config_class, default_row = BookDPOConfig, "dpo"
 
     # Where no reference is read, TRL is told that its log-probabilities are precomputed, so that
     # it loads no reference model.
-    def __init__(
-        self,
-        model: Any,
-        args: BookDPOConfig,
-        *,
-        algorithm: str | Resolved = "dpo",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookDPOConfig.resolve(args, algorithm, formulation))
+    def __init__(self, model: Any, args: BookDPOConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
@@ -219,7 +188,6 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         return self._reference(inputs, names)
 
     def _set_rewards(self, mode: str, found: PreferenceLoss) -> None:
-        """Replace what TRL has just logged about rewards."""
         chosen = self.accelerator.gather(found.chosen_rewards)
         rejected = self.accelerator.gather(found.rejected_rewards)
         values = {
@@ -238,27 +206,12 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     TRL takes the mismatched completions that KTO's reference point needs from the neighbors in a
     device's batch, so the order of the examples is part of the method: it is drawn by `args.seed`
     such that the labels are spread evenly and no example meets a completion of its own prompt.
-
-    Args:
-        model: see KTOTrainer, as are all arguments that are not named here.
-        args (`BookKTOConfig`): the configuration.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"kto"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
-
-    Raises:
-        InputError: see BookDPOTrainer; or labels that are all the same.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        args: BookKTOConfig,
-        *,
-        algorithm: str | Resolved = "kto",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookKTOConfig.resolve(args, algorithm, formulation))
+    config_class, default_row = BookKTOConfig, "kto"
+
+    def __init__(self, model: Any, args: BookKTOConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
@@ -308,7 +261,6 @@ class BookKTOTrainer(Aligned, KTOTrainer):
 
 
 def _check_reference(model: Any, reference: Any) -> None:
-    """Refuse a reference model whose tokens are others."""
     if reference is None:
         return
     # DeepSpeed's engine has a config of its own

@@ -18,13 +18,9 @@ from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
 from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
-from rlhf_trl.models import EMBEDDED
+from rlhf_trl.models import EMBEDDED, loading
 from rlhf_trl.tiny import checkpoint_path
-from rlhf_trl.trainers.policy_gradient import (
-    BookGRPOConfig,
-    BookGRPOTrainer,
-    loss_mask,
-)
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 from rlhf_trl.trainers.value_model import check_vocabulary
 
 MOVED = "teacher.pt"  # in checkpoints, where the teacher follows the student
@@ -82,26 +78,13 @@ class BookDistillationTrainer(BookGRPOTrainer):
     `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
     and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
 
-    Arguments are those of BookGRPOTrainer; the formulation "trl" is computed here, too.
-
-    Raises:
-        InputError: see BookGRPOTrainer; or a teacher that cannot read the student's tokens.
+    The formulation "trl" is computed here, too.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookDistillationConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "opd",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = BookDistillationConfig() if args is None else args
-        row = BookDistillationConfig.resolve(args, algorithm, formulation)
-        super().__init__(model, reward_funcs, args, train_dataset, algorithm=row, **kwargs)
+    config_class, default_row = BookDistillationConfig, "opd"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._stock = False  # GRPOTrainer has no such loss
         self._row: Distillation
         self._own = "teacher" in self._row.trainer_reads  # the student's own versions teach
@@ -140,13 +123,9 @@ class BookDistillationTrainer(BookGRPOTrainer):
         """Load a teacher that can read the student's tokens."""
         source = checkpoint_path() if name == EMBEDDED else name
         remote = {"trust_remote_code": self.args.trust_remote_code}
-        try:
+        fault = "is neither a language model's folder here nor a hub model that can be reached"
+        with loading(f"{FIELD}: {name!r}", "name another", fault):
             teacher = AutoModelForCausalLM.from_pretrained(source, dtype=self.model.dtype, **remote)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{FIELD}: {name!r} is neither a language model's folder here nor a hub model that "
-                f"can be reached ({str(error).splitlines()[0]}); name another."
-            ) from error
         size = teacher.config.get_text_config().vocab_size
         check_vocabulary(FIELD, source, size, self.model, self.processing_class, remote)
         return teacher
@@ -266,7 +245,6 @@ class BookDistillationTrainer(BookGRPOTrainer):
     def _row_loss(
         self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the row's loss of a micro-batch."""
         mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
         if not self._reads_logits:
             gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))

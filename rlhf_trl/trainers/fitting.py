@@ -16,16 +16,10 @@ ATTEMPTS = 100  # orders tried before there are said to be too few different pro
 def shortened(
     prompt: list[int], completions: Sequence[list[int]], max_length: int | None, rule: str
 ) -> tuple[list[int], list[list[int]]] | None:
-    """Make a prompt and its completions fit into `max_length` tokens.
+    """Make the ids of a prompt, and of completions that all keep it, fit into `max_length` tokens.
 
-    Args:
-        prompt: its token ids.
-        completions: those of each completion; all keep the same prompt.
-        max_length: of prompt and completion together; None: no limit.
-        rule: "cut_prompt" (its first tokens go), "cut_completion" (their last) or "drop".
-
-    Returns:
-        Prompt and completions, or None where the rule leaves no prompt or no completion.
+    The rule is "cut_prompt" (its first tokens go), "cut_completion" (their last) or "drop". None is
+    returned where it leaves no prompt or no completion.
     """
     longest = max(map(len, completions))
     if max_length is None or len(prompt) + longest <= max_length:
@@ -44,9 +38,6 @@ def fit(
 
     The rows have `prompt_ids` and the columns `sides`; see `shortened`. Returned are those that are
     left, and how many were cut and dropped, by the reason.
-
-    Raises:
-        InputError: nothing is left, or the data set is streamed.
     """
     if not hasattr(dataset, "select"):
         raise InputError(
@@ -105,6 +96,7 @@ def kto_order(
 
     The labels are spread evenly: as many of each make them alternate. "Neighbors" are those whose
     completions TRL combines: each example of a batch and the one before it, the first and the last.
+    The last example is left out if it would make a batch of its own.
 
     Args:
         labels: (N,) whether each is desirable.
@@ -112,12 +104,6 @@ def kto_order(
         batch: examples per device and batch.
         seed: of the order.
         interleave: False: all desirable before all undesirable, to show what goes wrong then.
-
-    Returns:
-        Indices; the last example is left out if it would make a batch of its own.
-
-    Raises:
-        InputError: only one label; batches of one; or too few different prompts.
     """
     rng = random.Random(seed)
     classes = [
@@ -187,15 +173,7 @@ def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: 
 
 
 def rotated(dataset: Any, batch: int) -> Any:
-    """Add `KL_completion_ids`: in each batch, the completion of the example before.
-
-    Args:
-        dataset (`Dataset`): in the order of `kto_order`, with `prompt_ids` and `completion_ids`.
-        batch: examples per device and batch.
-
-    Raises:
-        InputError: an example would meet a completion of its own prompt.
-    """
+    """Add `KL_completion_ids`: in each batch per device, the completion of the example before."""
 
     def rotate(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         completions, prompts = rows["completion_ids"], rows["prompt_ids"]

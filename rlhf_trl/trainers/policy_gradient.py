@@ -35,23 +35,6 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
     upper bound of 1 + epsilon_high. One completion per prompt is allowed.
-
-    Args:
-        kl_estimator (`str`, *optional*): "k1", "k2" or "k3".
-        baseline (`str`, *optional*): "none", "batch_mean" or "moving_average" (REINFORCE).
-        baseline_decay (`float`, *optional*): how slowly the moving average moves, in [0, 1].
-        importance_cap (`float`, *optional*): largest importance weight where an algorithm without
-            ratio reuses a batch; None: no correction.
-        correctness_reward (`str`, *optional*): name of the reward function that is 1 for a right
-            answer and 0 for a wrong one (DAPO, MaxRL).
-        format_reward (`str`, *optional*): name of the reward function that must be 1 as well for
-            a success (MaxRL).
-        missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
-            cut off (all but MaxRL, which reads successes).
-        soft_punish_cache (`int`, *optional*): tokens before max_completion_length over which the
-            penalty of long completions grows (DAPO).
-        dynamic_sampling_rounds (`int`, *optional*): how often groups without contrast are sampled
-            anew before the last ones are kept; 0: never (DAPO).
     """
 
     family: ClassVar[str] = "policy_gradient"
@@ -69,13 +52,16 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
     use_bias_correction_kl: bool | None = of_the_row("Whether TRL weighs its KL by the ratio.")
 
     kl_estimator: str | None = of_the_row("k1, k2 or k3.")
-    baseline: str | None = of_the_row("none, batch_mean or moving_average.")
+    baseline: str | None = of_the_row("none, batch_mean or moving_average (REINFORCE).")
     baseline_decay: float | None = of_the_row("How slowly the moving average moves, in [0, 1].")
+    # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
     importance_cap: float | None = of_the_row("Largest importance weight.")
-    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer.")
-    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success.")
+    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer, else 0.")
+    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success (MaxRL).")
     missing_eos_penalty: float | None = of_the_row("Taken from a cut-off completion's reward.")
+    # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
+    # then groups without contrast are kept; 0: never (DAPO)
     dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms
@@ -116,20 +102,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
     whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
     gives to a completion of such a group.
-
-    Args:
-        model: see GRPOTrainer, as are all arguments that are not named here.
-        reward_funcs: see GRPOTrainer.
-        args (`BookGRPOConfig`, *optional*): the configuration.
-        train_dataset: see GRPOTrainer.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"grpo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
-            the stock trainer with the row's settings.
-
-    Raises:
-        InputError: no such algorithm, a config field that it does not read, or contradicts, or a
-            streamed data set.
     """
+
+    config_class, default_row = BookGRPOConfig, "grpo"
 
     def __init__(
         self,
@@ -137,14 +112,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         reward_funcs: Any = None,
         args: BookGRPOConfig | None = None,
         train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "grpo",
-        formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = BookGRPOConfig() if args is None else args
-        args = self._take(BookGRPOConfig.resolve(args, algorithm, formulation))
-        row = self._row
+        args, row = self._take(args, kwargs), self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
@@ -297,7 +267,6 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     def _advantages(
         self, output: dict[str, Any], rewards: torch.Tensor, training: bool
     ) -> torch.Tensor:
-        """Return the advantages of this process, from the rewards of all processes."""
         mine = self._mine(output)
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
@@ -429,7 +398,6 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     def _row_loss(
         self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the row's loss of a micro-batch, normalized over the window's tokens if given."""
         critic = self._critic(inputs)  # which may estimate the advantages
         return surrogate_loss(
             self._row,
@@ -522,7 +490,6 @@ def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
-    """Refuse what could not be computed or resumed later."""
     if args.critic != (row.value_loss != "none"):
         kinds = ("recipes/grpo.py (BookGRPOTrainer)", "recipes/ppo.py (BookPPOTrainer)")
         has = "no critic" if args.critic else "a critic"
@@ -544,12 +511,13 @@ def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
                 f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
                 f"({limit})."
             )
-    if (penalty := args.missing_eos_penalty) is not None and not penalty >= 0:
-        raise InputError(f"missing_eos_penalty is {penalty}; write 0 or more.")
-    if (decay := args.baseline_decay) is not None and not 0 <= decay <= 1:
-        raise InputError(f"baseline_decay is {decay}; write a number between 0 and 1.")
-    if (rounds := args.dynamic_sampling_rounds) is not None and rounds < 0:
-        raise InputError(f"dynamic_sampling_rounds is {rounds}; write 0 (never) or more.")
+    for name, remedy, good in (
+        ("missing_eos_penalty", "0 or more", lambda penalty: penalty >= 0),
+        ("baseline_decay", "a number between 0 and 1", lambda decay: 0 <= decay <= 1),
+        ("dynamic_sampling_rounds", "0 (never) or more", lambda rounds: rounds >= 0),
+    ):
+        if (value := getattr(args, name)) is not None and not good(value):
+            raise InputError(f"{name} is {value}; write {remedy}.")
     window, every = args.gradient_accumulation_steps, args.steps_per_generation
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:

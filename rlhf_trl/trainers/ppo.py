@@ -12,38 +12,21 @@ from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.utils import get_config_model_id
 
 from rlhf_trl import book
-from rlhf_trl.algorithms import Resolved, of_the_row
+from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.policy_gradient import (
-    BookGRPOConfig,
-    BookGRPOTrainer,
-    loss_mask,
-)
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 
 
 @dataclass
 class BookPPOConfig(BookGRPOConfig):
     """BookGRPOConfig with what PPO adds; None in the first block is the row's own.
 
-    Args:
-        gamma (`float`, *optional*): discount factor, in [0, 1].
-        lam (`float`, *optional*): mixing parameter of GAE, in [0, 1].
-        vf_coef (`float`, *optional*): weight of the value loss.
-        cliprange_value (`float`, *optional*): how far a value may move in one buffer before its
-            loss is clipped, in units of the reward.
-        whiten_advantages (`bool`, *optional*): bring the advantages of all valid tokens of a
-            generation to mean 0 and standard deviation 1; a single token's advantage is 0.
-        value_model (`str`, *optional*, defaults to `"separate"`): a backbone of its own, or "head":
-            a head on the policy's.
-        value_model_name_or_path (`str`, *optional*): what a separate value model starts from: any
-            checkpoint or reward model with the policy's tokenizer; None: the policy.
-        value_learning_rate (`float`, *optional*): of the value model, or of the head alone;
-            None: learning_rate.
-        value_warmup_steps (`int`, *optional*, defaults to `0`): optimizer steps at the start in
-            which only the value model learns.
+    A value may move by `cliprange_value`, in units of the reward, in one buffer. Whitened are the
+    advantages of all valid tokens of a generation; a single token's is then 0. A separate value
+    model starts from any checkpoint or reward model with the policy's tokenizer.
     """
 
     critic: ClassVar[bool] = True
@@ -65,7 +48,7 @@ class BookPPOConfig(BookGRPOConfig):
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "Of the value model. None: learning_rate."}
+        default=None, metadata={"help": "Of the value model, or the head. None: learning_rate."}
     )
     value_warmup_steps: int = field(
         default=0, metadata={"help": "Steps at the start in which only the value model learns."}
@@ -115,40 +98,12 @@ class BookPPOTrainer(BookGRPOTrainer):
     to the policy of the rollout), and once per generation, or for each micro-batch where a single
     update follows it, `val/explained_variance` (of the returns, by the values of the rollout),
     `returns/mean`, `advantages/mean` and `advantages/std`.
-
-    Args:
-        model: see GRPOTrainer, as are all arguments that are not named here.
-        reward_funcs: see GRPOTrainer.
-        args (`BookPPOConfig`, *optional*): the configuration.
-        train_dataset: see GRPOTrainer.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"ppo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
-
-    Raises:
-        InputError: see BookGRPOTrainer; or a value model that does not fit the policy, or a
-            schedule made before it joined the optimizer.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookPPOConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "ppo",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        super().__init__(
-            model,
-            reward_funcs,
-            BookPPOConfig() if args is None else args,
-            train_dataset,
-            algorithm=algorithm,
-            formulation=formulation,
-            **kwargs,
-        )
+    config_class, default_row = BookPPOConfig, "ppo"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._with_values = False
         self._logps: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
@@ -165,7 +120,6 @@ class BookPPOTrainer(BookGRPOTrainer):
         return self.model.get_base_model() if is_peft_model(self.model) else self.model
 
     def _new_value_model(self) -> Any:
-        """Load or build the value model that the config asks for."""
         args, policy = self.args, self._policy
         if args.value_model == "head":
             if is_peft_model(self.model):
@@ -294,7 +248,6 @@ class BookPPOTrainer(BookGRPOTrainer):
     def _log_estimates(
         self, advantages: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
     ) -> None:
-        """Log what the returns say about the values of the rollout."""
         kept = mask.bool()
         a, g = advantages[kept].double(), returns[kept].double()
         sums = torch.stack([kept.sum(), a.sum(), (a * a).sum(), g.sum(), (g * g).sum()])
