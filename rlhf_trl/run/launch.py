@@ -24,8 +24,8 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 class Expect:
     """The `expect:` block: the launch a config is meant for; a different one is refused."""
 
-    processes: int | None = None
-    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None
+    processes: int | None = None  # how many
+    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None  # how the model is wrapped
 
 
 def recipe(main: Callable[[], None]) -> None:
