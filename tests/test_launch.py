@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -272,6 +273,34 @@ def test_an_error_does_not_stick_to_the_progress_bar(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert "1/2" in done.stderr and done.stderr.endswith("\nerror: a reward is nan.\n")
+
+
+BROKEN_ON = """
+import os, sys, time
+from rlhf_trl.errors import InputError
+from rlhf_trl.run import launch
+def main():
+    if os.environ["RANK"] in sys.argv[1:]:
+        raise InputError(f"{len(sys.argv) - 1} processes are wrong.")
+    time.sleep(60)  # for the others, as in a collective
+launch.recipe(main)
+"""
+
+
+@pytest.mark.parametrize("broken", [["0", "1"], ["1"]])
+def test_of_two_processes_one_tells_of_an_error(tmp_path, broken):
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN_ON)
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script, *broken],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count(f"error: {len(broken)} processes are wrong.") == 1
+    assert time.monotonic() - started < 50  # nobody waits for the process that is left
 
 
 # --- the output folder

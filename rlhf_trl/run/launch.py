@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ UNWRITABLE = (
     "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
     "inline_container|PytorchStreamWriter|iostream error"
 )
+WAIT = 5.0  # seconds in which the first process of a machine may say what all of them met
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -33,11 +35,18 @@ def recipe(main: Callable[[], None]) -> None:
 
     So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
     traceback, and its message is repeated as the last line.
+
+    Of several processes, the others wait before they tell of an error: where the first one meets it
+    too, its end lets the launcher end them meanwhile.
     """
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         try:
             check_process_count_asked()
             main()
+        except Exception:
+            time.sleep(0 if first else WAIT)
+            raise
         finally:
             for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
                 bar.close()
