@@ -342,17 +342,37 @@ def test_claim_refuses_what_it_must(tmp_path):
     refused("cannot be written", output.claim, "/proc/no/such/place", None)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "summary.json").write_text("{}")
-    refused(
-        "already holds files.*resume_from_checkpoint auto.*output_dir",
-        output.claim,
-        str(tmp_path / "old"),
-        None,
-    )
+    with pytest.raises(InputError) as caught:
+        output.claim(str(tmp_path / "old"), None)
+    assert str(caught.value).endswith("already holds files; write elsewhere with --output_dir.")
     refused(
         "neither a whole checkpoint nor the config", output.claim, str(tmp_path / "old"), "auto"
     )
     assert output.claim(str(tmp_path / "new"), None) is None
     assert output.claim(str(tmp_path / "new"), "auto") is None
+
+
+@pytest.mark.parametrize(
+    ("names", "what", "auto"),
+    [
+        (["config.yaml", "evaluations/step-000000.json"], "a run without a checkpoint", "anew"),
+        (["samples-train.jsonl"], "a run without a checkpoint", "anew"),
+        (["config.yaml", "checkpoint-1/optimizer.pt"], "a run without a checkpoint", "anew"),
+        (["config.yaml", "checkpoint-1/manifest.json"], "a run", "continue"),
+        (["config.yaml", *output.FINISHED.split()], "a finished run without a checkpoint", None),
+        (["notes.txt"], "files", None),
+    ],
+)
+def test_a_used_folder_is_refused_with_what_helps_there(tmp_path, names, what, auto):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    with pytest.raises(InputError) as caught:
+        output.claim(str(tmp_path), None)
+    said = str(caught.value)
+    assert f"already holds {what}; " in said and said.endswith("elsewhere with --output_dir.")
+    assert ("--resume_from_checkpoint auto" in said) == (auto is not None)
+    assert auto is None or auto in said
 
 
 def checkpoint(folder):

@@ -629,7 +629,7 @@ def test_a_folder_with_another_run_is_not_touched(refused, tmp_path):
     folder.mkdir()
     (folder / "summary.json").write_text("mine")
     sentence = refused("grpo", "grpo", *SMALL)
-    assert "already holds files" in sentence and "--resume_from_checkpoint auto" in sentence
+    assert "already holds files; write elsewhere with --output_dir" in sentence
     assert [p.read_text() for p in folder.iterdir()] == ["mine"]
 
 

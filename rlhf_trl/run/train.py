@@ -89,7 +89,8 @@ def begin(loaded: Any, name: str) -> None:
                 _check_resume(loaded, checkpoint)
                 found[1] = any(n <= step for n in output.numbered(folder, "evaluations/step-"))
             if output.finished(folder) and not _left(loaded, checkpoint):
-                found[3] = f"{folder} holds a finished run; raise max_steps to go on."
+                remedy = "raise max_steps to go on" if checkpoint else "name another --output_dir"
+                found[3] = f"{folder} holds a finished run; {remedy}."
         except InputError as error:
             found[2] = str(error)
     args.resume_from_checkpoint, evaluated, refusal, finished = broadcast_object_list(found)
