@@ -2,10 +2,10 @@
 
 import json
 import re
-from pathlib import Path
 import sqlite3
 from contextlib import closing
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
