@@ -475,6 +475,13 @@ def test_what_cannot_be_written_is_a_sentence_and_other_errors_stay(capsys):
             launch.recipe(save)
     with pytest.raises(KeyError, match="key"):
         launch.recipe(lambda: {}["key"])
+    usage = type("UsageError", (Exception,), {"__module__": "wandb.errors.errors"})
+
+    def track():
+        raise usage("No API key configured.")
+
+    with pytest.raises(SystemExit, match=r"^error: report_to: wandb .*configured\); run .* none.$"):
+        launch.recipe(track)
     with pytest.raises(SystemExit, match=r"^error: invalid literal"):
         launch.recipe(lambda: int("one"))
     assert "Traceback" in capsys.readouterr().err

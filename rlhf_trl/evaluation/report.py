@@ -225,10 +225,20 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
             told["merge it"] = f"rlhf-trl merge {folder}"
         load = f"answer = pipeline('text-generation', '{folder}/model', do_sample=False)"
         told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
-    told["train on"] = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
+    longer = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
+    told["train on"] = f"{longer}, whose schedule the learning rate then follows"
     if not numbered(Path(folder), "checkpoint-"):
         told["train on"] = "a run that keeps checkpoints can: --save_strategy steps"
     return "\n".join(f"  {f'{name}:':15}{line}" for name, line in told.items())
+
+
+def told_of(model: str) -> str:
+    """Return the name of a model, and which run of ours left it there, if one did."""
+    path = Path(model).parent / "summary.json"
+    if Path(model).name != "model" or not path.is_file():
+        return model
+    made = json.loads(path.read_text())
+    return f"{model} ({made['name']}, {made['model_step']} steps, seed {made['seed']})"
 
 
 def versions() -> dict[str, str | None]:

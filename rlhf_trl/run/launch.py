@@ -62,6 +62,11 @@ def recipe(main: Callable[[], None]) -> None:
                 f"error: a file could not be written ({said}); checkpoints saved before are whole: "
                 "make room, then --resume_from_checkpoint auto goes on."
             )
+        if type(error).__module__.startswith("wandb"):
+            sys.exit(
+                f"error: report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, set "
+                "WANDB_MODE=offline, or write report_to: none."
+            )
         if not isinstance(error, ValueError):
             raise
         traceback.print_exc()

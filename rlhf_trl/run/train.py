@@ -109,6 +109,8 @@ def begin(loaded: Any, name: str) -> None:
         args.logging_first_step = True
     if main_process:
         print(first_line, flush=True)
+        for teacher in getattr(args, "teacher_models", None) or ():
+            print(f"teacher: {report.told_of(teacher)}", flush=True)
     else:
         disable_progress_bars()
     if args.world_size > 1:
@@ -326,10 +328,12 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
 
 
 def report_dropped(data: Examples, args: Any) -> None:
-    """Print how many examples were left out, and why."""
+    """Print how many examples were left out, and why; and that prompts are texts, if so."""
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count} rows: {reason}", flush=True)
+    if not data.conversational and args.process_index == 0:
+        print("prompts are texts: no chat template is applied to them", flush=True)
 
 
 def check_held_out(args: Any, rows: Any) -> None:
