@@ -64,8 +64,8 @@ def recipe(main: Callable[[], None]) -> None:
             )
         if type(error).__module__.startswith("wandb"):
             sys.exit(
-                f"error: report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, set "
-                "WANDB_MODE=offline, or write report_to: none."
+                f"error: report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, "
+                "set WANDB_MODE=offline, or write report_to: none."
             )
         if not isinstance(error, ValueError):
             raise
