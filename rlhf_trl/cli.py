@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rollouts", help="every recorded completion of a run, or of several side by side, as a page"
     )
     rollouts.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
-    rollouts.add_argument("--output", help="write to this file instead of RUN/rollouts.html")
+    rollouts.add_argument("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
     rollouts.set_defaults(run=_rollouts)
     args, args.rest = parser.parse_known_args(argv)
     if args.rest and args.run not in (_race, _overoptimize, _evaluate, _chat):
@@ -250,7 +250,10 @@ def _translate(args: argparse.Namespace) -> None:
 def _rollouts(args: argparse.Namespace) -> None:
     from rlhf_trl.rollouts.page import write_page
 
-    target = args.output or Path(args.runs[0], "rollouts.html")
+    first, *others = args.runs
+    names = [os.path.relpath(run, Path(first).parent).replace("../", "") for run in others]
+    name = "-".join(["rollouts", *names]).replace(os.sep, "-")
+    target = args.output or Path(first, f"{name}.html")
     write_page(args.runs, target)
     print(f"{target} is written; open it in a browser")
 

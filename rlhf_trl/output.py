@@ -87,12 +87,20 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             "--output_dir."
         ) from error
     if resume is None:
-        if any(folder.iterdir()):
-            raise InputError(
-                f"output_dir: {output_dir!r} already holds files; continue that run with "
-                "--resume_from_checkpoint auto, or write elsewhere with --output_dir."
-            )
-        return None
+        if not any(folder.iterdir()):
+            return None
+        what, remedy = "files", ""
+        if any((path / MANIFEST).exists() for path in numbered(folder, "checkpoint-").values()):
+            what, remedy = "a run", "continue it with --resume_from_checkpoint auto, or "
+        elif finished(folder):
+            what = "a finished run without a checkpoint"
+        elif _begun(folder):
+            what = "a run without a checkpoint"
+            remedy = "start it anew there with --resume_from_checkpoint auto, or "
+        raise InputError(
+            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere with "
+            "--output_dir."
+        )
     for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if resume != "auto":
@@ -109,15 +117,20 @@ def claim(output_dir: str, resume: str | None) -> str | None:
         if fault is None:
             return str(checkpoint)
         print(f"skipped {checkpoint}, which {fault}", flush=True)
-    # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    kept = (".", "samples-", "answers", RECORD, "round-")
-    early = (path.name.startswith(kept) for path in folder.iterdir())
-    if not (folder / "config.yaml").exists() and not all(early):
+    if not _begun(folder):
         raise InputError(
             f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "
             "nor the config.yaml of a run; write elsewhere with --output_dir."
         )
     return None
+
+
+def _begun(folder: Path) -> bool:
+    """Return whether all that a folder holds is of a run, of which there may be no config yet."""
+    # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
+    kept = (".", "samples-", "answers", RECORD, "round-")
+    early = all(path.name.startswith(kept) for path in folder.iterdir())
+    return early or (folder / "config.yaml").exists()
 
 
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:

@@ -400,6 +400,20 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "trainer", "said"),
+    [
+        ("beta: 0.05", None, "GRPOTrainer (it may be RLOOTrainer, too: name it with --trainer)"),
+        ("beta: 0.05", "RLOOTrainer", "RLOOTrainer"),
+        ("loss_type: dapo", None, "GRPOTrainer"),  # which RLOOConfig has not
+    ],
+)
+def test_a_trainer_that_is_only_assumed_is_said_to_be(text, trainer, said, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"num_generations: 8\nreward_funcs: [accuracy_reward]\n{text}\n")
+    assert read_subject(path, trainer).trainer == said
+
+
+@pytest.mark.parametrize(
     ("text", "trainer", "sentence"),
     [
         ("loss_typ: grpo\nepsilon: 0.2", None, r"loss_typ is not a known key.*loss_type"),

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_trl import cli
 from rlhf_trl.book.kl import exact
+from rlhf_trl.data.files import Examples
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.report import next_steps
+from rlhf_trl.evaluation.report import next_steps, told_of
 from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.named import CONFIGS, load_run, named
+from rlhf_trl.run.train import report_dropped
 from rlhf_trl.tiny import checkpoint_path
 
 RUN = ["--dataset.size", 40, "--dataset.eval_size", 24, "--per_device_eval_batch_size", 16]
@@ -138,11 +141,30 @@ def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate
     assert [*told] == ["talk to it", "evaluate it", "in Python", "train on"]
     assert told["talk to it"] == f"rlhf-trl chat {shown}"
     assert told["evaluate it"] == f"rlhf-trl evaluate tiny {shown}"
-    assert told["train on"] == "the same with --resume_from_checkpoint auto --max_steps 8"
+    longer = "the same with --resume_from_checkpoint auto --max_steps 8"
+    assert told["train on"] == f"{longer}, whose schedule the learning rate then follows"
     said = []
     exec(told["in Python"], {"print": said.append})
     last = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"][0]
     assert said[0][0]["generated_text"][-1] == message(last["greedy"])
+
+
+def test_a_teacher_is_told_with_the_run_that_left_it(tmp_path):
+    model = tmp_path / "grpo" / "model"
+    assert told_of("org/model") == "org/model" and told_of(str(model)) == str(model)
+    model.mkdir(parents=True)
+    summary = {"name": "GRPO (chapter)", "model_step": 100, "seed": 3}
+    model.with_name("summary.json").write_text(json.dumps(summary))
+    assert told_of(str(model)) == f"{model} (GRPO (chapter), 100 steps, seed 3)"
+
+
+def test_prompts_that_are_texts_are_said_to_get_no_template(capsys):
+    args = SimpleNamespace(process_index=0)
+    for prompt in ("1 + 1", [{"role": "user", "content": "1 + 1"}]):
+        report_dropped(Examples([{"prompt": prompt}], None, None, {"a tie": 2}), args)
+    told = capsys.readouterr().out.splitlines()
+    assert told.pop(1) == "prompts are texts: no chat template is applied to them"
+    assert told == ["left out 2 rows: a tie"] * 2
 
 
 def test_what_can_be_done_with_an_adapter_and_a_reward_model(tmp_path):

@@ -68,6 +68,13 @@ class Subject:
     fields: Mapping[str, Any]  # those that decide the loss
     # further arguments of the trainer: the algorithm of a config of this project
     also: Mapping[str, Any] = field(default_factory=dict)
+    fits: tuple[str, ...] = ()  # other trainers that the keys fit, where none was named
+
+    @property
+    def trainer(self) -> str:
+        """What it was measured as, and what else it may be."""
+        others = " and ".join(self.fits)
+        return self.base + (f" (it may be {others}, too: name it with --trainer)" if others else "")
 
     @property
     def accumulation(self) -> int:
@@ -145,8 +152,9 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     label = ", ".join(str(part) for part in (path, trainer) if part)
     if "algorithm" in given:
         return _ours(str(path), given, trainer, label)
+    others: list[str] = []
     if trainer is None:
-        trainer = _told(str(path), given)
+        trainer, *others = _told(str(path), given)
     cls = _class(trainer)
     base = pairs.base_name(cls)
     if base not in TRAINERS:
@@ -159,7 +167,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     config = stock_config if cls is stock else _config_class(cls, stock_config)
     values = _checked(path, config) if path else {}
     own = {f.name for f in fields_of(config)} - {f.name for f in fields_of(stock_config)}
-    return Subject(label, base, (cls, config), values, _deciding(values, own))
+    return Subject(label, base, (cls, config), values, _deciding(values, own), fits=tuple(others))
 
 
 def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
@@ -169,9 +177,9 @@ def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str,
 
 
 _OURS = {
-    "grpo": "policy_gradient.PolicyGradient",
-    "dpo": "direct_alignment.Preference",
-    "orpo": "orpo.OddsRatio",
+    "grpo": "policy_gradient.BookGRPO",
+    "dpo": "direct_alignment.BookDPO",
+    "orpo": "orpo.BookORPO",
 }
 """Our trainers and configs by recipe."""
 
@@ -256,8 +264,8 @@ def _checked(path: str | Path, config: type) -> dict[str, Any]:
     return read_fields(path, classes, unknown, words)
 
 
-def _told(path: str, given: Mapping[str, Any]) -> str:
-    """Tell the trainer from the keys that only its config has, and from loss_type."""
+def _told(path: str, given: Mapping[str, Any]) -> list[str]:
+    """Tell the trainer from the keys that only its config has, and from loss_type; then others."""
     configs = {name: pairs.trainer_classes(name)[1] for name in TRAINERS}
     names = {name: {f.name for f in fields_of(config)} for name, config in configs.items()}
     anywhere = set().union(*names.values())
@@ -271,7 +279,7 @@ def _told(path: str, given: Mapping[str, Any]) -> str:
     for preferred in (_USUAL, TRAINERS):
         chosen = [name for name in fitting if name in preferred]
         if len(chosen) == 1:
-            return chosen[0]
+            return [*chosen, *(name for name in fitting if name not in chosen)]
         if chosen:
             break
     raise InputError(

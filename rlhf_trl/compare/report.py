@@ -195,11 +195,11 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
     equal = [f"{each.algorithm} ({each.formulation})" for each in found if each.equal]
     first = found[0]
     if equal:
-        head = f"{subject.label}: as {subject.base}, equal to {', '.join(equal)}"
+        head = f"{subject.label}: as {subject.trainer}, equal to {', '.join(equal)}"
     else:
         cells = _gradient_cells(first.worst)
         head = (
-            f"{subject.label}: as {subject.base}, equal to none of these; closest to "
+            f"{subject.label}: as {subject.trainer}, equal to none of these; closest to "
             f"{first.algorithm} ({first.formulation}): its gradient at a cosine of "
             f"{cells['cosine']}, {cells['ratio']} times as long"
         )

@@ -24,7 +24,7 @@ class AnswersToLearn(FileData):
     Trained are the `last` turn, which is the assistant's, or `all` turns of the assistant.
     """
 
-    turns: str = field(default="last", metadata={"choices": ("last", "all")})
+    turns: str = field(default="last", metadata={"choices": ("last", "all")})  # to train on
 
 
 DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervised fine-tuning

@@ -37,16 +37,16 @@ class FileData:
     first `eval_size` prompts there (by default 256) that are not trained on.
     """
 
-    path: str
+    path: str  # file (JSON, JSONL, Parquet, CSV), folder or hub name
     source: Literal["path"] = "path"
-    split: str = "train"
-    eval_path: str | None = None
-    eval_split: str | None = None
-    eval_size: int | None = None
-    columns: dict[str, str] = field(default_factory=dict)
-    name: str | None = None
-    reader: str | None = None
-    system_prompt: str | None = None
+    split: str = "train"  # or a slice, such as train[:90%]
+    eval_path: str | None = None  # held-out rows from another file
+    eval_split: str | None = None  # held-out rows from another slice
+    eval_size: int | None = None  # prompts to hold out
+    columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
+    name: str | None = None  # config of a hub data set
+    reader: str | None = None  # of a published data set: gsm8k, hh, ...
+    system_prompt: str | None = None  # for prompts that begin with none
 
 
 @dataclass
@@ -60,14 +60,14 @@ class Samples:
     most; null is as in evaluation.
     """
 
-    every: int = 0
-    count: int = 4
-    choice: Literal["fixed", "round_robin"] = "round_robin"
-    file: str | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int | None = None
-    start: bool = True
+    every: int = 0  # steps between panels; 0: no panels
+    count: int = 4  # prompts in a panel
+    choice: Literal["fixed", "round_robin"] = "round_robin"  # the first prompts, or the next
+    file: str | None = None  # other prompts: a JSON list, or one per line
+    temperature: float = 1.0  # of the sampled answer
+    top_p: float = 1.0  # of the sampled answer
+    max_tokens: int | None = None  # null: as in evaluation
+    start: bool = True  # one panel before the first update
 
 
 @dataclass

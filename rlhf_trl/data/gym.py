@@ -30,13 +30,13 @@ class GymData:
     `system_prompt` is `none`, `deepseek_zero` (the gym's own text) or the text itself.
     """
 
-    specs: list[Spec]
-    source: Literal["reasoning_gym"] = "reasoning_gym"
-    size: int = 2000
-    seed: int = 0
-    eval_size: int = 256
-    eval_seed: int = 1000
-    system_prompt: str = "none"
+    specs: list[Spec]  # reasoning-gym tasks: name, weight, config
+    source: Literal["reasoning_gym"] = "reasoning_gym"  # or files and hub sets: path
+    size: int = 2000  # training rows
+    seed: int = 0  # of the training rows
+    eval_size: int = 256  # held-out rows; of files: prompts
+    eval_seed: int = 1000  # of the held-out rows
+    system_prompt: str = "none"  # none, deepseek_zero or a text
 
 
 def is_held_out(entry: dict[str, Any]) -> bool:

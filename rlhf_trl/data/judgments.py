@@ -30,8 +30,8 @@ GYM_COLUMNS = ("question", "answer", "task")
 class _Ranks:
     """Evaluation ranks `candidates` sampled answers of each held-out question (0: none)."""
 
-    candidates: int = 8
-    sampled_from: str | None = None
+    candidates: int = 8  # sampled answers to rank in evaluation
+    sampled_from: str | None = None  # null: the model that is trained
 
 
 @dataclass
@@ -54,7 +54,7 @@ class RankedLists(_Ranks, GymData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = 4
+    list_length: int = 4  # answers in a ranked list
 
 
 @dataclass
@@ -70,7 +70,7 @@ class RankedFile(FileData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = 4
+    list_length: int = 4  # answers in a ranked list
 
 
 RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairsFile | RankedFile
@@ -80,7 +80,7 @@ RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairs
 class SampledAnswers(_Ranks, GymData):
     """`samples_per_prompt` answers of each question, labeled by exact match."""
 
-    samples_per_prompt: int = 8
+    samples_per_prompt: int = 8  # sampled answers to each question
 
 
 @dataclass
@@ -101,17 +101,17 @@ class _Steps:
     `max_steps` becomes several rows with the same prompt, each with the next so many steps.
     """
 
-    step_separator: str = "\n"
-    step_split: str = r"\n+"
-    max_steps: int | None = None
+    step_separator: str = "\n"  # follows every step
+    step_split: str = r"\n+"  # regular expression that cuts steps
+    max_steps: int | None = None  # of a row; longer traces become several
 
 
 @dataclass
 class SyntheticTraces(_Steps, _Ranks, GymData):
     """One demonstration of each question, a share of `errors` of them with an error."""
 
-    traces: Literal["synthetic"] = "synthetic"
-    errors: float = 0.6
+    traces: Literal["synthetic"] = "synthetic"  # demonstrations, or the model's answers
+    errors: float = 0.6  # share of traces with an error
 
 
 @dataclass
@@ -119,7 +119,7 @@ class SampledTraces(_Steps, _Ranks, GymData):
     """`samples_per_prompt` answers of a model to each question."""
 
     traces: Literal["sampled"] = "sampled"
-    samples_per_prompt: int = 8
+    samples_per_prompt: int = 8  # sampled answers to each question
 
 
 @dataclass

@@ -25,7 +25,7 @@ Sample = Callable[[list[Row], int, str], list[Row]]
 class OfflinePairs(GymData):
     """Pairs of the right answer and one of the demonstrator's errors."""
 
-    pairs: Literal["offline"] = "offline"
+    pairs: Literal["offline"] = "offline"  # right answers beside errors, or sampled ones
 
 
 @dataclass
@@ -37,8 +37,8 @@ class SampledPairs(GymData):
     """
 
     pairs: Literal["on_policy", "mixed"] = "on_policy"
-    samples_per_prompt: int = 8
-    sampled_from: str | None = None
+    samples_per_prompt: int = 8  # answers to choose from
+    sampled_from: str | None = None  # null: the model that is trained
 
 
 PreferenceData = OfflinePairs | SampledPairs | FileData  # the `dataset:` block of preference data

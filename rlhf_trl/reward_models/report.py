@@ -106,13 +106,18 @@ def draw_reward_report(
 
 
 def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> None:
-    """Draw how scores are distributed in each class, as shares of the class."""
+    """Draw how the scores of each class are distributed, and say what piles up at an end."""
     sides = {name: values for name, values in sides.items() if len(values)}
     edges = np.histogram_bin_edges(np.concatenate(list(sides.values())), 30)
     for name, values in sides.items():
         weights = np.full(len(values), 1 / len(values))
         style = {"color": COLORS[name], "alpha": 0.5, "label": f"{name} ({len(values)})"}
-        axis.hist(values, edges, weights=weights, **style)
+        shares, _, _ = axis.hist(values, edges, weights=weights, **style)
+        for bin, x, side in ((0, 0.1, "left"), (len(shares) - 1, 0.9, "right")):
+            if shares[bin] > 0.3:  # many scores pile up at an end
+                text = f"{shares[bin]:.0%} of {name}:\n{edges[bin]:.2f} to {edges[bin + 1]:.2f}"
+                place = {"transform": axis.transAxes, "ha": side, "fontsize": "small"}
+                axis.text(x, 0.5, text, color=COLORS[name], **place)
     axis.set(xlabel=label, ylabel="share of its class", title=f"{label} by class")
     axis.legend(fontsize="small")
 

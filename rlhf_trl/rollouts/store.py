@@ -39,8 +39,8 @@ class Rollouts:
     At the cap, every other generation of training goes, and from then on half as many are kept.
     """
 
-    every: int = 1
-    cap: float = 1.0
+    every: int = 1  # keep every so many-th generation of training
+    cap: float = 1.0  # GB at most, then every other one goes
 
     def __post_init__(self) -> None:
         if self.every < 1 or not self.cap > 0:

@@ -103,8 +103,10 @@ def load_config(
         InputError: one sentence that names the file, the key and the remedy.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in words or "-h" in words:
-        _print_help(own, trl)
+    if {"--help", "-h"} & {*words}:
+        from rlhf_trl.run.help import recipe_help
+
+        print(recipe_help(own, getattr(trl, "__name__", trl).rpartition(".")[2], "all" in words))
         raise SystemExit(0)
     path, overrides = _read_command_line(words)
     config = _Config(path)
@@ -115,11 +117,11 @@ def load_config(
     if "env" in config.values:
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
-    own_fields, fixed = _fields(own), {}
+    own_fields, fixed = fields_of(own), {}
     runs = own_fields["algorithm"][1].metadata.get("runs", ()) if "algorithm" in own_fields else ()
     name = config.value(("algorithm",))
     if runs and name not in runs and name in list(algorithms.ALGORITHMS):
-        what = f"is {_show(name)}, which this recipe does not run; write {_one_of(runs)}"
+        what = f"is {show(name)}, which this recipe does not run; write {_one_of(runs)}"
         config.fail(("algorithm",), what)  # before its other data are checked
     own_given = config.take(own_fields)
     own_run = config.build(own_given, own, ())
@@ -127,7 +129,7 @@ def load_config(
         fixed = _check_algorithm(config, own_run, runs)
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
-    trl_fields, model_fields = _fields(trl_class), _fields(model_class)
+    trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
     if twice := own_fields.keys() & (trl_fields.keys() | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
@@ -143,7 +145,7 @@ def load_config(
             continue
         if value <= 0 if least == ">0" else value < least:
             wanted = "a number above 0" if least == ">0" else f"{least} or more"
-            config.fail((key,), f"is {_show(value)}; write {wanted}")
+            config.fail((key,), f"is {show(value)}; write {wanted}")
     fixed = {key: value for key, value in fixed.items() if key in trl_fields}
     settings = config.check_block(fixed, trl_fields, ()) | trl_given
     _check_generation_batch(config, settings, trl_fields)
@@ -192,7 +194,7 @@ def read_fields(
     for key, means in (words or {}).items():
         if isinstance(config.values.get(key), bool):
             config.values[key] = means[config.values[key]]
-    known = {name: field for each in reversed(classes) for name, field in _fields(each).items()}
+    known = {name: field for each in reversed(classes) for name, field in fields_of(each).items()}
     config.refuse_unknown(config.values, known, ())
     return config.check_block(config.values, {k: known[k] for k in config.values}, ())
 
@@ -242,7 +244,7 @@ def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[st
         return [(name, content)]
     base = content.pop("extends")
     if not isinstance(base, str):
-        raise InputError(f"{name}: extends is {_show(base)}; write the path of one YAML file.")
+        raise InputError(f"{name}: extends is {show(base)}; write the path of one YAML file.")
     return [*_read_files(path.parent / base, (*extended_by, path)), (name, content)]
 
 
@@ -354,13 +356,13 @@ class _Config:
                 self.refuse_choice(given[tag], allowed, tag)
         missed = [{t: v for t, v in each.items() if given[t] not in v} for each in tags]
         chosen = missed.index({}) if {} in missed else 0
-        known = _fields(kinds[chosen])
+        known = fields_of(kinds[chosen])
         for key in [key for key in value if (*path, key) not in tags[chosen]]:
             others = {
                 tag: allowed
                 for kind, each in zip(kinds, missed, strict=True)
                 for tag, allowed in each.items()
-                if key in _fields(kind)
+                if key in fields_of(kind)
             }
             # another source, the first tag, starts the block anew
             choices = [next(iter(tags[chosen]))] if key in known else others
@@ -403,11 +405,11 @@ class _Config:
 
     def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
         """Raise an `InputError` about a value that is none of the allowed ones."""
-        self.fail(path, f"is {_show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
+        self.fail(path, f"is {show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
 
     def check(self, value: Any, kind: Any, path: Key) -> Any:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
-        members = _members(kind)
+        members = members_of(kind)
         if isinstance(value, _Words):
             value = self._mean(value, kind, path)
         if isinstance(value, str) and list[str] in members and str not in members:
@@ -415,16 +417,16 @@ class _Config:
         member = next((m for m in members if _fits(value, m)), UNSET)
         if member is UNSET:
             name = f", {NAMES[type(value)]}" if value is not None else ""
-            self.fail(path, f"is {_show(value)}{name}; write {_remedy(value, kind)}")
+            self.fail(path, f"is {show(value)}{name}; write {_remedy(value, kind)}")
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
-            return self.check_block(value, _fields(member), path)
+            return self.check_block(value, fields_of(member), path)
         item = (type_args(member) or (Any,))[-1]  # TRL's tuples are of one type, too
         if isinstance(value, list):
             return [self.check(v, item, (*path, str(i))) for i, v in enumerate(value)]
         if isinstance(value, dict):
             return {key: self.check(v, item, (*path, key)) for key, v in value.items()}
-        if (allowed := _choices(member)) and value not in allowed:
+        if (allowed := choices_of(member)) and value not in allowed:
             self.refuse_choice(value, allowed, path)
         if isinstance(value, float) and isnan(value):
             self.fail(path, "is not a number (nan); write one")
@@ -432,12 +434,12 @@ class _Config:
 
     def _mean(self, words: _Words, kind: Any, path: Key) -> Any:
         """Return the plain value that command-line words have for a field of this type."""
-        members = _members(kind)
+        members = members_of(kind)
         if not words and bool not in members and Any not in members:
             self.fail(path, f"has no value; write {_describe(kind)}")
         if not words or Any in members:
             return words.untyped()
-        lists = [(type_args(m) or (Any,))[0] for m in members if _shape(m) in (list, tuple)]
+        lists = [(type_args(m) or (Any,))[0] for m in members if shape_of(m) in (list, tuple)]
         if len(words) == 1:
             value = read_word(words[0])
             if bool in members and str not in members:
@@ -451,11 +453,11 @@ class _Config:
 
     def build(self, value: Any, kind: Any, path: Key) -> Any:
         """Turn a checked plain value into instances of the dataclasses and enums of its type."""
-        members = _members(kind)
+        members = members_of(kind)
         member = next(m for m in members if _fits(value, m))
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
-            known = _fields(member)
+            known = fields_of(member)
             inner = {k: self.build(v, known[k][0], (*path, k)) for k, v in value.items()}
             try:
                 return member(**inner)
@@ -470,7 +472,7 @@ class _Config:
         if isinstance(value, list):
             item = (type_args(member) or (Any,))[0]
             built = [self.build(v, item, (*path, str(i))) for i, v in enumerate(value)]
-            return tuple(built) if _shape(member) is tuple else built
+            return tuple(built) if shape_of(member) is tuple else built
         if isinstance(value, dict):
             return _copy(value)
         return member(value) if isinstance(member, EnumType) else value
@@ -503,7 +505,7 @@ def _keys(content: Any, path: Key = ()) -> dict[Key, Any]:
 
 def _tags(kind: Any, path: Key) -> dict[Key, list[Any]]:
     """Return what chooses a dataclass among those that a block may be, and its allowed values."""
-    literals = {(*path, n): _choices(k) for n, (k, _) in _fields(kind).items() if _choices(k)}
+    literals = {(*path, n): choices_of(k) for n, (k, _) in fields_of(kind).items() if choices_of(k)}
     outside = {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
     return literals | outside
 
@@ -519,20 +521,20 @@ def _copy(value: Any) -> Any:
     return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
-def _fields(cls: Any) -> dict[str, tuple[Any, Field]]:
+def fields_of(cls: Any) -> dict[str, tuple[Any, Field]]:
     """Return name -> (type, field) for what a dataclass takes."""
     hints = get_type_hints(cls)
     return {field.name: (hints[field.name], field) for field in fields(cls) if field.init}
 
 
-def _members(kind: Any) -> list[Any]:
+def members_of(kind: Any) -> list[Any]:
     """Return the alternatives of a type; beside an enum, `str` only stands for its values."""
     members = list(type_args(kind)) if type_origin(kind) in (Union, UnionType) else [kind]
     has_enum = any(isinstance(m, EnumType) for m in members)
     return [m for m in members if not (has_enum and m is str)]
 
 
-def _choices(member: Any) -> list[Any]:
+def choices_of(member: Any) -> list[Any]:
     """Return the values that a Literal or an Enum allows, or [] for another type."""
     if type_origin(member) is Literal:
         return list(type_args(member))
@@ -541,7 +543,7 @@ def _choices(member: Any) -> list[Any]:
     return []
 
 
-def _shape(member: Any) -> Any:
+def shape_of(member: Any) -> Any:
     """Return the class that a plain value of a type has, or Any."""
     if is_dataclass(member):
         return dict
@@ -550,9 +552,9 @@ def _shape(member: Any) -> Any:
 
 def _fits(value: Any, member: Any) -> bool:
     """Whether a plain value has the shape of one alternative of a type."""
-    if choices := _choices(member):
+    if choices := choices_of(member):
         return type(value) in {type(choice) for choice in choices}
-    shape = _shape(member)
+    shape = shape_of(member)
     if shape is tuple:
         return isinstance(value, list) and len(value) == len(type_args(member))
     if shape not in REMEDIES:
@@ -563,31 +565,32 @@ def _fits(value: Any, member: Any) -> bool:
 def _describe(kind: Any) -> str:
     """Return what to write for a value of this type."""
     words = []
-    for member in _members(kind):
-        if choices := _choices(member):
+    for member in members_of(kind):
+        if choices := choices_of(member):
             words.append(_one_of(choices))
-        elif _shape(member) is tuple:
+        elif shape_of(member) is tuple:
             words.append(f"a list of {len(type_args(member))}")
         else:
-            words.append(REMEDIES[_shape(member)])
+            words.append(REMEDIES[shape_of(member)])
     return " or ".join(dict.fromkeys(words))
 
 
 def _remedy(value: Any, kind: Any) -> str:
-    members = set(_members(kind))
+    members = set(members_of(kind))
     if int in members and isinstance(value, float) and value.is_integer():
         return f"{int(value)}"
     if str in members and {str, NoneType} >= members and isinstance(value, bool | int | float):
-        return f'it in quotes ("{_show(value)}")'
+        return f'it in quotes ("{show(value)}")'
     return _describe(kind)
 
 
 def _one_of(choices: Sequence[Any]) -> str:
-    words = [choice if isinstance(choice, str) else _show(choice) for choice in choices]
+    words = [choice if isinstance(choice, str) else show(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """Return a value as JSON, cut where it is long."""
     text = dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -643,7 +646,7 @@ def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known)
         remedy = (
             f"write {_one_of(divisors)}, or change the batch" if divisors else "raise the batch"
         )
-        shown = f"is {_show(generations)}, which does not divide the generation batch of {batch}"
+        shown = f"is {show(generations)}, which does not divide the generation batch of {batch}"
         config.fail(("num_generations",), f"{shown} ({how}); {remedy}")
 
 
@@ -653,16 +656,3 @@ def _import(name: Any) -> Any:
         return name
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module or "trl"), attribute)
-
-
-def _print_help(own: Any, trl: Any) -> None:
-    from trl import TrlParser
-
-    print("usage: --config FILE [--key VALUE ...] [--block.key VALUE ...]\n\nthis recipe's fields:")
-    for name, (kind, _) in _fields(own).items():
-        print(f"  --{name}: {_describe(kind)}")
-        for block in filter(is_dataclass, _members(kind)):
-            for inner, (inner_kind, _) in _fields(block).items():
-                print(f"  --{name}.{inner}: {_describe(inner_kind)}")
-    parser = TrlParser([_import(trl), _import("ModelConfig")], usage="see above", add_help=False)
-    print(parser.format_help())

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ UNWRITABLE = (
     "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
     "inline_container|PytorchStreamWriter|iostream error"
 )
+WAIT = 5.0  # seconds in which the first process of a machine may say what all of them met
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -24,8 +26,8 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 class Expect:
     """The `expect:` block: the launch a config is meant for; a different one is refused."""
 
-    processes: int | None = None
-    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None
+    processes: int | None = None  # how many
+    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None  # how the model is wrapped
 
 
 def recipe(main: Callable[[], None]) -> None:
@@ -33,11 +35,18 @@ def recipe(main: Callable[[], None]) -> None:
 
     So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
     traceback, and its message is repeated as the last line.
+
+    Of several processes, the others wait before they tell of an error: where the first one meets it
+    too, its end lets the launcher end them meanwhile.
     """
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         try:
             check_process_count_asked()
             main()
+        except Exception:
+            time.sleep(0 if first else WAIT)
+            raise
         finally:
             for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
                 bar.close()
@@ -52,6 +61,11 @@ def recipe(main: Callable[[], None]) -> None:
             sys.exit(
                 f"error: a file could not be written ({said}); checkpoints saved before are whole: "
                 "make room, then --resume_from_checkpoint auto goes on."
+            )
+        if type(error).__module__.startswith("wandb"):
+            sys.exit(
+                f"error: report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, "
+                "set WANDB_MODE=offline, or write report_to: none."
             )
         if not isinstance(error, ValueError):
             raise

@@ -226,29 +226,39 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
 
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
-    """Draw exact match (or best of n) over steps, a line for the mean and a band for the spread."""
+    """Draw exact match (or best of n) over steps: a panel for each algorithm, the others in gray.
+
+    A line is the mean over seeds, and a band their spread.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
-    for place, (name, runs) in enumerate(results.items()):
-        # the ten colors come round again, dashed
-        draw_band(axis, [run["curve"] for run in runs], name, "-" if place < 10 else "--")
+    curves = {name: [run["curve"] for run in runs] for name, runs in results.items()}
+    columns = min(4, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(1 + 2.4 * columns, 1 + 2 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    for name in curves:
+        axis = next(axes)
+        for other in curves.keys() - {name}:
+            draw_band(axis, curves[other], other, color="lightgray")
+        draw_band(axis, curves[name], name, color="tab:blue")
+        axis.set_title(name, fontsize="medium")
+    for axis in axes:
+        axis.set_axis_off()
     answers = any("eval_exact_match" in run for runs in results.values() for run in runs)
-    ylabel = f"held-out exact match, {'greedy' if answers else 'best of n'}"
-    axis.set(xlabel="optimizer step", ylabel=ylabel, ylim=(0, 1.02))
-    axis.legend(loc="lower right", ncols=3, fontsize="small")
+    figure.supylabel(f"held-out exact match, {'greedy' if answers else 'best of n'}")
+    figure.supxlabel("optimizer step")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
 
 
-def draw_band(axis: Any, curves: list[list[list[float]]], label: str, style: str = "-") -> None:
+def draw_band(axis: Any, curves: list[list[list[float]]], label: str, **look: Any) -> None:
     """Draw the mean of one [step, value] curve per seed, and their standard deviation about it."""
     values = [dict(curve) for curve in curves]
     steps = sorted(set.intersection(*map(set, values)))  # a metric may be missing somewhere
     by_step = [[value[step] for value in values] for step in steps]
     mean = [statistics.fmean(ys) for ys in by_step]
     spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
-    (line,) = axis.plot(steps, mean, style, label=label)
+    (line,) = axis.plot(steps, mean, label=label, **look)
     low = [m - s for m, s in zip(mean, spread, strict=True)]
     high = [m + s for m, s in zip(mean, spread, strict=True)]
     axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -84,7 +84,8 @@ def begin(loaded: Any, name: str) -> None:
                 _check_resume(loaded, checkpoint)
                 found[1] = any(n <= step for n in output.numbered(folder, "evaluations/step-"))
             if output.finished(folder) and not _left(loaded, checkpoint):
-                found[3] = f"{folder} holds a finished run; raise max_steps to go on."
+                remedy = "raise max_steps to go on" if checkpoint else "name another --output_dir"
+                found[3] = f"{folder} holds a finished run; {remedy}."
         except InputError as error:
             found[2] = str(error)
     args.resume_from_checkpoint, evaluated, refusal, finished = broadcast_object_list(found)
@@ -103,6 +104,8 @@ def begin(loaded: Any, name: str) -> None:
         args.logging_first_step = True
     if main_process:
         print(first_line, flush=True)
+        for teacher in getattr(args, "teacher_models", None) or ():
+            print(f"teacher: {report.told_of(teacher)}", flush=True)
     else:
         disable_progress_bars()
     if args.world_size > 1:
@@ -222,7 +225,7 @@ def _keep_config(loaded: Any, folder: Path) -> None:
 
 
 def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -> Examples:
-    """Load what a `dataset:` block describes, and print how many examples were left out, and why.
+    """Load what a `dataset:` block describes; print what was left out, and that prompts are texts.
 
     The main process converts a file before the others, which then find what it kept.
     """
@@ -232,6 +235,8 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count} rows: {reason}", flush=True)
+    if not data.conversational and args.process_index == 0:
+        print("prompts are texts: no chat template is applied to them", flush=True)
     return data
 
 
