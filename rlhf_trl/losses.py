@@ -44,6 +44,7 @@ def policy_gradient_loss(
     old_values: Tensor | None = None,
     binary_rewards: Tensor | None = None,
     num_generations: int | None = None,
+    prompt_tokens: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     formulation: str = "chapter",
     **params: Any,
@@ -54,8 +55,8 @@ def policy_gradient_loss(
     `logps`: float64 in, float64 out.
 
     Args:
-        algorithm: "reinforce", "rloo", "ppo", "grpo", "drgrpo", "gspo", "cispo", "sapo", "dapo" or
-            "maxrl".
+        algorithm: "reinforce", "rloo", "ppo", "grpo", "drgrpo", "gspo", "cispo", "cispo_window",
+            "sapo", "dapo", "dapo_per_prompt" or "maxrl".
         logps: (B, T) log-probabilities of the completion tokens under the policy, in nats.
         mask: (B, T) 1 on tokens that count, 0 elsewhere.
         rewards: (B,) rewards of the completions.
@@ -66,6 +67,9 @@ def policy_gradient_loss(
         binary_rewards: (B,) 1 for a success, 0 for a failure (MaxRL).
         num_generations: completions per prompt, standing next to each other; None: the batch is one
             group.
+        prompt_tokens: (B,) tokens of all completions of the prompt of each, for a formulation that
+            averages over those of a prompt, where `mask` holds a part of them only; None: those of
+            this mask. Micro-batches that tear prompts apart go to `surrogate_loss`.
         normalizer: tokens of the whole accumulation window, for a formulation that is normalized
             over it; None: those of this mask.
         formulation: "chapter", "code" or "trl".
@@ -77,6 +81,7 @@ def policy_gradient_loss(
     row = row.chosen(numbers)
     tensors = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
     tensors |= {"old_values": old_values, "binary_rewards": binary_rewards}
+    tensors |= {"prompt_tokens": prompt_tokens}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     _check_reads(row, numbers, set(tensors), beta_given="beta" in params)
     _check_window(row, normalizer)
@@ -101,8 +106,9 @@ def policy_gradient_loss(
         row,
         numbers,
         advantages=advantages,
+        num_generations=num_generations,
         normalizer=normalizer,
-        **take("logps", "mask", "old_logps", "ref_logps", "values", "old_values"),
+        **take("logps", "mask", "old_logps", "ref_logps", "values", "old_values", "prompt_tokens"),
     )
     return PolicyGradientLoss(loss, advantages)
 
@@ -170,6 +176,8 @@ def surrogate_loss(
     old_values: Tensor | None = None,
     returns: Tensor | None = None,
     token_weights: Tensor | None = None,
+    num_generations: int | None = None,
+    prompt_tokens: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
     """Step 3: the scalar loss of a micro-batch, given its advantages, (B,) or (B, T).
@@ -182,6 +190,9 @@ def surrogate_loss(
             advantages that are not whitened.
         token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as
             the learner-to-sampler weights of chapter 6, eq:ppo_tis.
+        num_generations: completions of each prompt, for a mean over the tokens of a prompt.
+        prompt_tokens: (B,) tokens of all completions of the prompt of each; None: counted from
+            `mask`, in which those of a prompt stand together.
         normalizer: what the aggregation divides by; None: counted from `mask`.
     """
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else masked(advantages, mask)
@@ -204,6 +215,7 @@ def surrogate_loss(
         critic_losses = _call(_function(book.value, row.value_loss), params, critic)
         losses = losses + params["vf_coef"] * critic_losses
     tensors |= {"losses": losses, "normalizer": normalizer}
+    tensors |= {"num_generations": num_generations, "prompt_tokens": prompt_tokens}
     return _call(_function(book.aggregation, row.aggregation), params, tensors)
 
 
@@ -640,6 +652,8 @@ def _check_reads(
         reads.add("old_logps")
     if row.kl != "none" and beta_given:
         reads.add("ref_logps")
+    aggregate = _function(book.aggregation, row.aggregation)
+    reads |= {"prompt_tokens"} & {*inspect.signature(aggregate).parameters}
     if row.kl != "none" and params["beta"] > 0:
         needs["ref_logps"] = f"beta={params['beta']}"
     if row.value_loss != "none":
@@ -692,12 +706,15 @@ def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"not {logps.dtype} of shape {tuple(logps.shape)}"
         )
     for name, tensor in tensors.items():
-        shape = logps.shape[:1] if name in ("rewards", "binary_rewards") else logps.shape
+        each = name in ("rewards", "binary_rewards", "prompt_tokens")
+        shape = logps.shape[:1] if each else logps.shape
         _check_shape(label, name, tensor, shape, f"logps of shape {tuple(logps.shape)}")
     _check_mask(label, mask)
     for name, tensor in tensors.items():
         if tensor.shape == mask.shape and not tensor[mask.bool()].isfinite().all():
             raise InputError(f"{label}: {name} must be finite on the tokens that count")
+    if not (tensors.get("prompt_tokens", mask.sum(1)) >= mask.sum(1)).all():
+        raise InputError(f"{label}: prompt_tokens must hold at least the tokens of each completion")
     if broken := (~tensors["rewards"].isfinite()).nonzero().flatten().tolist():
         raise InputError(f"{label}: rewards must be finite, but those of rows {broken} are not")
     return _promoted(tensors, "logps", learned=("logps", "values"))

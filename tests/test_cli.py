@@ -34,7 +34,8 @@ def test_json_says_what_the_rows_are_made_of(capsys):
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     cispo = rows["cispo"]["formulations"]
     assert cispo["chapter"]["surrogate"] == "clipped_importance_weight"
-    assert cispo["chapter"]["normalized_over"] == "window"
+    assert cispo["chapter"]["aggregation"] == "per_prompt"
+    assert rows["cispo_window"]["formulations"]["chapter"]["normalized_over"] == "window"
     assert cispo["code"]["aggregation"] == "sequence_mean"
     assert cispo["chapter"]["trl_settings"]["loss_type"] == "cispo"
     assert rows["maxrl"]["formulations"]["trl"].startswith("TRL divides")

@@ -175,7 +175,8 @@ def _in_full(form: Formulation) -> list[str]:
     if isinstance(form, Preference):
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
         lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
-    lines.append("  reads: " + (", ".join(f"{k}={v}" for k, v in form.reads.items()) or "-"))
+    for which, values in (("reads", form.reads), ("fixes", form.constants)):
+        lines.append(f"  {which}: " + (", ".join(f"{k}={v}" for k, v in values.items()) or "-"))
     settings = ", ".join(f"{k}={v}" for k, v in about["trl_settings"].items())
     lines.append(f"  TRL settings: {settings or '-'}")
     lines.append("  stock TRL: " + ("equal" if form.trl is True else form.trl))

@@ -115,6 +115,8 @@ What people copy and what it does:
   completion.
 - `loss_type: dr_grpo` alone still scales rewards; it takes `scale_rewards: none`, too.
 - CISPO's `epsilon_high` is the bound itself in TRL: write 1.4 for a paper's 0.4.
+- TRL's `cispo` and `dapo` take one mean over all tokens of a window. eq:CISPO_objective, and the
+  equation in DAPO's paper, take one over the completions of each prompt.
 - `label_smoothing` does nothing to DPO's `sigmoid`; cDPO takes two losses with weights.
 - `temperature` divides logits before log-probabilities are taken: with 0.6, rows that are equal
   otherwise have cosines between {min(cosines):.3f} and {max(cosines):.3f} and ratios between

@@ -340,17 +340,20 @@ class View:
         """Return the weight that an aggregation gives to a token, (B, 1).
 
         Args:
-            kind: "sequence_sum", "sequence_mean", "fixed_length"; "token_mean" over the window,
+            kind: "sequence_sum", "sequence_mean", "fixed_length", "per_prompt"; "token_mean" over
+                the window,
                 "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
         """
         batch, count = self.batch, len(self.mask)
         ones = torch.ones_like(self.lengths)
         average = self.generation_tokens * (batch.accumulation / batch.per_generation)
         tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(ROWS)
+        of_prompts = self.lengths.view(-1, batch.group).sum(1).repeat_interleave(batch.group)
         return {
             "sequence_sum": ones / count,
             "sequence_mean": 1 / self.lengths / count,
             "fixed_length": ones / batch.limit / count,
+            "per_prompt": batch.group / of_prompts.unsqueeze(1) / count,
             "token_mean": ones / self.mask.sum(),
             "token_mean_micro_batch": 1 / tokens.unsqueeze(1) / batch.accumulation,
             "token_mean_trl": ones / average,

@@ -63,6 +63,8 @@ _NO_SETTING = "none in TRL"
 _UNCHANGED = ("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation")
 _TRL_MEAN = to.normalizer("token_mean", "token_mean_trl")
 _TRL_DAPO = to.normalizer("sequence_mean", "token_mean_trl")
+_OF_PROMPTS = to.normalizer("per_prompt", "token_mean_trl")
+_WINDOW_SAYS = "TRL divides by the tokens of the window, not of each prompt's completions"
 _SUM_TO_MEAN = to.normalizer("sequence_sum", "sequence_mean")
 _AVERAGED_KL = to.kl_in_reward("averaged")
 _TRL_RLOO = ("TRL RLOOTrainer", "RLOOTrainer")
@@ -195,40 +197,59 @@ POLICY_ROWS = (
     ),
     _group_code(
         "cispo",
-        to.normalizer("token_mean", "sequence_mean"),
-        why="The equation divides by all tokens, the code by those of each completion. ",
+        to.normalizer("per_prompt", "sequence_mean"),
+        why="The equation divides by the tokens of all of a prompt's completions, the code by "
+        "those of each. ",
     ),
     Row(
         Book("cispo"),
         stock("cispo"),
-        (to.weight_bound(0.8, 1.4, 1.4), _TRL_MEAN),
-        "TRL bounds the weight from above only.",
-        "formulation: trl; the lower bound is not to be had in TRL",
+        (to.weight_bound(0.8, 1.4, 1.4), _OF_PROMPTS),
+        f"TRL bounds the weight from above only. {_WINDOW_SAYS}.",
+        "formulation: trl; neither bound nor normalizer is to be had in TRL",
         variant="bound 1 + epsilon_high",
     ),
     Row(
         Book("cispo", params={"epsilon": 1.0}),
         stock("cispo"),
-        (_TRL_MEAN,),
-        "TRL's window is an average one when one generation feeds several windows.",
-        "steps_per_generation: gradient_accumulation_steps",
+        (_OF_PROMPTS,),
+        f"{_WINDOW_SAYS}.",
+        "one prompt in each window, or algorithm: cispo_window",
         variant="no lower bound",
     ),
     Row(
         Book("cispo"),
         stock("cispo", epsilon_high=0.4),
-        (to.weight_bound(0.8, 1.4, 0.4), _TRL_MEAN),
-        "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4.",
-        "epsilon_high: 1.4, up to the lower bound",
+        (to.weight_bound(0.8, 1.4, 0.4), _OF_PROMPTS),
+        "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4. "
+        f"{_WINDOW_SAYS}.",
+        "epsilon_high: 1.4, up to the lower bound and the normalizer",
         variant="bound copied",
     ),
     Row(
         Book("cispo"),
         stock("cispo", epsilon_high=None),
-        (to.weight_bound(0.8, 1.4, 0.2), _TRL_MEAN),
-        "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2.",
-        "epsilon_high: 1.4, up to the lower bound",
+        (to.weight_bound(0.8, 1.4, 0.2), _OF_PROMPTS),
+        "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2. "
+        f"{_WINDOW_SAYS}.",
+        "epsilon_high: 1.4, up to the lower bound and the normalizer",
         variant="bound unset",
+    ),
+    Row(
+        Book("cispo_window"),
+        stock("cispo"),
+        (to.weight_bound(0.8, 1.4, 1.4), _TRL_MEAN),
+        "TRL bounds the weight from above only.",
+        "the lower bound is not to be had in TRL",
+        variant="bound 1 + epsilon_high",
+    ),
+    Row(
+        Book("cispo_window", params={"epsilon": 1.0}),
+        stock("cispo"),
+        (_TRL_MEAN,),
+        "TRL's window is an average one when one generation feeds several windows.",
+        "steps_per_generation: gradient_accumulation_steps",
+        variant="no lower bound",
     ),
     _group_code("sapo"),
     Row(Book("sapo"), stock("sapo"), settings="loss_type: sapo"),
@@ -252,6 +273,21 @@ POLICY_ROWS = (
         (_EPS_BACK,),
         f"{_EPS_SAYS}.",
         "loss_type: bnpo, up to that constant",
+    ),
+    Row(
+        Book("dapo_per_prompt"),
+        stock("dapo"),
+        (_OF_PROMPTS,),
+        f"{_WINDOW_SAYS}.",
+        "one prompt in each window",
+    ),
+    Row(
+        Book("dapo_per_prompt"),
+        stock("dapo", loss_type="grpo"),
+        (to.normalizer("per_prompt", "sequence_mean"),),
+        "loss_type: grpo divides by the tokens of each completion.",
+        _NO_SETTING,
+        variant="mean of each completion",
     ),
     _code("maxrl", _SUM_TO_MEAN, why="The paper sums over the tokens, the code takes their mean."),
 )

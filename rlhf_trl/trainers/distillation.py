@@ -163,8 +163,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         prompts, completions = self._read
         said, right = gather_object(completions), self._binary_rewards()
         mode = "train" if self.model.training else "eval"
-        size = self.num_generations if mode == "train" else self.num_generations_eval
-        hints = []
+        size, hints = self._group(), []
         for group in range(len(said) // size):
             places = [i for i in range(group * size, (group + 1) * size) if right[i]]
             chosen = places[:1]
@@ -176,16 +175,14 @@ class BookDistillationTrainer(BookGRPOTrainer):
         hints = [hints[i // size] for i in range(mine.start, mine.stop)]
         texts = [self._hinted(*pair) for pair in zip(prompts, hints, strict=True)]
         ids = list(map(torch.tensor, self._tokenize_prompts(texts)[0]))
-        lengths = self.accelerator.gather(loss_mask(output).sum(1))
-        tokens = lengths.view(-1, size).sum(1).repeat_interleave(size)[mine]
-        shown = torch.tensor([hint is not None for hint in hints], device=tokens.device)
+        shown = torch.tensor([hint is not None for hint in hints], device=self.args.device)
         share = self.accelerator.gather(shown).float().mean().item()
         self._metrics[mode]["teacher/demonstrated"].append(share)
         masks = list(map(torch.ones_like, ids))
         for name, rows, value in (("ids", ids, self._tokenizer.pad_token_id), ("mask", masks, 0)):
-            found = pad(rows, padding_value=value, padding_side="left").to(tokens.device)
+            found = pad(rows, padding_value=value, padding_side="left").to(shown.device)
             output[f"teacher_prompt_{name}"] = found
-        return output | {"prompt_tokens": tokens, "demonstrated": shown}
+        return output | {"demonstrated": shown}
 
     def _hinted(self, prompt: Any, hint: str | None) -> Any:
         """Return the prompt that the teacher reads; without a demonstration, the student's."""
@@ -262,7 +259,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             mask,
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
-            num_generations=self.num_generations,
+            num_generations=self._group(),
             prompt_tokens=inputs.get("prompt_tokens"),
         )
 

@@ -208,6 +208,10 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if not self._stock:
             if training and self.num_generations == 1:  # TRL finds no spread in groups of one
                 self._metrics["train"].pop("frac_reward_zero_std", None)
+            # counted here, since TRL's shuffle spreads a prompt over micro-batches and processes
+            lengths = self.accelerator.gather(loss_mask(output).sum(1)).view(-1, self._group())
+            tokens = lengths.sum(1, keepdim=True).expand_as(lengths).flatten()
+            output["prompt_tokens"] = tokens[self._mine(output)]
             output["advantages"] = self._advantages(output, rewards, training)
             advantages = self.accelerator.gather(mean_advantages(output))
             logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
@@ -271,7 +275,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
-        size = self.num_generations if training else self.num_generations_eval
+        size = self._group()
         advantages = estimate_advantages(
             self._row,
             self._parameters,
@@ -287,6 +291,10 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             metrics["equal_rewards/frac_groups"].append(equal.float().mean().item())
             metrics["equal_rewards/max_advantage"].append(largest.max().item())
         return advantages[mine]
+
+    def _group(self) -> int:
+        """Return the number of completions of a prompt, in training or outside."""
+        return self.num_generations if self.model.training else self.num_generations_eval
 
     def _mine(self, output: dict[str, Any]) -> slice:
         """Return where the completions of this process stand among those of all."""
@@ -409,6 +417,8 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             ref_logps=inputs.get("ref_per_token_logps"),
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
+            num_generations=self._group(),
+            prompt_tokens=inputs.get("prompt_tokens"),
             **critic,
         )
 
