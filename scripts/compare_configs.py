@@ -12,7 +12,6 @@ import argparse
 import ast
 import re
 import sys
-import tempfile
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -26,12 +25,10 @@ from rlhf_trl.run.config import read_config
 from rlhf_trl.run.race import recipe_of
 
 HERE = Path(__file__).parent.parent / "configs" / "book"
-TABLES = {
-    "policy_gradients": translate._POLICY_GRADIENT,
-    "direct_alignment": translate._DIRECT_ALIGNMENT,
-    "reward_models": translate._REWARD_MODEL,
-}
-NAMES = {"preference_rm": "reward"}  # configs that are called otherwise here
+# configs that are called otherwise here
+NAMES = {"preference_rm": "reward", "sft_olmo2_1b": "sft", "top_per_prompt": "rejection_sampling"}
+# those that are one of ours with another word: the strategies of rejection sampling
+SAME = {"random_k_overall", "random_per_prompt", "top_k_overall"}
 TRAINERS = "rlhf_trl.trainers."
 CLASSES = {
     "grpo": "policy_gradient.BookGRPOConfig",
@@ -42,10 +39,11 @@ CLASSES = {
     "reward": "reward_models.BookRewardConfig",
     "orm": "reward_models.BookTokenRewardConfig",
     "prm": "reward_models.BookTokenRewardConfig",
+    "distill": "distillation.BookDistillationConfig",
 }
 # where a run writes and reports
 NOT_COMPARED = {"output_dir", "run_name", "project", "report_to", "save_strategy", "save_steps"}
-NOT_COMPARED |= {"algorithm", "logging_steps", "dataset.source"}
+NOT_COMPARED |= {"algorithm", "answers", "logging_steps", "dataset.source"}
 
 
 def flat(block: dict[str, Any], before: str = "") -> dict[str, Any]:
@@ -60,21 +58,10 @@ def flat(block: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 def of_the_code(path: Path) -> dict[str, Any]:
     """Return what a config of the code sets, with the keys of this project's configs."""
-    given = yaml.safe_load(path.read_text())
-    also = {}
-    if "rollouts_per_prompt" in given:
-        also["rollouts_per_prompt"] = given.pop("rollouts_per_prompt")
-    if "max_steps" in given:
-        also["dataset.max_steps"] = given.pop("max_steps")
-        given["max_length"] = given.pop("max_tokens")
-    with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / path.name
-        whole.write_text(yaml.safe_dump(given))
-        found = yaml.safe_load(translate.translate(whole))
+    found = yaml.safe_load(translate.translate(path))
     if found.get("epsilon_high") == found.get("epsilon"):
         found.pop("epsilon_high", None)  # TRL's default
-    found.pop("samples", None)
-    return flat(found) | also
+    return flat(found)
 
 
 def of_ours(path: Path) -> dict[str, Any]:
@@ -82,16 +69,20 @@ def of_ours(path: Path) -> dict[str, Any]:
     return flat(read_config(path))
 
 
-def defaults(algorithm: str, which: str) -> dict[str, Any]:
+def defaults(given: dict[str, Any]) -> dict[str, Any]:
     """Return what a config here has for the keys that it does not set."""
-    recipe = Path(recipe_of(algorithm)).stem
-    module, _, name = (TRAINERS + CLASSES[recipe]).rpartition(".")
+    algorithm = given.get("algorithm")
+    recipe = Path(recipe_of(algorithm, given)).stem
+    own = TRAINERS + CLASSES[recipe] if recipe in CLASSES else "trl.SFTConfig"
+    module, _, name = own.rpartition(".")
     from trl import ModelConfig
 
     found = {}
     for each in (ModelConfig, getattr(import_module(module), name)):
         found |= {f.name: f.default for f in fields(each) if f.default is not MISSING}
-    row = formulation(algorithm, which)
+    if algorithm is None:
+        return found
+    row = formulation(algorithm, given["formulation"])
     return found | dict(row.reads) | dict(getattr(row, "trainer_reads", {}))
 
 
@@ -118,12 +109,13 @@ def comment_on(path: Path, key: str) -> str:
 def differences(code: Path, ours: Path) -> list[tuple[str, Any, Any, str]]:
     """Return key, our value, the code's value and the comment of all that differs."""
     theirs, mine = of_the_code(code), of_ours(ours)
-    usual = defaults(mine["algorithm"], mine["formulation"])
+    usual = defaults(mine)
     if "steps_per_generation" in usual:
         usual["steps_per_generation"] = mine["gradient_accumulation_steps"]  # TRL's default
     found = []
     for key in sorted({*theirs, *mine} - NOT_COMPARED):
-        if "eval" in key and key not in theirs:  # the code evaluates reward models only
+        # the code evaluates reward models only; panels are of its own prompts
+        if ("eval" in key and key not in theirs) or key.startswith("samples."):
             continue
         unset = usual.get(key, "not set")
         one, other = mine.get(key, unset), theirs.get(key, unset)
@@ -135,19 +127,26 @@ def differences(code: Path, ours: Path) -> list[tuple[str, Any, Any, str]]:
 def unknown(code: Path, kind: str) -> list[str]:
     """Return what the code's config class has and `translate` does not, or with another default."""
     tree = ast.parse((code / kind / "config.py").read_text())
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config")
-    found = []
-    for node in body:
-        if not isinstance(node, ast.AnnAssign) or node.target.id == "model_config":
-            continue
-        value = node.value
-        if isinstance(value, ast.Call):  # pydantic's Field(default=...)
-            value = next(k.value for k in value.keywords if k.arg == "default")
-        name, table = node.target.id, TABLES[kind]
-        if name not in table:
-            found.append(f"{kind}: translate does not know {name}")
-        elif value and ast.literal_eval(value) != table[name].default:
-            found.append(f"{kind}: {name} is {ast.literal_eval(value)!r} where a config is silent")
+    blocks = {n.name: n.body for n in tree.body if isinstance(n, ast.ClassDef)}
+    found, table = [], translate.DEFAULTS[kind]
+
+    def look(body: list[ast.stmt], before: str = "") -> None:
+        for node in body:
+            if not isinstance(node, ast.AnnAssign) or node.target.id == "model_config":
+                continue
+            value, name = node.value, before + node.target.id
+            if isinstance(value, ast.Call):  # pydantic's Field(default=...)
+                value = next(k.value for k in value.keywords if k.arg == "default")
+            if getattr(node.annotation, "id", None) in blocks:
+                look(blocks[node.annotation.id], f"{name}.")
+            elif name not in table:
+                found.append(f"{kind}: translate does not know {name}")
+            elif value and ast.literal_eval(value) != table[name]:
+                found.append(
+                    f"{kind}: {name} is {ast.literal_eval(value)!r} where a config is silent"
+                )
+
+    look(blocks["Config"])
     return found
 
 
@@ -158,12 +157,14 @@ def main() -> None:
     code = parser.parse_args().checkout / "code"
     if not code.is_dir():
         sys.exit(f"error: {code} is no folder; name a checkout of natolambert/rlhf-book.")
-    problems = [line for kind in TABLES for line in unknown(code, kind)]
+    problems = [line for kind in translate.DEFAULTS for line in unknown(code, kind)]
     compared = {}
     for path in sorted(code.glob("*/configs/*.yaml")):
         ours = HERE / f"{NAMES.get(path.stem, path.stem)}.yaml"
-        if path.parent.parent.name in TABLES and ours.exists():
+        if path.parent.parent.name in translate.DEFAULTS and ours.exists():
             compared[ours] = path
+        elif path.stem in SAME:
+            translate.translate(path)
         else:
             print(f"{path.relative_to(code)} has no counterpart in configs/book")
     for ours in sorted(HERE.glob("*.yaml")):

@@ -389,6 +389,17 @@ def test_a_term_that_was_measured_is_no_open_question(tmp_path):
     assert (same.equal, same.untested) == (False, ("delta",))
 
 
+def test_advice_for_a_config_of_ours_says_what_it_does_not_say_yet(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("{algorithm: grpo, temperature: 0.6, generation_kwargs: {top_p: 0.9}}")
+    found = distances(read_subject(path, None), [("grpo", "chapter"), ("gspo", "code")])
+    same, other = sorted(found, key=lambda each: each.algorithm)
+    scored = {"temperature": 1.0, "generation_kwargs": {"temperature": 0.6, "top_p": 0.9}}
+    assert not same.equal and same.changes == scored and same.then.agrees
+    assert other.changes == {"algorithm": "gspo", "formulation": "code"} | scored
+    assert other.then is None  # its fields may be others
+
+
 def test_what_is_left_out_is_said(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text("{loss_type: grpo, num_generations: 8, reward_weights: [1.0]}")

@@ -8,6 +8,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from test_config import load_for_its_machine
 
+from rlhf_trl.compare.translate import DEFAULTS
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.race import recipe_of
 
@@ -176,10 +177,11 @@ batch_acc: 4
 def test_a_difference_from_the_books_code_is_explained_or_found(
     monkeypatch, tmp_path, capsys, cache, problem
 ):
-    for kind in ("policy_gradients", "direct_alignment", "reward_models"):
+    for kind in DEFAULTS:
         (tmp_path / "code" / kind / "configs").mkdir(parents=True)
         new = "    rollouts: int = 8\n" if problem and kind in problem else ""
-        (tmp_path / "code" / kind / "config.py").write_text(f"class Config:\n    seed: int\n{new}")
+        same = "    model_id: str\n" if kind == "reward_models" else "    model_name: str\n"
+        (tmp_path / "code" / kind / "config.py").write_text(f"class Config:\n{same}{new}")
     path = tmp_path / "code" / "policy_gradients" / "configs" / "dapo.yaml"
     path.write_text(DAPO % cache)
     monkeypatch.setattr("sys.argv", ["compare_configs.py", str(tmp_path)])

@@ -11,7 +11,7 @@ from own_model import write_lines
 from rlhf_trl.algorithms import formulation, names
 from rlhf_trl.cli import main
 from rlhf_trl.compare.closest import distances, read_subject
-from rlhf_trl.compare.translate import translate
+from rlhf_trl.compare.translate import DEFAULTS, translate
 from rlhf_trl.data.files import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import load_config
@@ -149,6 +149,7 @@ EVERY = {
     "max_grad_norm": 1.0,
     "seed": 42,
     "temperature": 1.0,
+    "vllm_importance_sampling_correction": False,
     "generation_kwargs": {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0},
     "reward_funcs": ["gym_score", "format"],
     "reward_weights": [1.0, 0.5],
@@ -223,7 +224,9 @@ def test_the_comments_explain(book):
     assert "weights are held below 1 + 0.4, as in the code; TRL's own field" in flat
     assert "the bound itself and would be 1.4 epsilon_high: 0.4" in flat
     assert "k1 and k3 have the other sign than the KL's" in flat
-    assert "32 completions in batches of 2 are 16, so 4 optimizer steps per buffer" in flat
+    assert (
+        "prompts_per_step, num_rollouts: 16 batches, so 4 optimizer steps, as in the code" in flat
+    )
     assert "learning_rate: 5.0e-06 # lr" in text
     assert "#   rollout_batch_size: TRL generates the whole buffer at once" in text
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -258,11 +261,11 @@ PG_REFUSED = {
     "no data": ({"data": None}, "data is missing or has no list of specs; write data: {size: N,"),
     "an unknown field of the data": (
         {"data": {"specs": [], "split": "train"}},
-        "data.split is not a field of the book's code; remove it",
+        "data.split is not a field of the book's code (did you mean 'data.size'?); remove it",
     ),
     "completions left over": (
         {"train_batch_size": 3},
-        "a buffer of prompts_per_step 4 x num_rollouts 8 = 32 completions leaves 2 over in batches "
+        "a buffer of prompts_per_step 4 x num_rollouts 8 completions leaves 2 over in batches "
         "of train_batch_size 3, which the code drops and TRL does not; write a train_batch_size",
     ),
     "a smaller last step": (
@@ -333,7 +336,8 @@ def loaded_by(recipe, path):
     """What a recipe makes of a config."""
     own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
     argv = ["--config", str(path), "--use_cpu", "--bf16", "false"]
-    return load_config(own, f"rlhf_trl.trainers.{CONFIGS[recipe]}", argv)
+    config = f"rlhf_trl.trainers.{CONFIGS[recipe]}" if recipe in CONFIGS else "SFTConfig"
+    return load_config(own, config, argv)
 
 
 def test_every_loss_is_translated():
@@ -437,11 +441,11 @@ DIRECT_REFUSED = {
     ),
     "a limit on the prompt": (
         {"max_prompt_length": 100},
-        "max_prompt_length is 100, and the recipes cut by max_length only; shorten the data",
+        "max_prompt_length is 100, and the recipes cut by max_length only; remove it.",
     ),
     "panels at random": (
         {"sample_prompt_strategy": "random"},
-        "sample_prompt_strategy is 'random', and panels have none such; write fixed or round_robin",
+        "sample_prompt_strategy is 'random'; write fixed or round_robin.",
     ),
     "all steps warmup": (
         {"warmup_ratio": 1.0},
@@ -508,25 +512,21 @@ def test_a_reward_model_without_evaluation_and_decay(book):
 
 
 REWARD_REFUSED = {
-    "a process reward model": (
-        {"max_tokens": 2048},
-        "max_tokens makes this the config of the process reward model; "
-        "configs/book/prm.yaml is the book's, for recipes/prm.py.",
+    "fewer answers than the data set has": (
+        {"rollouts_per_prompt": 32},
+        "rollouts_per_prompt is 32, and recipes/orm.py takes all of a prompt, 100 in the book's",
     ),
-    "an outcome reward model of today": (
-        {"rollouts_per_prompt": 100},
-        "rollouts_per_prompt makes this the config of the outcome reward model; "
-        "configs/book/orm.yaml is the book's, for recipes/orm.py.",
+    "as many as the code takes where a config is silent": (
+        {"dataset_name": "RLHF-Book/gsm8k-qwen3-0.6B-rollouts"},
+        "rollouts_per_prompt is 32 by default, and recipes/orm.py takes all of a prompt",
     ),
-    "an outcome reward model": (
-        {"max_length": None},
-        "a config without max_length is an outcome reward model's in the book's code; "
-        "configs/book/orm.yaml is the book's, for recipes/orm.py; for a "
-        "preference reward model, write max_length.",
+    "fields of two models": (
+        {"max_tokens": 2048, "rollouts_per_prompt": 100},
+        "rollouts_per_prompt and GSM8K are of an outcome reward model, max_steps, max_tokens and",
     ),
     "a frozen backbone": (
         {"freeze_backbone": True},
-        "freeze_backbone is true, and recipes/reward.py trains the whole model; write false.",
+        "freeze_backbone is True, and the recipes train the whole model; write false.",
     ),
     "another schedule": ({"lr_scheduler": "cosine"}, "write linear_decay or warmup_only."),
     "everything held out": (
@@ -546,14 +546,234 @@ def test_reward_models_that_do_not_carry_over(refused, case):
     assert says in refused(REWARD_MODEL, **changed)
 
 
+# --- the other kinds -----------------------------------------------------------------------------
+
+PG = yaml.safe_load(POLICY_GRADIENT) | {"lr": 5e-6}
+HUB = {"source": "path", "split": "train"}
+OLMO = "allenai/OLMo-2-0425-1B"
+ACEMATH = "Please reason step by step, and check your final answer within \\boxed{}."
+HALF = {"dtype": "bfloat16", "bf16": True}
+OUTCOMES = {
+    **{"model_id": "Qwen/Qwen3-0.6B", "dataset_name": "RLHF-Book/gsm8k-qwen3-0.6B-rollouts"},
+    **{"samples": 2000, "rollouts_per_prompt": 100, "max_length": 2048, "batch_size": 1},
+    **{"grad_accum_steps": 32, "epochs": 1, "lr": 1e-5, "warmup_ratio": 0.0, "seed": 7},
+    **{"eval_interval": 500, "device": "cuda"},
+}
+PROCESS = {
+    **{"model_id": "Qwen/Qwen3-0.6B-Base", "dataset_name": "tasksource/PRM800K", "samples": 2000},
+    **{"max_steps": 12, "max_tokens": 2048, "batch_size": 1, "grad_accum_steps": 16, "epochs": 1},
+    **{"lr_scheduler": "warmup_only", "seed": 13},
+}
+INSTRUCTION = {
+    **{"model_name": OLMO, "chat_template_source": f"{OLMO}-SFT", "max_samples": 500},
+    **{"dataset_name": "HuggingFaceH4/no_robots", "lr": 5e-6, "batch_size": 4, "bf16": True},
+    **{"warmup_ratio": 0.1, "sample_every": 50, "wandb_run_name": "no_robots"},
+}
+REJECTION = {
+    "data": {"name": "openai/gsm8k", "max_train_samples": 1000, "max_test_samples": 200},
+    "selection": {"strategy": "random_k_overall", "top_k": 300},
+    **{"model_name": "Qwen/Qwen3-1.7B", "rollout_batch_size": 4, "train_batch_size": 2},
+    **{"batch_acc": 4, "lr": 5e-6, "save_checkpoint": False, "output_dir": "rs"},
+}
+DISTILLATION = {
+    **{name: PG[name] for name in ("data", "temperature", "top_p", "top_k", "min_p", "model_name")},
+    **{"loss": "sdpo", "kl_top_k": 20, "success_reward_threshold": 1.0, "enable_thinking": False},
+    **{"max_new_tokens": 512, "lr": 1e-6, "warmup_ratio": 0.0, "prompts_per_step": 16},
+    **{"num_rollouts": 8, "num_steps": 200, "repetition_penalty": 1.1},
+}
+# its name -> (what the book's code reads, recipe, what it becomes, by hand)
+OTHERS = {
+    "orm": (
+        OUTCOMES,
+        "orm",
+        {
+            **{"algorithm": "orm", "formulation": "code", "model_name_or_path": "Qwen/Qwen3-0.6B"},
+            **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32, "seed": 7},
+            **{"max_length": 2048, "num_train_epochs": 1, "learning_rate": 1e-5},
+            **{"warmup_steps": 0.0, "lr_scheduler_type": "linear", "weight_decay": 0.01},
+            **{"max_grad_norm": 0.0, "dtype": "float32", "bf16": True, "eval_steps": 500},
+            **{"eval_strategy": "steps", "output_dir": "outputs/book"},
+            "dataset": {
+                **{"source": "path", "path": "RLHF-Book/gsm8k-qwen3-0.6B-rollouts"},
+                **{"reader": "gsm8k_rollouts", "split": "train[:1800]"},
+                **{"eval_split": "train[1800:2000]", "eval_size": 200},
+            },
+        },
+    ),
+    "prm": (
+        PROCESS,
+        "prm",
+        {
+            **{"algorithm": "prm", "formulation": "code", "seed": 13, "dtype": "float32"},
+            **{"model_name_or_path": "Qwen/Qwen3-0.6B-Base", "bf16": True, "max_length": 2048},
+            **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16},
+            **{"num_train_epochs": 1, "learning_rate": 5e-5, "warmup_steps": 0.1},
+            **{"lr_scheduler_type": "constant_with_warmup", "weight_decay": 0.01},
+            **{"max_grad_norm": 0.0, "eval_strategy": "steps", "eval_steps": 25},
+            "output_dir": "outputs/book",
+            "dataset": {
+                **{"source": "path", "path": "tasksource/PRM800K", "reader": "prm800k"},
+                **{"split": "train[:1800]", "eval_split": "train[1800:2000]", "eval_size": 200},
+                **{"step_separator": "\n<step>\n", "max_steps": 12},
+            },
+        },
+    ),
+    "instruction tuning": (
+        INSTRUCTION,
+        "sft",
+        {
+            **{"model_name_or_path": OLMO, "chat_template_path": f"{OLMO}-SFT", **HALF},
+            **{"max_length": 2048, "learning_rate": 5e-6, "num_train_epochs": 3, "seed": 42},
+            **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8},
+            **{"warmup_steps": 0.1, "weight_decay": 0.0, "max_grad_norm": 1.0},
+            **{"activation_checkpointing": True, "lr_scheduler_type": "linear"},
+            **{"report_to": "none", "run_name": "no_robots", "output_dir": "outputs/book"},
+            "samples": {"every": 50, "temperature": 0.7, "top_p": 0.9, "max_tokens": 128},
+            "dataset": {
+                **{**HUB, "path": "HuggingFaceH4/no_robots", "split": "train[:500]"},
+                **{"reader": "messages", "turns": "last"},
+            },
+        },
+    ),
+    "rejection sampling": (
+        REJECTION,
+        "rejection_sampling",
+        {
+            **{"model_name_or_path": "Qwen/Qwen3-1.7B", "reward_model": "nvidia/AceMath-7B-RM"},
+            **{"strategy": "random_k_overall", "k": 300, "ties": "first", "seed": 42, **HALF},
+            **{"num_generations": 8, "max_completion_length": 512, "temperature": 0.8},
+            **{"top_p": 0.95, "top_k": 20, "min_p": 0.0, "per_device_eval_batch_size": 32},
+            **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+            **{"max_length": 1024, "learning_rate": 5e-6, "num_train_epochs": 2},
+            **{"max_grad_norm": 1.0, "lr_scheduler_type": "constant", "save_strategy": "no"},
+            **{"activation_checkpointing": True, "correctness": "number", "report_to": "none"},
+            **{"answers": "rs/answers", "output_dir": "rs/random_k_overall"},
+            "chat_template_kwargs": {"enable_thinking": False},
+            "dataset": {
+                **{"source": "path", "path": "openai/gsm8k", "name": "main", "reader": "gsm8k"},
+                **{"split": "train[:1000]", "eval_split": "test", "eval_size": 200},
+                "system_prompt": ACEMATH,
+            },
+        },
+    ),
+    "distillation": (
+        DISTILLATION,
+        "distill",
+        {
+            **{"algorithm": "sdpo", "formulation": "code", "model_name_or_path": PG["model_name"]},
+            **{"kl_top_k": 20, "teacher": "live", "demonstration": "first", "seed": 42, **HALF},
+            **{"correctness_reward": "gym_score", "reward_funcs": ["gym_score"]},
+            **{"num_generations": 8, "max_completion_length": 512, "max_steps": 200},
+            # chunks of 4, the code's default: 16 x 8 / 4
+            **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 32},
+            **{"learning_rate": 1e-6, "warmup_steps": 0.0, "lr_scheduler_type": "constant"},
+            **{"max_grad_norm": 1.0, "temperature": 1.0, "report_to": "none"},
+            **{"generation_kwargs": EVERY["generation_kwargs"], "repetition_penalty": 1.1},
+            "vllm_importance_sampling_correction": False,
+            **{"chat_template_kwargs": {"enable_thinking": False}, "dataset": EVERY["dataset"]},
+            "output_dir": "outputs/book",
+        },
+    ),
+}
+CONFIGS |= {
+    **dict.fromkeys(("orm", "prm"), "reward_models.BookTokenRewardConfig"),
+    "distill": "distillation.BookDistillationConfig",
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_config_of_another_kind_becomes_what_the_code_does_and_loads(book, tmp_path, case):
+    given, recipe, expected = OTHERS[case]
+    text = translate(book(yaml.safe_dump(given)))
+    assert yaml.safe_load(text) == expected
+    assert f"recipes/{recipe}.py --config THIS_FILE" in text
+    assert all(len(line) <= 100 for line in text.splitlines()[2:])
+    path = tmp_path / "ours.yaml"
+    path.write_text(text)
+    loaded = loaded_by(recipe, path)
+    assert loaded.model.model_name_or_path == expected["model_name_or_path"]
+    assert loaded.own.dataset.seed == 42 if case == "distillation" else loaded.own.dataset.path
+
+
+OTHERS_REFUSED = {
+    "no strategy": (REJECTION | {"selection": {}}, "selection.strategy is '(none)'; write top_per"),
+    "another limit in evaluation": (
+        REJECTION | {"eval_max_new_tokens": 256},
+        "eval_max_new_tokens is 256 and max_new_tokens 512, and evaluation has the limit of",
+    ),
+    "a softer success": (
+        DISTILLATION | {"success_reward_threshold": 0.5},
+        "success_reward_threshold is 0.5, and the recipe takes 1 for right; write 1.0.",
+    ),
+    "chunks that do not fit": (
+        DISTILLATION | {"rollout_chunk": 5},
+        "rollout_chunk is 5, which does not divide the 16 x 8 completions of a step; write one",
+    ),
+    "no number of rows": (
+        INSTRUCTION | {"max_samples": "all"},
+        "max_samples is 'all'; write a whole number",
+    ),
+    "an unknown field": (
+        INSTRUCTION | {"packing": True},
+        "packing is not a field of the book's code; remove it",
+    ),
+    "fields of no kind": ({"a": 1}, "this is not a config of the book's code: its fields fit"),
+    "fields of many kinds": (
+        {"seed": 1, "model_name": "m"},
+        "this is not a config of the book's code: its fields fit policy_gradients, distillation, "
+        "direct_alignment, instruction_tuning, rejection_sampling alike; write those of one",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS_REFUSED)
+def test_other_kinds_that_do_not_carry_over(refused, case):
+    given, says = OTHERS_REFUSED[case]
+    assert says in refused(yaml.safe_dump(given))
+
+
+OTHER_VALUES = {
+    **{"loss": "gspo", "kl_estimator": "kl1", "lr_scheduler": "warmup_only", "data.specs": [{}]},
+    **{"sample_prompt_strategy": "fixed", "sample_prompts_file": "mine.txt", "beta": 0.3},
+    **{"selection.strategy": "random_per_prompt", "train_batch_size": 4, "batch_acc": 2},
+}
+FULL = {
+    "policy_gradients": PG,
+    "direct_alignment": yaml.safe_load(DIRECT_ALIGNMENT),
+    "instruction_tuning": INSTRUCTION,
+    "rejection_sampling": REJECTION,
+    "distillation": DISTILLATION,
+    "reward_models": yaml.safe_load(REWARD_MODEL),
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_no_field_is_dropped_in_silence(book, kind):
+    base = FULL[kind]
+    losses = {"policy_gradients": "ppo grpo sapo dapo maxrl", "direct_alignment": "dpo cdpo simpo"}
+    for name in DEFAULTS[kind]:
+        told = False
+        for loss in losses.get(kind, "").split() or [base.get("loss")]:
+            block, _, key = name.rpartition(".")
+            given = {**base} | ({"loss": loss} if loss else {})
+            inside = base.get(block, {}) if block else base
+            old = inside.get(key, DEFAULTS[kind][name])
+            value = OTHER_VALUES.get(name, not old if isinstance(old, bool) else None)
+            if value is None:
+                number = isinstance(old, int | float) or name == "max_samples"
+                value = (old or 2) * 2 if number else f"{old or 'x'}-2"
+            changed = {block: {**inside, key: value}} if block else {key: value}
+            before = translate(book(yaml.safe_dump(given)))
+            try:
+                after = translate(book(yaml.safe_dump(given | changed)))
+            except InputError as error:
+                told |= name in str(error) or name == "loss"  # that of another kind
+            else:
+                told |= before != after or f"#   {name}: " in after
+        assert told, name
+
+
 # --- the command ---------------------------------------------------------------------------------
-
-
-def test_another_config_is_refused(refused):
-    assert refused("a: 1\n") == (
-        "this is not a config of the book's code: it has neither loss, as those of policy "
-        "gradients and direct alignment have, nor model_id, as those of reward models have."
-    )
 
 
 def test_the_command_prints_or_writes_once(book, tmp_path, capsys):

@@ -356,7 +356,11 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
     changes: Mapping[str, Any] = {}
     then = None
     if subject.also and not equal:
-        changes = {"algorithm": name, "formulation": which}
+        asked = {"algorithm": name, "formulation": which}
+        shared = _differing(_anywhere(subject, built), built)
+        changes = {k: v for k, v in asked.items() if subject.also[k] != v} | shared
+        if changes == shared:  # else some of its fields may not be the other row's
+            then = _worst(_measured(matrix, subject, left, shared)) if shared else None
     elif not equal:
         changes = _changes(subject, row, left, built)
         then = _worst(_measured(matrix, subject, left, changes))
@@ -420,9 +424,7 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
         want["label_smoothing"] = values["label_smoothing"]
     for name, offset in row.trl_offset.items():
         want[name] = values[name] + offset
-    if getattr(built, "temperature", 1.0) != 1.0:
-        want |= {"temperature": 1.0, "generation_kwargs": {"temperature": built.temperature}}
-    want["mask_truncated_completions"] = False
+    want |= _anywhere(subject, built)
     read = want.keys() | row.reads.keys() | {"beta"}
     for each in fields_of(subject.classes[1]):
         unread = each.name in LOSS_FIELDS & (subject.fields.keys() - read)
@@ -435,10 +437,28 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
     kept = {name: value for name, value in want.items() if hasattr(built, name)}
     if not kept.get("beta", getattr(built, "beta", 1)):
         kept.pop("use_bias_correction_kl", None)  # read only with a KL
-    changes = {n: v for n, v in kept.items() if _plain(getattr(built, n)) != _plain(v)}
+    changes = _differing(kept, built)
     if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes
+
+
+def _anywhere(subject: Subject, built: Any) -> dict[str, Any]:
+    """Return what every policy-gradient row wants: it is sampled as before, but scored at 1."""
+    want: dict[str, Any] = {"mask_truncated_completions": False}
+    if getattr(built, "temperature", 1.0) != 1.0:
+        sampling = {
+            "temperature": built.temperature,
+            **(subject.values.get("generation_kwargs") or {}),
+        }
+        want |= {"temperature": 1.0, "generation_kwargs": sampling}
+    return want
+
+
+def _differing(want: Mapping[str, Any], built: Any) -> dict[str, Any]:
+    """Return what a config says otherwise, of the fields that it has."""
+    had = {name: value for name, value in want.items() if hasattr(built, name)}
+    return {name: v for name, v in had.items() if _plain(getattr(built, name)) != _plain(v)}
 
 
 def _plain(value: Any) -> Any:
