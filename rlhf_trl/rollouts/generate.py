@@ -13,6 +13,8 @@ from trl.data_utils import is_conversational
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, from_pretrained
 
+Rows = Sequence[Mapping[str, Any]]  # with a `prompt`
+
 
 class Sampling(NamedTuple):
     """How tokens are drawn: at a `temperature` (0: the likeliest), from all tokens by default."""
@@ -37,8 +39,11 @@ class Completion(NamedTuple):
     ids: Sequence[int] = ()
 
 
+Said = Sequence[Completion]
+
+
 def prompt_texts(
-    tokenizer: Any, rows: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
+    tokenizer: Any, rows: Rows, template: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Return the texts of prompts; those that are conversations the chat template writes.
 
@@ -64,13 +69,11 @@ def prompt_texts(
     ]
 
 
-def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
+def _conversational(rows: Rows) -> bool:
     return is_conversational({"prompt": rows[0]["prompt"]})
 
 
-def check_prompts(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any, config: Any = None
-) -> None:
+def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any = None) -> None:
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
 
     Without the model's `config`, it is looked up.
@@ -142,7 +145,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 def generate(
     model: Any,
     tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     *,
     sampling: Sampling,
     max_new_tokens: int,
