@@ -256,7 +256,8 @@ class AnswersBesideLoss(AnswersHeldOut):
             return super().evaluate(None, ignore_keys, metric_key_prefix)
         self._answers = []
         metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        known = ("loss", "rewards/", "logps/", *self._names())
+        names = (*getattr(self, "scores", ()), "length", "cut_off")
+        known = ("loss", "rewards/", "logps/", *names, *(f"sampled_{name}" for name in names))
         told = {
             key: value
             for key, value in metrics.items()
@@ -264,10 +265,6 @@ class AnswersBesideLoss(AnswersHeldOut):
         }
         self._tell(told, self._answers)
         return metrics
-
-    def _names(self) -> list[str]:
-        names = (*getattr(self, "scores", ()), "length", "cut_off")
-        return [name for score in names for name in (score, f"sampled_{score}")]
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):

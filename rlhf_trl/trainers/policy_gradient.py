@@ -26,6 +26,7 @@ if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are w
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
     utils.Table = type("Table", (utils.Table,), {"add_column": add_column})  # of `log_completions`
 
+PARTS = ("prompt", "completion")
 STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each process
 
 
@@ -309,16 +310,13 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
-        per_step = self.args.per_device_train_batch_size
-        pair = ("prompt", "completion")
         extra = inspect.signature(super()._get_per_token_logps_and_entropies).parameters
         with torch.no_grad():
             logps, _, _ = super()._get_per_token_logps_and_entropies(
                 self.model,
-                torch.cat([output[f"{part}_ids"] for part in pair], dim=1),
-                torch.cat([output[f"{part}_mask"] for part in pair], dim=1),
+                *whole(output),
                 output["completion_ids"].size(1),
-                batch_size=per_step,
+                batch_size=self.args.per_device_train_batch_size,
                 **{name: output[name] for name in extra if name in output},
             )
         return logps
@@ -479,6 +477,12 @@ def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return (B, T) 1 on the tokens that the policy generated and that count."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def whole(output: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask of prompts with their completions."""
+    both = ([output[f"{part}_{kind}"] for part in PARTS] for kind in ("ids", "mask"))
+    return tuple(torch.cat(each, dim=1) for each in both)
 
 
 def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask, whole
 
 
 @dataclass
@@ -195,14 +195,12 @@ class BookPPOTrainer(BookGRPOTrainer):
 
     def _rollout_values(self, output: dict[str, Any]) -> torch.Tensor:
         """Return (B, T) values of the state before each token, by the value model as it is."""
-        pair = ("prompt", "completion")
-        ids = torch.cat([output[f"{part}_ids"] for part in pair], dim=1)
-        attention = torch.cat([output[f"{part}_mask"] for part in pair], dim=1)
         size = self.args.per_device_train_batch_size
+        batches = zip(*(each.split(size) for each in whole(output)), strict=True)
         with torch.no_grad(), self.accelerator.autocast():
             found = [
-                self.model(input_ids=i, attention_mask=a, only_values=True)
-                for i, a in zip(ids.split(size), attention.split(size), strict=True)
+                self.model(input_ids=ids, attention_mask=mask, only_values=True)
+                for ids, mask in batches
             ]
         return _before_tokens(torch.cat(found), output["completion_ids"])
 
