@@ -29,14 +29,11 @@ GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
 
 
 class Completion(NamedTuple):
-    """A generated completion: its text without special tokens, and whether the model ended it.
+    """A generated completion."""
 
-    `ids` are its tokens, up to the one that ended it.
-    """
-
-    text: str
-    finished: bool
-    ids: Sequence[int] = ()
+    text: str  # without special tokens
+    finished: bool  # whether the model ended it
+    ids: Sequence[int] = ()  # up to the one that ended it
 
 
 Said = Sequence[Completion]
@@ -74,10 +71,7 @@ def _conversational(rows: Rows) -> bool:
 
 
 def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any = None) -> None:
-    """Stop before loading the model if a prompt plus its completion cannot fit the context.
-
-    Without the model's `config`, it is looked up.
-    """
+    """Stop before loading the model if a prompt plus its completion cannot fit the context."""
     if config is None and model.model_name_or_path == UNTRAINED:
         return
     config = config or from_pretrained(AutoConfig, model, args)
@@ -104,11 +98,13 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
 
 def _batches(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
     """Return rows by the thousand; those of a data set are not read one by one."""
-    if isinstance(rows, list):
-        yield from (rows[first : first + 1000] for first in range(0, len(rows), 1000))
-        return
-    for batch in rows.iter(1000):
-        yield [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    for first in range(0, len(rows), 1000):
+        batch = rows[first : first + 1000]
+        if isinstance(batch, dict):
+            batch = [
+                dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)
+            ]
+        yield batch
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
