@@ -117,13 +117,11 @@ def checked_pairs(
             )
         return dataset, dropped
     if "margin" in dataset.column_names:
+        told = "which is not a number; write how much better chosen is, or remove the column"
         for n, value in enumerate(dataset["margin"][:]):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value):
-                raise InputError(
-                    f"dataset: row {n} of {where}: margin is {value!r}, which is not a number; "
-                    "write how much better chosen is, or remove the column."
-                )
+                raise InputError(f"dataset: row {n} of {where}: margin is {value!r}, {told}.")
         dataset = dataset.cast_column("margin", Value("float64"))
     found = differing(dataset, "chosen", "rejected")
     if not len(found):
