@@ -35,28 +35,17 @@ class AnswersHeldOut:
     is averaged over the answers to which it applies (is not None); where there is none, it is left
     out. `length` is in tokens, `cut_off` the share of answers that max_completion_length ended. The
     training's random state is left untouched.
-
-    Attributes:
-        held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
-        scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
-        on_answers (`Callable`): called on the main process with (step, metrics, answers).
-        measured (`tuple[str]`): the metrics of the trainer's own evaluation that it is told.
-        rollouts (`Store`): takes what is answered, on the main process.
     """
 
-    held_out: Sequence[dict[str, Any]] = ()
-    scores: dict[str, Score]
+    held_out: Sequence[dict[str, Any]] = ()  # rows with a `prompt` and what the scores read
+    scores: dict[str, Score]  # reward-like; the data set's columns come as keywords
     max_completion_length: int
-    measured: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()  # the metrics of the trainer's own evaluation that are told
+    # called on the main process with step, metrics and answers
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
-    rollouts: Store | None = None
+    rollouts: Store | None = None  # takes what is answered, on the main process
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
         if eval_dataset is not None or not self.held_out:
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
@@ -245,12 +234,7 @@ class AnswersBesideLoss(AnswersHeldOut):
     """
 
     # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
         if eval_dataset is None and self.eval_dataset is None:
             return super().evaluate(None, ignore_keys, metric_key_prefix)

@@ -19,16 +19,11 @@ Numbers = dict[str, dict[str, float | None]]  # by metric
 
 
 class Policy(AnswersHeldOut):
-    """A policy outside training, which answers and is scored as in the evaluation of a run.
+    """A policy outside training, which answers and is scored as in the evaluation of a run."""
 
-    Attributes:
-        rewards: the run's reward functions, and their `weights`; None: 1 each.
-        scorers: functions like them, by name, that are no part of the reward.
-    """
-
-    rewards: Sequence[Callable[..., Any]] = ()
-    weights: Sequence[float] | None = None
-    scorers: Mapping[str, Callable[..., Any]] = {}
+    rewards: Sequence[Callable[..., Any]] = ()  # the run's
+    weights: Sequence[float] | None = None  # of these; None: 1 each
+    scorers: Mapping[str, Callable[..., Any]] = {}  # like them, but no part of the reward
 
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
         self.name, self.args, self._config, self.scores = name, args, config, {}

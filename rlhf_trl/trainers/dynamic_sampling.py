@@ -22,16 +22,11 @@ class DynamicSampling:
 
     Logged beside TRL's metrics, per generation: `dynamic_sampling/rounds`,
     `dynamic_sampling/discarded_groups` and `dynamic_sampling/left_without_contrast`.
-
-    Attributes:
-        _rounds (`int`): most rounds; 0: off.
-        _correctness (`int`): column of the reward that is 1 for right and 0 for wrong.
-        _carried (`dict`): what checkpoints hold; `stream_position` counts the fresh prompts.
     """
 
-    _rounds: int = 0
-    _correctness: int | None = None
-    _carried: dict[str, Any]
+    _rounds: int = 0  # at most; 0: off
+    _correctness: int | None = None  # column of the reward that is 1 for right and 0 for wrong
+    _carried: dict[str, Any]  # in checkpoints; `stream_position` counts the fresh prompts
     _kept: list[dict[str, Any]] | None = None
     _order: tuple[int, list[int]] | None = None
 

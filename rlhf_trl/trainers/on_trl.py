@@ -44,17 +44,12 @@ class OnTRL:
     keywords: `algorithm`, a row's name (by default `default_row`) or what a config has `resolved`,
     and `formulation`: "chapter" (the default), "code", or "trl" for TRL's own loss with the row's
     settings. A checkpoint is whole once it holds a manifest (see `output`), which is written last.
-
-    Attributes:
-        told (`dict`): what manifests say beside what the trainer knows.
-        save_checksums (`bool`): whether manifests hold checksums.
-        rollouts (`Store`): the record, which the main process writes; None: none is kept.
     """
 
     streams = False
-    told: Mapping[str, Any] = MappingProxyType({})
-    save_checksums = True
-    rollouts: Store | None = None
+    told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
+    save_checksums = True  # in manifests
+    rollouts: Store | None = None  # the record, which the main process writes
     config_class: ClassVar[type[algorithms.RowConfig]]
     default_row: ClassVar[str]
     _algorithm: str | None = None

@@ -54,21 +54,15 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
     model ranks several completions of a prompt.
-
-    Attributes:
-        reader (`Reader`): how texts are read and scored.
-        candidates (`list[dict]`): rows with `prompt`, `completion`, `finished` and `label`.
-        on_answers (`Callable`): called on the main process with (step, metrics, []).
-        judged (`dict`): the newest evaluation: `rows` (logits and labels of the held-out rows) and
-            `scores` (of the candidates); None before the first one.
-        left_out (`dict[str, int]`): rows that were too long, by data set.
     """
 
     known: ClassVar[tuple[str, ...]]  # the algorithms that a subclass trains
 
-    reader: Reader
-    candidates: Sequence[Mapping[str, Any]] = ()
-    on_answers: Any = None
+    reader: Reader  # how texts are read and scored
+    left_out: dict[str, int]  # rows that were too long, by data set
+    candidates: Sequence[Mapping[str, Any]] = ()  # `prompt`, `completion`, `finished`, `label`
+    on_answers: Any = None  # called on the main process with step, metrics and []
+    # by the newest evaluation: `rows`, logits and labels, and `scores`, of the candidates
     judged: dict[str, list[Any]] | None = None
 
     def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
