@@ -16,6 +16,7 @@ from rlhf_trl import algorithms, output
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.rollouts.store import Store
 
+Batch = dict[str, Any]  # tensors, by TRL's names
 SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 OVERRIDDEN = {
     "Trainer": "create_optimizer create_scheduler evaluate evaluation_loop get_batch_samples "
