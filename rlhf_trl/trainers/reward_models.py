@@ -418,12 +418,9 @@ def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
 
 def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
     """Load a language model with a head of `num_labels` on every token, without dropout."""
-    name, kind = (
-        f"model_name_or_path: {source!r}",
-        "a language model, or a reward model of the same",
-    )
+    remedy = "name a language model, or a reward model of the same kind"
     fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
-    with loading(name, f"name {kind} kind", fault, RuntimeError):
+    with loading(f"model_name_or_path: {source!r}", remedy, fault, RuntimeError):
         config = _config(source, kwargs)
         tokens = any("TokenClassification" in name for name in config.architectures or [])
         had_bias = getattr(config, "token_classification_bias", True)
