@@ -193,11 +193,7 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
 
 
 def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
-    """Return what `write_manifest` wrote.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Return what `write_manifest` wrote; a ValueError says that it is damaged."""
     content = json.loads((Path(checkpoint) / MANIFEST).read_text())
     if content.pop("crc32") != _sum_of(content):
         raise ValueError(MANIFEST)

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data.gym import Row
-from rlhf_trl.data.readers import PARTED, SIDES, UNANSWERED, split_prompt
+from rlhf_trl.data.readers import PARTED, SIDES, UNANSWERED, WrongRow, split_prompt
 from rlhf_trl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -37,6 +38,15 @@ def cells(dataset: "Dataset", name: str) -> Iterator[Any]:
         yield from batch[name]
 
 
+@contextmanager
+def at(number: int, where: str) -> Iterator[None]:
+    """Say where a `WrongRow` is."""
+    try:
+        yield
+    except WrongRow as error:
+        raise InputError(f"dataset: row {number} of {where}: {error}.") from error
+
+
 def converted(
     dataset: "Dataset",
     convert: Callable[..., list[Row]],
@@ -44,7 +54,7 @@ def converted(
     features: dict[str, Any] | None = None,
     **options: Any,
 ) -> "Dataset":
-    """Return the rows that `convert` makes of each row; its second argument is the row's place."""
+    """Return the rows that `convert` makes of each row, or say which row is a `WrongRow`."""
     import pyarrow as pa
     from datasets import Features
 
@@ -77,7 +87,8 @@ def _convert(
 ) -> dict[str, list[Any]]:
     found: list[Row] = []
     for n, *row in zip(numbers, *batch.values(), strict=True):
-        found += convert(dict(zip(batch, row, strict=True)), f"row {n} of {where}", **options)
+        with at(n, where):
+            found += convert(dict(zip(batch, row, strict=True)), **options)
     return {name: [row.get(name) for row in found] for name in names or (found[:1] or [{}])[0]}
 
 
@@ -196,14 +207,14 @@ def _is_answer(cell: Any) -> bool:
     return len(cell) == 1 and isinstance(cell[0], dict) and cell[0].get("role") == "assistant"
 
 
-def _split_row(row: Row, place: str) -> list[Row]:
+def _split_row(row: Row) -> list[Row]:
     split = split_prompt(row)
     if isinstance(split, str):
         return []
     texts = {name: split.get(name) for name in ("prompt", *SIDES) if name in row}
     if any(isinstance(text, str) for text in texts.values()):  # the column's others are messages
         for name in (name for name, text in texts.items() if not text):
-            check_cell(name, None, place)
+            check_cell(name, None)
     return [split]
 
 
@@ -279,18 +290,17 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
     """Refuse what `check_cell` refuses anywhere in these columns."""
     for name in names:
         for n, cell in enumerate(cells(dataset, name)):
-            check_cell(name, cell, f"row {n} of {where}")
+            with at(n, where):
+                check_cell(name, cell)
 
 
-def check_cell(name: str, value: Any, where: str) -> None:
+def check_cell(name: str, value: Any) -> None:
     """Refuse a label that is not boolean, and any other cell without a text."""
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
-            wrong = (
-                f"label is {value!r}, which is not boolean; write true for desirable and false for "
-                "undesirable"
-            )
+            told = "write true for desirable and false for undesirable"
+            wrong = f"label is {value!r}, which is not boolean; {told}"
     elif isinstance(value, list) and value:
         if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
             wrong = f"{name} is a list, but not of messages with role and content"
@@ -303,9 +313,7 @@ def check_cell(name: str, value: Any, where: str) -> None:
     elif not isinstance(value, str):
         wrong = f"{name} is {value!r}; write a text or a list of messages"
     elif re.match(WRITTEN_CHAT, value):
-        wrong = (
-            f"{name} is a text that spells out messages, as a CSV file has them; save them as "
-            "messages, in JSON lines or Parquet"
-        )
+        told = "save them as messages, in JSON lines or Parquet"
+        wrong = f"{name} is a text that spells out messages, as a CSV file has them; {told}"
     if wrong:
-        raise InputError(f"dataset: {where}: {wrong}.")
+        raise WrongRow(wrong)

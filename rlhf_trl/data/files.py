@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlhf_trl.data import columns
 from rlhf_trl.data.columns import Counted, cells, code, converted, table
 from rlhf_trl.data.gym import GymTasks, Row
-from rlhf_trl.data.readers import Misfit, examples_of, forms
+from rlhf_trl.data.readers import Misfit, WrongRow, examples_of, forms
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -236,14 +236,12 @@ def _made(dataset: "Dataset", name: str, where: str) -> Counted:
     return made.with_format("arrow").map(_kept, **given).with_format(None), dropped
 
 
-def _make(row: Row, place: str, name: str, form: int) -> list[Row]:
+def _make(row: Row, name: str, form: int) -> list[Row]:
     try:
         made = examples_of(row, forms(name)[form])
     except Misfit as error:
-        raise InputError(
-            f"dataset: {place}: {error}; the reader {name} reads rows of another form, so mend or "
-            "remove the row, or name another reader."
-        ) from error
+        told = f"{error}; the reader {name} reads rows of another form"
+        raise WrongRow(f"{told}, so mend or remove the row, or name another reader") from error
     return [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
 
 

@@ -56,10 +56,8 @@ def is_held_out(entry: dict[str, Any]) -> bool:
 class GymTasks:
     """The entries of a run, numbered, with the gym's scorer beside them.
 
-    Attributes:
-        train (`list[dict]`): `size` rows with `prompt`, `question`, `answer`, `task`, `id`.
-        held_out (`list[dict]`): `eval_size` rows with different questions, same columns.
-        passed_over (`int`): training candidates left out because they belong to the held-out side.
+    `train` holds `size` rows with `prompt`, `question`, `answer`, `task`, `id`, and `held_out` as
+    many as `eval_size`, whose questions are all different.
     """
 
     def __init__(self, config: GymData):
@@ -70,7 +68,7 @@ class GymTasks:
                 )
         self._system = _system_prompt(config.system_prompt)
         self._entries: list[tuple[Any, dict[str, Any]]] = []
-        self.passed_over = 0
+        self.passed_over = 0  # training candidates that belong to the held-out side
         self.train = [self._row(*e) for e in self._draw(config, config.seed, config.size, False)]
         self.held_out = [
             self._row(*e) for e in self._draw(config, config.eval_seed, config.eval_size, True)

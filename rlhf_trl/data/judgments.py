@@ -16,7 +16,7 @@ from rlhf_trl.data.pairs import (
     check_max_samples,
     load_preferences,
 )
-from rlhf_trl.data.readers import PARTED, check_reader, split_prompt
+from rlhf_trl.data.readers import PARTED, WrongRow, check_reader, split_prompt
 from rlhf_trl.data.steps import LABELS, check_step_split
 from rlhf_trl.errors import InputError
 
@@ -242,7 +242,7 @@ def chunked(dataset: "Dataset", max_steps: int | None) -> "Dataset":
     return converted(dataset, _chunks, "", dict(dataset.features), size=max_steps)
 
 
-def _chunks(row: Row, place: str, size: int) -> list[Row]:
+def _chunks(row: Row, size: int) -> list[Row]:
     return [
         {name: cell if name == "prompt" else cell[n : n + size] for name, cell in row.items()}
         for n in range(0, len(row["completions"]), size)
@@ -329,43 +329,37 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     return converted(dataset, _ranked_row, where, length=length), dropped
 
 
-def _by_score(row: Row, where: str, length: int) -> list[Row]:
+def _by_score(row: Row, length: int) -> list[Row]:
     try:
         scored = {float(c["overall_score"]): c["response"] for c in reversed(row["completions"])}
     except (TypeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"dataset: {where}: completions are not each a mapping with response and a number "
-            "overall_score; write these, or a column ranked."
-        ) from error
+        wanted = "a mapping with response and a number overall_score; write these, or a column"
+        raise WrongRow(f"completions are not each {wanted} ranked") from error
     best = [scored[score] for score in sorted(scored, reverse=True)[:length]]
     return [{"prompt": row["prompt"], "ranked": best}] if len(best) == length else []
 
 
-def _ranked_row(row: Row, where: str, length: int) -> list[Row]:
+def _ranked_row(row: Row, length: int) -> list[Row]:
     prompt, ranked = row["prompt"], row["ranked"]
     if not isinstance(ranked, list) or len(ranked) < 2:
-        raise InputError(
-            f"dataset: {where}: ranked is {ranked!r:.80}; write a list of two or more completions, "
-            "the best one first."
-        )
+        wanted = "a list of two or more completions, the best one first"
+        raise WrongRow(f"ranked is {ranked!r:.80}; write {wanted}")
     if len(ranked) != length:
-        raise InputError(
-            f"dataset: {where}: ranked has {len(ranked)} completions and the rows before have "
-            f"{length}; make all lists equally long."
-        )
-    each = [_split({"prompt": prompt}, text, where) for text in ranked]
+        told = f"ranked has {len(ranked)} completions and the rows before have {length}"
+        raise WrongRow(f"{told}; make all lists equally long")
+    each = [_split({"prompt": prompt}, text) for text in ranked]
     if any(one["prompt"] != each[0]["prompt"] for one in each):
-        raise InputError(f"dataset: {where}: {PARTED} in ranked; write answers to one prompt.")
-    check_cell("prompt", each[0]["prompt"], where)
+        raise WrongRow(f"{PARTED} in ranked; write answers to one prompt")
+    check_cell("prompt", each[0]["prompt"])
     for n, one in enumerate(each):
-        check_cell(f"ranked[{n}]", one["completion"], where)
+        check_cell(f"ranked[{n}]", one["completion"])
     return [{"prompt": each[0]["prompt"], "ranked": [one["completion"] for one in each]}]
 
 
-def _split(row: Row, text: Any, where: str) -> Row:
+def _split(row: Row, text: Any) -> Row:
     found = split_prompt({**row, "completion": text})
     if isinstance(found, str):
-        raise InputError(f"dataset: {where}: {found}; end every completion with the assistant's.")
+        raise WrongRow(f"{found}; end every completion with the assistant's")
     return found
 
 
@@ -382,19 +376,19 @@ def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 
-def _outcomes(row: Row, where: str) -> list[Row]:
+def _outcomes(row: Row) -> list[Row]:
     own = ("completions", "labels", "completion", "label", "finished")
     rest = {name: cell for name, cell in row.items() if name not in own}
     both = [(row.get("completion"), row.get("label"))]
     if "completions" in row:
-        both = zip(*_lists(row, where), strict=True)
+        both = zip(*_lists(row), strict=True)
     found = []
     for text, label in both:
-        one = _split(rest, text, where)
-        check_cell("prompt", one["prompt"], where)
-        check_cell("completion", one["completion"], where)
-        one["right"] = _boolean("label", label, where)
-        one["ended"] = _boolean("finished", row.get("finished", True), where)
+        one = _split(rest, text)
+        check_cell("prompt", one["prompt"])
+        check_cell("completion", one["completion"])
+        one["right"] = _boolean("label", label)
+        one["ended"] = _boolean("finished", row.get("finished", True))
         found.append(one)
     return found
 
@@ -408,43 +402,32 @@ def checked_traces(dataset: "Dataset", where: str, columns: Names) -> Counted:
     return converted(dataset, _trace, where).rename_columns({"marks": "labels"}), {}
 
 
-def _trace(row: Row, where: str) -> list[Row]:
-    check_cell("prompt", row["prompt"], where)
-    steps, labels = _lists(row, where)
+def _trace(row: Row) -> list[Row]:
+    check_cell("prompt", row["prompt"])
+    steps, labels = _lists(row)
     for k, (step, label) in enumerate(zip(steps, labels, strict=True)):
         if not isinstance(step, str) or not step.strip():
-            raise InputError(
-                f"dataset: {where}: step {k} is {step!r}; write a text, or remove the step with "
-                "its label."
-            )
+            raise WrongRow(f"step {k} is {step!r}; write a text, or remove the step with its label")
         if not isinstance(label, int | float) or label not in LABELS:
-            raise InputError(
-                f"dataset: {where}: the label of step {k} is {label!r}; write -1 (bad), 0 "
-                "(neutral), 1 (good), or true and false."
-            )
+            wanted = "-1 (bad), 0 (neutral), 1 (good), or true and false"
+            raise WrongRow(f"the label of step {k} is {label!r}; write {wanted}")
     marks = [(1 if y else -1) if isinstance(y, bool) else int(y) for y in labels]
     return [{"prompt": row["prompt"], "completions": steps, "marks": marks}]
 
 
-def _lists(row: Row, where: str) -> tuple[list[Any], list[Any]]:
+def _lists(row: Row) -> tuple[list[Any], list[Any]]:
     texts, labels = row["completions"], row["labels"]
     if not isinstance(texts, list) or not isinstance(labels, list) or not texts:
-        raise InputError(
-            f"dataset: {where}: completions and labels are not two lists with something in them; "
-            "write a label for each completion."
-        )
+        told = "completions and labels are not two lists with something in them"
+        raise WrongRow(f"{told}; write a label for each completion")
     if len(texts) != len(labels):
-        raise InputError(
-            f"dataset: {where} has {len(texts)} completions and {len(labels)} labels; write one "
-            "label for each."
-        )
+        counts = f"{len(texts)} completions and {len(labels)} labels"
+        raise WrongRow(f"it has {counts}; write one label for each")
     return texts, labels
 
 
-def _boolean(name: str, value: Any, where: str) -> bool:
+def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, int | float) or value not in (0, 1):
-        raise InputError(
-            f"dataset: {where}: {name} is {value!r}, which is neither boolean nor 0 or 1; write "
-            "true or false."
-        )
+        told = "which is neither boolean nor 0 or 1; write true or false"
+        raise WrongRow(f"{name} is {value!r}, {told}")
     return bool(value)

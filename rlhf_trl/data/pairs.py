@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlhf_trl.data.columns import Counted, Names, check_cells, differing, renamed, unsplit
 from rlhf_trl.data.files import Examples, FileData, read_sides
@@ -117,8 +117,11 @@ def checked_pairs(
             )
         return dataset, dropped
     if "margin" in dataset.column_names:
+        told = "which is not a number; write how much better chosen is, or remove the column"
         for n, value in enumerate(dataset["margin"][:]):
-            _check_margin(value, f"row {n} of {where}")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value):
+                raise InputError(f"dataset: row {n} of {where}: margin is {value!r}, {told}.")
         dataset = dataset.cast_column("margin", Value("float64"))
     found = differing(dataset, "chosen", "rejected")
     if not len(found):
@@ -137,11 +140,3 @@ def checked_pairs(
         if ties := len(found) - len(apart):
             found, dropped = found.select(apart), dropped | {"a tie: margin is 0": ties}
     return found, dropped
-
-
-def _check_margin(value: Any, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(
-            f"dataset: {where}: margin is {value!r}, which is not a number; write how much better "
-            "chosen is, or remove the column."
-        )

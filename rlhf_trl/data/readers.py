@@ -26,7 +26,11 @@ SCORED = [{"response": "string", "overall_score": "float64"}]
 PAIR = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES}
 
 
-class Misfit(ValueError):
+class WrongRow(ValueError):
+    """What is wrong with a row, and what to write; who called knows where the row is."""
+
+
+class Misfit(WrongRow):
     """What a row of another kind has where a reader looks."""
 
     def __init__(self, column: str, value: Any, wanted: str):

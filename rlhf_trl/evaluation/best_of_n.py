@@ -41,7 +41,10 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
     named = _named(runs)
     if not seeds:
         return _table([_compare(named)])
-    by_run = {name: _seeds(folder) for name, folder in named.items()}
+    by_run = {n: {p.name: p for p in sorted(at.glob("seed-*"))} for n, at in named.items()}
+    if lacking := [named[name] for name, found in by_run.items() if not found]:
+        told = f"{lacking[0]} holds no seed-* folders"
+        raise InputError(f"{told}; leave --seeds out for a single run.")
     first, *others = by_run
     for name in others:
         if set(by_run[name]) != set(by_run[first]):
@@ -100,13 +103,6 @@ def _named(runs: Sequence[str | Path]) -> dict[str, Path]:
     if len(set(names)) < len(names):
         raise InputError(f"a run is named twice ({', '.join(names)}); name each once.")
     return dict(zip(names, folders, strict=True))
-
-
-def _seeds(folder: Path) -> dict[str, Path]:
-    found = {path.name: path for path in sorted(folder.glob("seed-*"))}
-    if not found:
-        raise InputError(f"{folder} holds no seed-* folders; leave --seeds out for a single run.")
-    return found
 
 
 def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:

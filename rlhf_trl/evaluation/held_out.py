@@ -14,7 +14,8 @@ from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
 from rlhf_trl.data.verifiers import checked, completion_text
-from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Sampling, generate, seeded
+from rlhf_trl.rollouts import generate as rollouts
+from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
 from rlhf_trl.rollouts.store import Store
 
 Score = Callable[..., list[float | None]]
@@ -34,28 +35,17 @@ class AnswersHeldOut:
     is averaged over the answers to which it applies (is not None); where there is none, it is left
     out. `length` is in tokens, `cut_off` the share of answers that max_completion_length ended. The
     training's random state is left untouched.
-
-    Attributes:
-        held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
-        scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
-        on_answers (`Callable`): called on the main process with (step, metrics, answers).
-        measured (`tuple[str]`): the metrics of the trainer's own evaluation that it is told.
-        rollouts (`Store`): takes what is answered, on the main process.
     """
 
-    held_out: Sequence[dict[str, Any]] = ()
-    scores: dict[str, Score]
+    held_out: Sequence[dict[str, Any]] = ()  # rows with a `prompt` and what the scores read
+    scores: dict[str, Score]  # reward-like; the data set's columns come as keywords
     max_completion_length: int
-    measured: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()  # the metrics of the trainer's own evaluation that are told
+    # called on the main process with step, metrics and answers
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
-    rollouts: Store | None = None
+    rollouts: Store | None = None  # takes what is answered, on the main process
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
         if eval_dataset is not None or not self.held_out:
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
@@ -100,7 +90,7 @@ class AnswersHeldOut:
             scores |= {f"{infix}{name}": values for name, values in each.items()}
         return completions, scores
 
-    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
+    def judge(self, rows: Rows, said: Said) -> Scores:
         """Return the scores of the answers to rows, by name."""
         columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
         texts = [one.text for one in said]
@@ -115,13 +105,7 @@ class AnswersHeldOut:
             when = self.state.global_step, self.state.epoch or 0.0
             self.rollouts.write(split, generation, when, *told)
 
-    def record_answers(
-        self,
-        split: str,
-        rows: Sequence[dict[str, Any]],
-        said: Sequence[Completion],
-        scores: dict[str, list[float | None]],
-    ) -> None:
+    def record_answers(self, split: str, rows: Rows, said: Said, scores: Scores) -> None:
         """Record answers to rows; the step is their generation."""
         if self.rollouts is None:
             return
@@ -138,10 +122,7 @@ class AnswersHeldOut:
             self.on_answers(self.state.global_step, metrics, answers)
 
     def answer(
-        self,
-        rows: Sequence[dict[str, Any]],
-        sampling: Sampling = SAMPLED,
-        max_new_tokens: int | None = None,
+        self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
         completions = self.complete(rows, sampling, max_new_tokens)
@@ -157,7 +138,7 @@ class AnswersHeldOut:
         own = {"tools": self.tools or None, "chat_template": self.chat_template}
         return own | self.chat_template_kwargs
 
-    def share(self, rows: Sequence[dict[str, Any]]) -> list[int]:
+    def share(self, rows: Rows) -> list[int]:
         """Return the places of the rows of this process: equally many everywhere.
 
         The last ones repeat, since generation is collective under ZeRO-3 and FSDP.
@@ -167,10 +148,7 @@ class AnswersHeldOut:
         return [i % len(rows) for i in range(first, first + count)]
 
     def complete(
-        self,
-        rows: Sequence[dict[str, Any]],
-        sampling: Sampling = SAMPLED,
-        max_new_tokens: int | None = None,
+        self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> tuple[list[Completion], list[Completion]]:
         """Return a greedy and a sampled completion of every row, in order."""
         mine, found = self.share(rows), []
@@ -182,7 +160,7 @@ class AnswersHeldOut:
                 gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
                 gradient_checkpointing_kwargs=self.args.activation_checkpointing_kwargs,
             ) as model,
-            seeded(self.args.seed + self.accelerator.process_index, device),
+            rollouts.seeded(self.args.seed + self.accelerator.process_index, device),
             DistributedBackend(self.accelerator).summon_full_params(
                 self.model_wrapped, recurse=False
             ),
@@ -190,7 +168,7 @@ class AnswersHeldOut:
             size = self.args.per_device_eval_batch_size
             for batch in (mine[i : i + size] for i in range(0, len(mine), size)):
                 greedy, sampled = (
-                    generate(
+                    rollouts.generate(
                         model,
                         self.processing_class,
                         [rows[i] for i in batch],
@@ -207,11 +185,7 @@ class AnswersHeldOut:
         return list(greedy), list(sampled)
 
 
-def called(
-    functions: Mapping[str, Callable[..., Any]],
-    rows: Sequence[Mapping[str, Any]],
-    said: Sequence[Completion],
-) -> Scores:
+def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) -> Scores:
     """Return what functions, by name, that take what TRL gives rewards say of answers to rows."""
     texts: list[Any] = [one.text for one in said]
     if not isinstance(rows[0]["prompt"], str):
@@ -240,9 +214,7 @@ def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Sco
     return dict(zip([*names, "reward"], columns, strict=True))
 
 
-def shown(
-    rows: Sequence[dict[str, Any]], greedy: Sequence[Completion], sampled: Sequence[Completion]
-) -> list[dict[str, Any]]:
+def shown(rows: Rows, greedy: Said, sampled: Said) -> list[dict[str, Any]]:
     """Return question, right answer, greedy and sampled text for every row."""
     return [
         {
@@ -262,18 +234,14 @@ class AnswersBesideLoss(AnswersHeldOut):
     """
 
     # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
         if eval_dataset is None and self.eval_dataset is None:
             return super().evaluate(None, ignore_keys, metric_key_prefix)
         self._answers = []
         metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        known = ("loss", "rewards/", "logps/", *self._names())
+        names = (*getattr(self, "scores", ()), "length", "cut_off")
+        known = ("loss", "rewards/", "logps/", *names, *(f"sampled_{name}" for name in names))
         told = {
             key: value
             for key, value in metrics.items()
@@ -281,10 +249,6 @@ class AnswersBesideLoss(AnswersHeldOut):
         }
         self._tell(told, self._answers)
         return metrics
-
-    def _names(self) -> list[str]:
-        names = (*getattr(self, "scores", ()), "length", "cut_off")
-        return [name for score in names for name in (score, f"sampled_{score}")]
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):

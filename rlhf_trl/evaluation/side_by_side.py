@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, called, named_rewards
+from rlhf_trl.evaluation.held_out import AnswersHeldOut, Rows, Said, Scores, called, named_rewards
 from rlhf_trl.evaluation.tables import text
 from rlhf_trl.models import load_policy, load_tokenizer
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
@@ -19,16 +19,11 @@ Numbers = dict[str, dict[str, float | None]]  # by metric
 
 
 class Policy(AnswersHeldOut):
-    """A policy outside training, which answers and is scored as in the evaluation of a run.
+    """A policy outside training, which answers and is scored as in the evaluation of a run."""
 
-    Attributes:
-        rewards: the run's reward functions, and their `weights`; None: 1 each.
-        scorers: functions like them, by name, that are no part of the reward.
-    """
-
-    rewards: Sequence[Callable[..., Any]] = ()
-    weights: Sequence[float] | None = None
-    scorers: Mapping[str, Callable[..., Any]] = {}
+    rewards: Sequence[Callable[..., Any]] = ()  # the run's
+    weights: Sequence[float] | None = None  # of these; None: 1 each
+    scorers: Mapping[str, Callable[..., Any]] = {}  # like them, but no part of the reward
 
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
         self.name, self.args, self._config, self.scores = name, args, config, {}
@@ -41,7 +36,7 @@ class Policy(AnswersHeldOut):
             self.chat_template_kwargs = args.chat_template_kwargs or {}
             self.tools = self.chat_template = None
 
-    def check(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def check(self, rows: Rows) -> None:
         """Refuse prompts whose answers may not fit the context."""
         check_prompts(rows, self.processing_class, self._config, self.args, self.model.config)
 
@@ -55,7 +50,7 @@ class Policy(AnswersHeldOut):
         said = generate(self.model_wrapped, self.processing_class, rows, **options)
         return said[0], called(self.scorers, rows, said)
 
-    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
+    def judge(self, rows: Rows, said: Said) -> Scores:
         """Return the scores, those of the rewards, the reward they come to, and the scorers'."""
         scores = super().judge(rows, said)
         if self.rewards:
@@ -67,7 +62,7 @@ class Policy(AnswersHeldOut):
         return scores | called(self.scorers, rows, said)
 
     @torch.no_grad()
-    def kl(self, other: "Policy", said: Sequence[Completion]) -> list[float]:
+    def kl(self, other: "Policy", said: Said) -> list[float]:
         """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`)."""
         tokenizer, found = self.processing_class, []
         if tokenizer.get_vocab() != other.processing_class.get_vocab():

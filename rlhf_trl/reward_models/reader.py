@@ -27,15 +27,10 @@ AGGREGATES = {"orm": ("mean", "last"), "prm": ("min", "last", "product")}  # the
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text for a reward model.
+    """A text for a reward model."""
 
-    Attributes:
-        ids: its token ids, without padding.
-        places: the positions whose outputs are read; empty: the pooled output of a classifier.
-    """
-
-    ids: list[int]
-    places: list[int]
+    ids: list[int]  # without padding
+    places: list[int]  # whose outputs are read; empty: the pooled output of a classifier
 
 
 @dataclass(frozen=True)

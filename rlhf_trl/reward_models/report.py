@@ -53,8 +53,6 @@ def draw_reward_report(
     """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
 
     Args:
-        path: where the figure goes.
-        title: above it.
         pairs: rewards (N,) of chosen and of rejected completions.
         candidates: scores (N,), labels (N,) and prompt ids (N,). Scores that all lie between 0 and
             1 are read as probabilities of being right and get a calibration diagram, unless `steps`
@@ -72,7 +70,9 @@ def draw_reward_report(
         panels.append(partial(_calibration, event="the first of two wins", fit=fit))
     if candidates is not None and len(candidates[0]):
         scores, labels = finite(candidates[0], "scores"), truth(candidates[1], "labels")
-        curves = _budget_curves(scores, labels, candidates[2])
+        by = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
+        sizes = budgets(candidates[2])
+        curves = {n: ranking_by_budget(s, labels, candidates[2], sizes) for n, s in by.items()}
         sides = {"right": scores[labels], "wrong": scores[~labels]}
         panels.append(partial(_distribution, label="score", sides=sides))
         if selecting:
@@ -130,12 +130,6 @@ def _calibration(axis: Any, event: str, fit: tuple[Any, Any, Any, float]) -> Non
     axis.scatter(confidence, outcome, 10 + 190 * counts / counts.max(), color="tab:blue")
     axis.set(xlabel=f"predicted: {event}", ylabel="happened", xlim=(-0.05, 1.05))
     axis.set(ylim=(-0.05, 1.05), title=f"calibration (error {error:.3f})")
-
-
-def _budget_curves(scores: Any, labels: Any, groups: Sequence[int]) -> dict[str, dict[int, float]]:
-    choices = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
-    sizes = budgets(groups)
-    return {name: ranking_by_budget(s, labels, groups, sizes) for name, s in choices.items()}
 
 
 def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:

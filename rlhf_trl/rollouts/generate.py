@@ -13,6 +13,8 @@ from trl.data_utils import is_conversational
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, from_pretrained
 
+Rows = Sequence[Mapping[str, Any]]  # with a `prompt`
+
 
 class Sampling(NamedTuple):
     """How tokens are drawn: at a `temperature` (0: the likeliest), from all tokens by default."""
@@ -27,18 +29,18 @@ GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
 
 
 class Completion(NamedTuple):
-    """A generated completion: its text without special tokens, and whether the model ended it.
+    """A generated completion."""
 
-    `ids` are its tokens, up to the one that ended it.
-    """
+    text: str  # without special tokens
+    finished: bool  # whether the model ended it
+    ids: Sequence[int] = ()  # up to the one that ended it
 
-    text: str
-    finished: bool
-    ids: Sequence[int] = ()
+
+Said = Sequence[Completion]
 
 
 def prompt_texts(
-    tokenizer: Any, rows: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
+    tokenizer: Any, rows: Rows, template: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Return the texts of prompts; those that are conversations the chat template writes.
 
@@ -64,17 +66,12 @@ def prompt_texts(
     ]
 
 
-def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
+def _conversational(rows: Rows) -> bool:
     return is_conversational({"prompt": rows[0]["prompt"]})
 
 
-def check_prompts(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any, config: Any = None
-) -> None:
-    """Stop before loading the model if a prompt plus its completion cannot fit the context.
-
-    Without the model's `config`, it is looked up.
-    """
+def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any = None) -> None:
+    """Stop before loading the model if a prompt plus its completion cannot fit the context."""
     if config is None and model.model_name_or_path == UNTRAINED:
         return
     config = config or from_pretrained(AutoConfig, model, args)
@@ -101,11 +98,13 @@ def check_prompts(
 
 def _batches(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
     """Return rows by the thousand; those of a data set are not read one by one."""
-    if isinstance(rows, list):
-        yield from (rows[first : first + 1000] for first in range(0, len(rows), 1000))
-        return
-    for batch in rows.iter(1000):
-        yield [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    for first in range(0, len(rows), 1000):
+        batch = rows[first : first + 1000]
+        if isinstance(batch, dict):
+            batch = [
+                dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)
+            ]
+        yield batch
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -142,7 +141,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 def generate(
     model: Any,
     tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     *,
     sampling: Sampling,
     max_new_tokens: int,

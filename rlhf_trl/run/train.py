@@ -55,10 +55,7 @@ class _WrapperGuard(TrainerCallback):
 
 
 def begin(loaded: Any, name: str) -> None:
-    """Check the launch, claim the output folder, and say in one line what is about to run.
-
-    The TRL config gets its `resume_from_checkpoint` resolved.
-    """
+    """Check the launch, claim the output folder, find the checkpoint, say what is about to run."""
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
     first_line = launch.describe_launch(args, name)
@@ -267,7 +264,7 @@ def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
-    """Return all reward functions that a config names, checked; none where a recipe has none."""
+    """Return all reward functions that a config names, each with a name and weight of its own."""
     if not hasattr(own, "reward_funcs"):
         return []
     rewards = []
@@ -276,7 +273,19 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     if own.reward_model:
         how = (own.reward_aggregate, own.reward_model_strips_think)
         rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
-    check_rewards(args, rewards)
+    names = [function.__name__ for function in rewards]
+    taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
+    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
+        raise InputError(
+            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
+            "function another name."
+        )
+    weights = args.reward_weights
+    if weights is not None and len(weights) != len(rewards):
+        raise InputError(
+            f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
+            f"({', '.join(names)}); write one weight for each."
+        )
     return rewards
 
 
@@ -349,23 +358,6 @@ def check_generation_batch(args: Any, rows: Any) -> None:
             f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation "
             f"batch ({args.generation_batch_size} completions / {args.num_generations} each); "
             f"give it at least {prompts} (dataset.size) or make the batch smaller."
-        )
-
-
-def check_rewards(args: Any, rewards: list[Any]) -> None:
-    """Stop unless there is one weight per reward function, and a name for each in the logs."""
-    names = [function.__name__ for function in rewards]
-    taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
-    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
-        raise InputError(
-            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
-            "function another name."
-        )
-    weights = args.reward_weights
-    if weights is not None and len(weights) != len(rewards):
-        raise InputError(
-            f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
-            f"({', '.join(names)}); write one weight for each."
         )
 
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
-from rlhf_trl.losses import PreferenceLoss, completions_loss
+from rlhf_trl.losses import completions_loss
 from rlhf_trl.trainers.fitting import fit, kto_order, rotated
 from rlhf_trl.trainers.on_trl import OnTRL
 
@@ -73,17 +72,6 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
     loss_type: str | None = of_the_row("TRL's name of the loss.")
 
 
-class _Recorder:
-    """Stands in for a model in one call of TRL's loss, and keeps what it returned."""
-
-    def __init__(self, model: Any):
-        self._model, self.outputs = model, []
-
-    def __call__(self, **inputs: Any) -> Any:
-        self.outputs.append(self._model(**inputs))
-        return self.outputs[-1]
-
-
 class Aligned(OnTRL, AnswersBesideLoss):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
@@ -96,10 +84,15 @@ class Aligned(OnTRL, AnswersBesideLoss):
     # the reference's are filled in before, and the policy's are recorded.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
         """Return TRL's result, whose metrics stay, and all that the model returned."""
-        recorder = _Recorder(model)
+        outputs = []
+
+        def recorder(**given: Any) -> Any:
+            outputs.append(model(**given))
+            return outputs[-1]
+
         precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
         try:
-            return compute(recorder, inputs, return_outputs), recorder.outputs
+            return compute(recorder, inputs, return_outputs), outputs
         finally:
             self.precompute_ref_logps = precomputed
 
@@ -153,7 +146,10 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         compute = super()._compute_loss
         if self._stock:
             return compute(model, inputs, return_outputs)
-        inputs = {**inputs, **self._reference_logps(inputs)}
+        names = ("ref_chosen_logps", "ref_rejected_logps")
+        zeros = torch.zeros(len(inputs["input_ids"]) // 2, device=inputs["input_ids"].device)
+        unread = dict.fromkeys(names, zeros)  # TRL subtracts them all the same
+        inputs = {**inputs, **(self._reference(inputs, names) if self._row.reference else unread)}
         result, (outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         mask = inputs["completion_mask"][:, 1:]
         sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
@@ -169,7 +165,13 @@ class BookDPOTrainer(Aligned, DPOTrainer):
                 given[f"ref_{side}_logps"] = total / length if self._row.logps == "mean" else total
         found = completions_loss(self._row, self._parameters, **given)
         mode = "train" if self.model.training else "eval"
-        self._set_rewards(mode, found)
+        chosen, rejected = map(
+            self.accelerator.gather, (found.chosen_rewards, found.rejected_rewards)
+        )
+        values = {"chosen": chosen, "rejected": rejected, "margins": chosen - rejected}
+        values["accuracies"] = (chosen > rejected).float()
+        for name, each in values.items():  # in place of what TRL has just logged
+            self._metrics[mode][f"rewards/{name}"][-1] = each.mean().item()
         loss = found.loss
         if self._nll_weight:
             nll = -(sums / lengths).chunk(2)[0].mean()
@@ -178,26 +180,6 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, result[1]) if return_outputs else loss
-
-    def _reference_logps(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the reference's summed log-probabilities; zeros where none is read."""
-        names = ("ref_chosen_logps", "ref_rejected_logps")
-        if not self._row.reference:
-            zeros = torch.zeros(len(inputs["input_ids"]) // 2, device=inputs["input_ids"].device)
-            return dict.fromkeys(names, zeros)
-        return self._reference(inputs, names)
-
-    def _set_rewards(self, mode: str, found: PreferenceLoss) -> None:
-        chosen = self.accelerator.gather(found.chosen_rewards)
-        rejected = self.accelerator.gather(found.rejected_rewards)
-        values = {
-            "chosen": chosen.mean(),
-            "rejected": rejected.mean(),
-            "accuracies": (chosen > rejected).float().mean(),
-            "margins": (chosen - rejected).mean(),
-        }
-        for name, value in values.items():
-            self._metrics[mode][f"rewards/{name}"][-1] = value.item()
 
 
 class BookKTOTrainer(Aligned, KTOTrainer):

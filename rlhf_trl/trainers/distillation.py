@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
+from torch import Tensor
 from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.models import prepare_deepspeed, prepare_fsdp
@@ -20,6 +21,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
 from rlhf_trl.models import EMBEDDED, loading
 from rlhf_trl.tiny import checkpoint_path
+from rlhf_trl.trainers.on_trl import Batch
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 from rlhf_trl.trainers.value_model import check_vocabulary
 
@@ -145,18 +147,16 @@ class BookDistillationTrainer(BookGRPOTrainer):
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     # Extends DynamicSampling's: replaced are prompts without a right completion.
-    def _without_contrast(self, rewards: torch.Tensor) -> list[int]:
+    def _without_contrast(self, rewards: Tensor) -> list[int]:
         right = rewards[:, self._correctness].view(-1, self.num_generations) == 1
         return (~right.any(1)).nonzero().flatten().tolist()
 
-    def _advantages(
-        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
-    ) -> torch.Tensor:
+    def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         """Return none: the loss reads the teachers."""
         return torch.zeros_like(rewards[self._mine(output)])
 
     # Extends BookGRPOTrainer's: adds what the teacher reads in the place of the prompt.
-    def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         output = super()._generation(inputs)
         if not self._own:
             return output
@@ -193,7 +193,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             return prompt + end
         return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + end}]
 
-    def _read_on(self, model: Any, ids: torch.Tensor, attention: torch.Tensor, keep: int) -> Any:
+    def _read_on(self, model: Any, ids: Tensor, attention: Tensor, keep: int) -> Any:
         """Return (B, T, V) logits before each of the last `keep` tokens."""
         bare = self.accelerator.unwrap_model(model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
@@ -203,7 +203,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **kept).logits
         return logits[:, -keep - 1 : -1].float() / self.temperature
 
-    def _taught(self, model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    def _taught(self, model: Any, inputs: Batch) -> list[Tensor]:
         """Return what each teacher says of the completions: logits, or those of the tokens."""
         own, ids = "teacher_" if self._own else "", inputs["completion_ids"]
         both = torch.cat([inputs[f"{own}prompt_ids"], ids], 1)
@@ -239,9 +239,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             self._said = self._logits = None
             self._scoring = False
 
-    def _row_loss(
-        self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
         mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
         if not self._reads_logits:
             gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))
@@ -291,6 +289,6 @@ class _Follow(TrainerCallback):
                 ours.lerp_(theirs.to(ours), args.teacher_rate)
 
 
-def _of_tokens(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _of_tokens(logits: Tensor, ids: Tensor) -> Tensor:
     """Return (B, T) log-probabilities of tokens from (B, T, V) logits."""
     return logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)

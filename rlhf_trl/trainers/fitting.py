@@ -142,30 +142,24 @@ def kto_order(
 def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: int) -> bool:
     """Swap examples of one label until no neighbors share a key; tell whether that worked."""
 
-    def before(place: int) -> int:
-        first = place - place % batch
-        return place - 1 if place > first else min(first + batch, len(order)) - 1
+    count = len(order)
 
-    def after(place: int) -> int:
+    def beside(place: int, step: int) -> int:
         first = place - place % batch
-        return place + 1 if place + 1 < min(first + batch, len(order)) else first
+        return first + (place - first + step) % min(batch, count - first)
 
     def clashes(place: int) -> bool:
-        return keys[order[place]] == keys[order[before(place)]]
-
-    def swap(one: int, other: int) -> None:
-        order[one], order[other] = order[other], order[one]
+        return keys[order[place]] == keys[order[beside(place, -1)]]
 
     def settles(one: int, other: int) -> bool:
         if labels[order[one]] != labels[order[other]]:
             return False
-        swap(one, other)
-        if not any(map(clashes, (one, after(one), other, after(other)))):
+        order[one], order[other] = order[other], order[one]
+        if not any(map(clashes, (one, beside(one, 1), other, beside(other, 1)))):
             return True
-        swap(one, other)
+        order[one], order[other] = order[other], order[one]
         return False
 
-    count = len(order)
     return all(
         not clashes(place) or any(settles(place, (place + n) % count) for n in range(1, count))
         for place in range(count)

@@ -16,6 +16,7 @@ from rlhf_trl import algorithms, output
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.rollouts.store import Store
 
+Batch = dict[str, Any]  # tensors, by TRL's names
 SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 OVERRIDDEN = {
     "Trainer": "create_optimizer create_scheduler evaluate evaluation_loop get_batch_samples "
@@ -44,17 +45,12 @@ class OnTRL:
     keywords: `algorithm`, a row's name (by default `default_row`) or what a config has `resolved`,
     and `formulation`: "chapter" (the default), "code", or "trl" for TRL's own loss with the row's
     settings. A checkpoint is whole once it holds a manifest (see `output`), which is written last.
-
-    Attributes:
-        told (`dict`): what manifests say beside what the trainer knows.
-        save_checksums (`bool`): whether manifests hold checksums.
-        rollouts (`Store`): the record, which the main process writes; None: none is kept.
     """
 
     streams = False
-    told: Mapping[str, Any] = MappingProxyType({})
-    save_checksums = True
-    rollouts: Store | None = None
+    told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
+    save_checksums = True  # in manifests
+    rollouts: Store | None = None  # the record, which the main process writes
     config_class: ClassVar[type[algorithms.RowConfig]]
     default_row: ClassVar[str]
     _algorithm: str | None = None

@@ -2,13 +2,13 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.trainer import utils
@@ -18,14 +18,15 @@ from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
-from rlhf_trl.rollouts.generate import Completion, neutral
+from rlhf_trl.rollouts.generate import Rows, Said, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
-from rlhf_trl.trainers.on_trl import OnTRL
+from rlhf_trl.trainers.on_trl import Batch, OnTRL
 
 if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are wider than they are
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
     utils.Table = type("Table", (utils.Table,), {"add_column": add_column})  # of `log_completions`
 
+PARTS = ("prompt", "completion")
 STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each process
 
 
@@ -121,7 +122,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         # by generation: what waits for advantages that the loss estimates, and for how many
         self._unrecorded: dict[int, list[Any]] = {}
         self._ahead: list[dict[str, Any]] = []
-        self._window_tokens: torch.Tensor | None = None
+        self._window_tokens: Tensor | None = None
         super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
@@ -167,7 +168,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._ended = ended
         return rewards
 
-    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
+    def judge(self, rows: Rows, said: Said) -> Scores:
         """Return the scores, those of all reward functions, and the reward they come to."""
         mine = self.share(rows)
         chat = is_conversational({"prompt": rows[0]["prompt"]})
@@ -198,7 +199,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
                 output["window_tokens"] = tokens * self.num_iterations
         return self._ahead.pop(0)
 
-    def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         output = super()._generate_and_score_completions(inputs)
         self._scored = None
         per_func, training = self._rewards_per_func, self.model.training
@@ -224,9 +225,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             self._carried["generation"] += 1
         return output
 
-    def _total(
-        self, per_func: torch.Tensor, lengths: torch.Tensor, ended: torch.Tensor
-    ) -> torch.Tensor:
+    def _total(self, per_func: Tensor, lengths: Tensor, ended: Tensor) -> Tensor:
         """Return the weighted sum of the rewards, less the penalties."""
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
         if "soft_punish_cache" in self._row.trainer_reads:
@@ -237,14 +236,14 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return rewards
 
     def _samples(
-        self, prompts: Any, completions: Any, told: torch.Tensor, per_func: torch.Tensor
+        self, prompts: Any, completions: Any, told: Tensor, per_func: Tensor
     ) -> tuple[list[tuple[Any, ...]], dict[str, list[float]]]:
         """Return samples, but for their advantages, and rewards as `Store.write` takes them."""
         columns = *told.T.tolist(), self._total(per_func, *told.T).tolist()
         named = zip(self.reward_func_names, per_func.T.tolist(), strict=True)
         return list(zip(prompts, completions, *columns, strict=True)), dict(named)
 
-    def _record_generation(self, output: dict[str, Any], told: torch.Tensor) -> None:
+    def _record_generation(self, output: Batch, told: Tensor) -> None:
         """Record a generation, unless only the loss will estimate its advantages."""
         number, logs = self._carried["generation"], self._logs
         recorded = self._samples(logs["prompt"], logs["completion"], told, self._rewards_per_func)
@@ -256,7 +255,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
         self._unrecorded[number] = [recorded, torch.zeros(len(places)), len(places)]
 
-    def _record_estimated(self, batch: dict[str, Any]) -> None:
+    def _record_estimated(self, batch: Batch) -> None:
         """Take the advantages of a micro-batch; with its last one, record a generation."""
         number, places = batch["recorded_as"][0, 0].item(), batch["recorded_as"][:, 1].cpu()
         waiting = self._unrecorded[number]
@@ -268,9 +267,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             advantages = self.accelerator.gather(advantages.to(self.args.device)).tolist()
             self.record("train", number, *recorded, advantages, self.num_generations)
 
-    def _advantages(
-        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
-    ) -> torch.Tensor:
+    def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         mine = self._mine(output)
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
@@ -296,13 +293,13 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         """Return the number of completions of a prompt, in training or outside."""
         return self.num_generations if self.model.training else self.num_generations_eval
 
-    def _mine(self, output: dict[str, Any]) -> slice:
+    def _mine(self, output: Batch) -> slice:
         """Return where the completions of this process stand among those of all."""
         share = len(output["completion_mask"])
         first = share * self.accelerator.process_index
         return slice(first, first + share)
 
-    def _shaped(self, output: dict[str, Any], rewards: torch.Tensor) -> torch.Tensor:
+    def _shaped(self, output: Batch, rewards: Tensor) -> Tensor:
         """Take the KL to the reference, if there is one, from this process' rewards."""
         return shaped_rewards(
             self._row,
@@ -313,25 +310,22 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             ref_logps=output["ref_per_token_logps"],
         )
 
-    def _rollout_logps(self, output: dict[str, Any]) -> torch.Tensor:
+    def _rollout_logps(self, output: Batch) -> Tensor:
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
-        per_step = self.args.per_device_train_batch_size
-        pair = ("prompt", "completion")
         extra = inspect.signature(super()._get_per_token_logps_and_entropies).parameters
         with torch.no_grad():
             logps, _, _ = super()._get_per_token_logps_and_entropies(
                 self.model,
-                torch.cat([output[f"{part}_ids"] for part in pair], dim=1),
-                torch.cat([output[f"{part}_mask"] for part in pair], dim=1),
+                *whole(output),
                 output["completion_ids"].size(1),
-                batch_size=per_step,
+                batch_size=self.args.per_device_train_batch_size,
                 **{name: output[name] for name in extra if name in output},
             )
         return logps
 
-    def _binary_rewards(self) -> torch.Tensor | None:
+    def _binary_rewards(self) -> Tensor | None:
         """Return 1 for completions that are right (and well formed, if that is asked)."""
         if self._correctness is None:
             return None
@@ -340,7 +334,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             success &= self._rewards_per_func[:, self._format] == 1
         return success.float()
 
-    def _recall_baseline(self, rewards: torch.Tensor, training: bool) -> None:
+    def _recall_baseline(self, rewards: Tensor, training: bool) -> None:
         """Set the moving average of earlier batches (the first has its own mean) and move it."""
         if self._row.advantage != "moving_average_baseline":
             return
@@ -403,9 +397,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             loss = loss + self.router_aux_loss_coef * aux_loss / steps
         return loss
 
-    def _row_loss(
-        self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
         critic = self._critic(inputs)  # which may estimate the advantages
         return surrogate_loss(
             self._row,
@@ -422,11 +414,11 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             **critic,
         )
 
-    def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def _critic(self, inputs: Batch) -> dict[str, Tensor]:
         """Return what the loss of a critic needs, for rows that have one."""
         return {}
 
-    def _tokens_of_window(self, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+    def _tokens_of_window(self, inputs: Batch, mode: str) -> Tensor:
         """Return the tokens, over all processes, of the accumulation window of this step."""
         if mode == "eval":
             tokens = inputs["num_items_in_batch"]
@@ -485,13 +477,19 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             self._window_tokens = state["window_tokens"]
 
 
-def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def loss_mask(batch: Batch) -> Tensor:
     """Return (B, T) 1 on the tokens that the policy generated and that count."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def whole(output: Batch) -> tuple[Tensor, Tensor]:
+    """Return ids and attention mask of prompts with their completions."""
+    both = ([output[f"{part}_{kind}"] for part in PARTS] for kind in ("ids", "mask"))
+    return tuple(torch.cat(each, dim=1) for each in both)
+
+
+def mean_advantages(batch: Batch) -> Tensor:
     """Return (B,) advantages; those of tokens as their mean over the completion."""
     advantages = batch["advantages"]
     if advantages.dim() == 1:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import is_peft_model
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.utils import get_config_model_id
 
@@ -17,7 +18,8 @@ from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
+from rlhf_trl.trainers.on_trl import Batch
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask, whole
 
 
 @dataclass
@@ -105,8 +107,8 @@ class BookPPOTrainer(BookGRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._with_values = False
-        self._logps: torch.Tensor | None = None
-        self._values: torch.Tensor | None = None
+        self._logps: Tensor | None = None
+        self._values: Tensor | None = None
         value_model.attach(self._policy, self._new_value_model())
         if self.optimizer is not None:
             self._complete_optimizer()
@@ -183,7 +185,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         finally:
             self._with_values = False
 
-    def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def _critic(self, inputs: Batch) -> dict[str, Tensor]:
         if "token_rewards" in inputs:
             inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
             if "recorded_as" in inputs:
@@ -193,22 +195,18 @@ class BookPPOTrainer(BookGRPOTrainer):
         self._values = self._logps = None
         return critic
 
-    def _rollout_values(self, output: dict[str, Any]) -> torch.Tensor:
+    def _rollout_values(self, output: Batch) -> Tensor:
         """Return (B, T) values of the state before each token, by the value model as it is."""
-        pair = ("prompt", "completion")
-        ids = torch.cat([output[f"{part}_ids"] for part in pair], dim=1)
-        attention = torch.cat([output[f"{part}_mask"] for part in pair], dim=1)
         size = self.args.per_device_train_batch_size
+        batches = zip(*(each.split(size) for each in whole(output)), strict=True)
         with torch.no_grad(), self.accelerator.autocast():
             found = [
-                self.model(input_ids=i, attention_mask=a, only_values=True)
-                for i, a in zip(ids.split(size), attention.split(size), strict=True)
+                self.model(input_ids=ids, attention_mask=mask, only_values=True)
+                for ids, mask in batches
             ]
         return _before_tokens(torch.cat(found), output["completion_ids"])
 
-    def _advantages(
-        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
-    ) -> torch.Tensor:
+    def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         """Return (B, T) advantages of this process; add old values and returns to the output."""
         rewards, mask = rewards[self._mine(output)], loss_mask(output)
         if self.beta:
@@ -232,9 +230,7 @@ class BookPPOTrainer(BookGRPOTrainer):
             advantages = whitened[self._mine(output), : mask.shape[1]]
         return advantages
 
-    def _estimated(
-        self, batch: dict[str, Any], rewards: torch.Tensor, values: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def _estimated(self, batch: Batch, rewards: Tensor, values: Tensor) -> dict[str, Tensor]:
         """Return (B, T) advantages, returns and the values of the rollout they are made of."""
         mask = loss_mask(batch)
         values = masked(values, mask)
@@ -245,9 +241,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         self._log_estimates(advantages, returns, mask)
         return {"advantages": advantages, "returns": returns, "old_values": values}
 
-    def _log_estimates(
-        self, advantages: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
-    ) -> None:
+    def _log_estimates(self, advantages: Tensor, returns: Tensor, mask: Tensor) -> None:
         kept = mask.bool()
         a, g = advantages[kept].double(), returns[kept].double()
         sums = torch.stack([kept.sum(), a.sum(), (a * a).sum(), g.sum(), (g * g).sum()])
@@ -262,7 +256,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         explained = 1 - spread / of_returns if of_returns > 0 else math.nan
         metrics["val/explained_variance"].append(explained)
 
-    def _log_update(self, critic: dict[str, torch.Tensor], inputs: dict[str, Any]) -> None:
+    def _log_update(self, critic: dict[str, Tensor], inputs: Batch) -> None:
         """Log the value loss, how much of it is clipped, and how far the policy has moved."""
         with torch.no_grad():
             mask, logps = loss_mask(inputs), self._logps
@@ -364,6 +358,6 @@ class BookPPOTrainer(BookGRPOTrainer):
         value_model.restore(folder, self._policy)
 
 
-def _before_tokens(state_values: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+def _before_tokens(state_values: Tensor, completions: Tensor) -> Tensor:
     """Cut (B, L) values after each token down to (B, T) values before each completion token."""
     return state_values[:, :-1][:, -completions.shape[1] :]

@@ -54,21 +54,15 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
     model ranks several completions of a prompt.
-
-    Attributes:
-        reader (`Reader`): how texts are read and scored.
-        candidates (`list[dict]`): rows with `prompt`, `completion`, `finished` and `label`.
-        on_answers (`Callable`): called on the main process with (step, metrics, []).
-        judged (`dict`): the newest evaluation: `rows` (logits and labels of the held-out rows) and
-            `scores` (of the candidates); None before the first one.
-        left_out (`dict[str, int]`): rows that were too long, by data set.
     """
 
     known: ClassVar[tuple[str, ...]]  # the algorithms that a subclass trains
 
-    reader: Reader
-    candidates: Sequence[Mapping[str, Any]] = ()
-    on_answers: Any = None
+    reader: Reader  # how texts are read and scored
+    left_out: dict[str, int]  # rows that were too long, by data set
+    candidates: Sequence[Mapping[str, Any]] = ()  # `prompt`, `completion`, `finished`, `label`
+    on_answers: Any = None  # called on the main process with step, metrics and []
+    # by the newest evaluation: `rows`, logits and labels, and `scores`, of the candidates
     judged: dict[str, list[Any]] | None = None
 
     def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
@@ -424,12 +418,9 @@ def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
 
 def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
     """Load a language model with a head of `num_labels` on every token, without dropout."""
-    name, kind = (
-        f"model_name_or_path: {source!r}",
-        "a language model, or a reward model of the same",
-    )
+    remedy = "name a language model, or a reward model of the same kind"
     fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
-    with loading(name, f"name {kind} kind", fault, RuntimeError):
+    with loading(f"model_name_or_path: {source!r}", remedy, fault, RuntimeError):
         config = _config(source, kwargs)
         tokens = any("TokenClassification" in name for name in config.architectures or [])
         had_bias = getattr(config, "token_classification_bias", True)

@@ -11,18 +11,13 @@ from rlhf_trl.trainers.on_trl import OnTRL
 
 
 class BookSFTTrainer(OnTRL, AnswersHeldOut, SFTTrainer):
-    """SFTTrainer that is evaluated by answering, or by loss and token accuracy.
-
-    Attributes:
-        left_out (`dict[str, int]`): by the name of a data set, how many examples had no token to
-            train on within `max_length`.
-    """
+    """SFTTrainer that is evaluated by answering, or by loss and token accuracy."""
 
     streams = True
     measured = ("loss", "mean_token_accuracy")
 
     def __init__(self, *args: Any, **kwargs: Any):
-        self.left_out: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}  # examples without a token to train on, by data set
         super().__init__(*args, **kwargs)
 
     # Extends SFTTrainer._prepare_dataset, which drops examples without a token to train on

@@ -22,13 +22,9 @@ FIELD = "value_model_name_or_path"
 
 @dataclass
 class ScoredWithValues(FusedCausalLMOutput):
-    """TRL's output of a fused forward, with the values of all states.
+    """TRL's output of a fused forward, with the values of all states."""
 
-    Attributes:
-        state_values: (B, L) value of the state after each token; not `values`, a method of it.
-    """
-
-    state_values: Tensor | None = None
+    state_values: Tensor | None = None  # (B, L), after each token; `values` is a method
 
 
 def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kwargs: Any) -> Any:
