@@ -41,20 +41,11 @@ def draw_reward_report(
 ) -> None:
     """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
 
-    Args:
-        path: where the figure goes.
-        title: above it.
-        pairs: rewards (N,) of chosen and of rejected completions.
-        candidates: scores (N,), labels (N,) and prompt ids (N,). Scores that all lie between 0 and
-            1 are read as probabilities of being right and get a calibration diagram, unless `steps`
-            has one.
-        steps: per trace the probability of "good", the predicted class and the true class (-1, 0,
-            1) of each step.
-        selecting: whether the candidates are what is trained on; then `coverage` is drawn in place
-            of a calibration.
-
-    Raises:
-        InputError: nothing to draw, or bad numbers (see `trainers.reward_metrics`).
+    `pairs` are rewards (N,) of chosen and of rejected completions; `candidates` scores, labels and
+    prompt ids (N,); `steps` for each trace the probability of "good", the predicted and the true
+    class (-1, 0, 1) of each step. Scores that all lie between 0 and 1 are read as probabilities of
+    being right and get a calibration, unless `steps` has one. Where the candidates are what is
+    trained on (`selecting`), their coverage takes its place.
     """
     panels: list[Callable[[Any], None]] = []
     if pairs is not None and len(pairs[0]):

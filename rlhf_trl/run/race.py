@@ -71,21 +71,17 @@ def race(
     stopped.
 
     Args:
-        algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
-            unless `config` is given.
+        algorithms: names of rows or configs; each uses our `configs/tiny/NAME.yaml`, or `config`,
+            one for all.
         seeds: runs per algorithm.
         folder: where the runs and the results go.
-        config: one config for all; the algorithm is then set on the command line.
+        config: see `algorithms`.
         jobs: runs side by side, each on one thread.
         extra: further options of the recipe, the same for all.
         iterations: num_iterations of the policy gradients, unless `extra` has one.
 
     Returns:
         The lines of the table.
-
-    Raises:
-        InputError: a config is missing, a run failed, or `folder` holds such a run with other
-            settings.
     """
     runs = []
     for name in algorithms:
@@ -128,13 +124,7 @@ def recipe_of(algorithm: str | None, given: Collection[str] = ()) -> str:
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
 
-    Args:
-        runs: of each the folder, the recipe and its options, of which the first are `--config` and
-            a path.
-        jobs: at least 1.
-
-    Raises:
-        InputError: a run failed or is there with other settings, or there are no jobs.
+    Of each run there are the folder, the recipe and its options, first `--config` and a path.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")
