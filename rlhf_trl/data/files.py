@@ -45,7 +45,7 @@ class FileData:
     eval_size: int | None = None  # prompts to hold out
     columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
     name: str | None = None  # config of a hub data set
-    reader: str | None = None  # of a published data set: see READERS
+    reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
     system_prompt: str | None = None  # for prompts that begin with none
 
 
