@@ -26,12 +26,6 @@ FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "cs
 class FileData:
     """The `dataset:` block of a data set of one's own.
 
-    `path` is a JSON, JSONL, Parquet or CSV file, a folder of them or a hub name (of whose configs
-    `name` is one), read at `split`, such as `train[:90%]` (a file is all `train`). `reader` makes
-    examples of the rows of a published data set (see `READERS`); `columns` maps this package's
-    column names to the data set's, or the reader's, as in `{chosen: better}`. `system_prompt`, a
-    text, is put before prompts that begin with none.
-
     Held out are, with all their rows, `eval_size` prompts chosen by a hash of their text; or, with
     `eval_path` (by default `path`) or `eval_split` (by default `split` without its slice), the
     first `eval_size` prompts there (by default 256) that are not trained on.
@@ -39,30 +33,23 @@ class FileData:
 
     path: str  # file (JSON, JSONL, Parquet, CSV), folder or hub name
     source: Literal["path"] = "path"
-    split: str = "train"  # or a slice, such as train[:90%]
+    split: str = "train"  # of a hub data set, or a slice: train[:90%]
     eval_path: str | None = None  # held-out rows from another file
     eval_split: str | None = None  # held-out rows from another slice
     eval_size: int | None = None  # prompts to hold out
     columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
     name: str | None = None  # config of a hub data set
-    reader: str | None = None  # of a published data set: gsm8k, hh, ...
+    reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
     system_prompt: str | None = None  # for prompts that begin with none
 
 
 @dataclass
 class Samples:
-    """The `samples:` block.
-
-    Every `every` optimizer steps (0: never), and with `start` before the first one, `count` prompts
-    are answered, always the `fixed` first ones or the next ones in turn (`round_robin`). They are
-    held-out prompts of the data set, or those of `file`: a JSON list of texts, or one text per
-    line. Each gets a greedy answer and one sampled at `temperature` and `top_p`, of `max_tokens` at
-    most; null is as in evaluation.
-    """
+    """The `samples:` block: a greedy and a sampled answer to each of some held-out prompts."""
 
     every: int = 0  # steps between panels; 0: no panels
     count: int = 4  # prompts in a panel
-    choice: Literal["fixed", "round_robin"] = "round_robin"  # the first prompts, or the next
+    choice: Literal["fixed", "round_robin"] = "round_robin"  # always the first ones, or the next
     file: str | None = None  # other prompts: a JSON list, or one per line
     temperature: float = 1.0  # of the sampled answer
     top_p: float = 1.0  # of the sampled answer

@@ -24,10 +24,8 @@ class Spec:
 class GymData:
     """The `dataset:` block: a weighted mixture of reasoning-gym tasks.
 
-    `size` training rows are drawn with `seed`, `eval_size` different held-out rows with
-    `eval_seed`. Seeds s and s + 1 share nearly all rows, since reasoning-gym draws entry i of seed
-    s + 1 as entry i + 1 of seed s; for other rows, write one that is 100,000 away.
-    `system_prompt` is `none`, `deepseek_zero` (the gym's own text) or the text itself.
+    Seeds s and s + 1 share nearly all rows, since reasoning-gym draws entry i of seed s + 1 as
+    entry i + 1 of seed s; for other rows, write one that is 100,000 away.
     """
 
     specs: list[Spec]  # reasoning-gym tasks: name, weight, config
@@ -36,7 +34,7 @@ class GymData:
     seed: int = 0  # of the training rows
     eval_size: int = 256  # held-out rows; of files: prompts
     eval_seed: int = 1000  # of the held-out rows
-    system_prompt: str = "none"  # none, deepseek_zero or a text
+    system_prompt: str = "none"  # none, deepseek_zero (the gym's) or a text
 
 
 def is_held_out(entry: dict[str, Any]) -> bool:

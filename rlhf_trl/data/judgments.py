@@ -95,15 +95,11 @@ OutcomeData = SampledAnswers | AnswersFile
 
 @dataclass
 class _Steps:
-    """How steps are put together: the text of a trace is each step followed by `step_separator`.
-
-    `step_split` is the regular expression that cuts a completion into steps. A trace of more than
-    `max_steps` becomes several rows with the same prompt, each with the next so many steps.
-    """
+    """How steps are put together; all rows of a long trace have its prompt."""
 
     step_separator: str = "\n"  # follows every step
-    step_split: str = r"\n+"  # regular expression that cuts steps
-    max_steps: int | None = None  # of a row; longer traces become several
+    step_split: str = r"\n+"  # regular expression that cuts completions
+    max_steps: int | None = None  # of a row; longer traces become several rows
 
 
 @dataclass

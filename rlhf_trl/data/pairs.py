@@ -30,11 +30,7 @@ class OfflinePairs(GymData):
 
 @dataclass
 class SampledPairs(GymData):
-    """Pairs of a right and a wrong answer among `samples_per_prompt` that a model samples.
-
-    The model is `sampled_from`, or the one that is trained. `mixed` are these (`on_policy`) and the
-    offline pairs of all questions, shuffled.
-    """
+    """Pairs of right and wrong answers of a model; `mixed`: and of all offline pairs, shuffled."""
 
     pairs: Literal["on_policy", "mixed"] = "on_policy"
     samples_per_prompt: int = 8  # answers to choose from

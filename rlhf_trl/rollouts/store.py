@@ -34,13 +34,10 @@ Job = Callable[[sqlite3.Connection], object]
 
 @dataclass
 class Rollouts:
-    """The `rollouts:` block: every `every`-th generation of training is kept, in `cap` GB at most.
-
-    At the cap, every other generation of training goes, and from then on half as many are kept.
-    """
+    """The `rollouts:` block."""
 
     every: int = 1  # keep every so many-th generation of training
-    cap: float = 1.0  # GB at most, then every other one goes
+    cap: float = 1.0  # GB; there every other one goes, and half as many are kept
 
     def __post_init__(self) -> None:
         if self.every < 1 or not self.cap > 0:

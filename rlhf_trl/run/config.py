@@ -141,9 +141,7 @@ def load_config(
                 if word not in (allowed := CHOICES[key]()):
                     config.refuse_choice(word, allowed, (key,))
         least = LEAST.get(key)
-        if least is None or value is None:
-            continue
-        if value <= 0 if least == ">0" else value < least:
+        if None not in (least, value) and (value <= 0 if least == ">0" else value < least):
             wanted = "a number above 0" if least == ">0" else f"{least} or more"
             config.fail((key,), f"is {show(value)}; write {wanted}")
     fixed = {key: value for key, value in fixed.items() if key in trl_fields}
@@ -179,14 +177,8 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
 
-    Args:
-        path: the file; what it `extends` is folded in.
-        classes: the dataclasses; the first that has a field decides its type.
-        ignore: keys that may stand there, whatever they hold.
-        words: by key, what takes the place of booleans that its type does not have.
-
-    Raises:
-        InputError: if a key belongs to none of them, or a value does not fit its type.
+    The first of the `classes` that has a field decides its type; keys to `ignore` may hold
+    anything. `words` has, by key, what takes the place of booleans that its type does not have.
     """
     config = _Config(path)
     for key in ignore:
@@ -210,24 +202,21 @@ class _Words(tuple[str, ...]):
 
 def _read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, _Words]]]:
     """Return the path after `--config`, and the other options in order."""
-    options: list[tuple[str, list[str]]] = []
-    takes_more = False
+    options, equals = [], "="  # a value behind = is all that an option has
     for word in argv:
         if re.match("--?$|-[A-Za-z]", word):
             raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             options.append((name, [value] if equals else []))
-            takes_more = not equals
-        elif not takes_more:
+        elif equals:
             raise InputError(f"{COMMAND_LINE}: {word!r} belongs to no option; write --key value.")
         else:
             options[-1][1].append(word)
-    configs = [words for name, words in options if name == "config"]
-    if len(configs) != 1 or len(configs[0]) != 1 or not configs[0][0]:
-        raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
-    overrides = [(name, _Words(words)) for name, words in options if name != "config"]
-    return configs[0][0], overrides
+    match [words for name, words in options if name == "config"]:
+        case [[str(path)]] if path:
+            return path, [(name, _Words(words)) for name, words in options if name != "config"]
+    raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
 
 
 def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
@@ -288,19 +277,17 @@ class _Config:
         if head.startswith("no_") and not tail and not new:
             head, new = head.removeprefix("no_"), False
         path, written, node = (head, *tail), self.layers[-1][1], self.values
-        for depth, key in enumerate(path):
-            parent, place = ".".join(path[:depth]), key
+        for depth, place in enumerate(path):
+            here = f"{COMMAND_LINE}: --{option}: {'.'.join(path[:depth])} is"
             if isinstance(node, list):
-                if not key.isdecimal() or int(key) >= len(node):
+                if not place.isdecimal() or int(place) >= len(node):
                     raise InputError(
-                        f"{COMMAND_LINE}: --{option}: {parent} is a list of {len(node)}, and "
-                        f"{key!r} is not the index of one of them (the first is 0)."
+                        f"{here} a list of {len(node)}, and {place!r} is not the index of one of "
+                        "them (the first is 0)."
                     )
-                place = int(key)
+                place = int(place)
             elif not isinstance(node, dict):
-                raise InputError(
-                    f"{COMMAND_LINE}: --{option}: {parent} is neither a mapping nor a list."
-                )
+                raise InputError(f"{here} neither a mapping nor a list.")
             if depth == len(path) - 1:
                 node[place] = new
                 break
@@ -564,15 +551,15 @@ def _fits(value: Any, member: Any) -> bool:
 
 def _describe(kind: Any) -> str:
     """Return what to write for a value of this type."""
-    words = []
-    for member in members_of(kind):
+
+    def words(member: Any) -> str:
         if choices := choices_of(member):
-            words.append(_one_of(choices))
-        elif shape_of(member) is tuple:
-            words.append(f"a list of {len(type_args(member))}")
-        else:
-            words.append(REMEDIES[shape_of(member)])
-    return " or ".join(dict.fromkeys(words))
+            return _one_of(choices)
+        if shape_of(member) is tuple:
+            return f"a list of {len(type_args(member))}"
+        return REMEDIES[shape_of(member)]
+
+    return " or ".join(dict.fromkeys(map(words, members_of(kind))))
 
 
 def _remedy(value: Any, kind: Any) -> str:
@@ -607,11 +594,8 @@ def _check_algorithm(config: _Config, run: Any, runs: Sequence[str]) -> dict[str
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
     given = {key: _plain(value) for key, value in config.values.items()}
-    others = {
-        other: each
-        for other in runs or algorithms.ALGORITHMS
-        if (each := algorithms.ALGORITHMS[other].formulations.get(formulation))
-    }
+    known = {name: algorithms.ALGORITHMS[name] for name in runs or algorithms.ALGORITHMS}
+    others = {n: each for n, a in known.items() if (each := a.formulations.get(formulation))}
     try:
         values = algorithms.resolve(row, given, others)
     except algorithms.FieldError as error:
@@ -629,25 +613,19 @@ def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known)
     def value(name: str) -> Any:
         return args.get(name, known[name][1].default)
 
-    generations, batch = value("num_generations"), value("generation_batch_size")
-    how = "generation_batch_size"
+    batch, how = value("generation_batch_size"), "generation_batch_size"
     if batch is None:
-        per_device, processes = value("per_device_train_batch_size"), world_size()
-        steps = "steps_per_generation"
-        if value(steps) is None:
-            steps = "gradient_accumulation_steps"
-        batch = per_device * processes * value(steps)
-        how = (
-            f"per_device_train_batch_size {per_device} x {processes} "
-            f"process{'es' * (processes > 1)} x {steps} {value(steps)}"
-        )
-    if batch <= 0 or not generations or batch % generations:
+        each, processes = value("per_device_train_batch_size"), world_size()
+        names = ("steps_per_generation", "gradient_accumulation_steps")
+        steps = next((name for name in names if value(name) is not None), names[1])
+        batch = each * processes * value(steps)
+        many = f"{processes} process{'es' * (processes > 1)}"
+        how = f"per_device_train_batch_size {each} x {many} x {steps} {value(steps)}"
+    if batch <= 0 or not (generations := value("num_generations")) or batch % generations:
         divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
-        remedy = (
-            f"write {_one_of(divisors)}, or change the batch" if divisors else "raise the batch"
-        )
-        shown = f"is {show(generations)}, which does not divide the generation batch of {batch}"
-        config.fail(("num_generations",), f"{shown} ({how}); {remedy}")
+        remedy = f"write {_one_of(divisors)}, or change" if divisors else "raise"
+        shown = f"is {show(value('num_generations'))}, which does not divide the generation batch"
+        config.fail(("num_generations",), f"{shown} of {batch} ({how}); {remedy} the batch")
 
 
 def _import(name: Any) -> Any:

@@ -36,7 +36,7 @@ class AnyRun:
 class Run(AnyRun):
     """The fields of every recipe with a row."""
 
-    algorithm: str  # what is trained; `rlhf-trl algorithms` explains each
+    algorithm: str  # `rlhf-trl algorithms` explains each
     formulation: str = "chapter"  # chapter, code or trl: whose equation
 
 

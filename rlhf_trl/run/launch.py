@@ -93,19 +93,10 @@ def check_process_count_asked() -> None:
 
 
 def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """Return the TRL fields that a run takes on a CPU: float32, unless its config names bf16.
+    """Return `use_cpu` and `bf16` for a run on a CPU, where TRL alone would ask for a GPU.
 
-    Without them TRL would take bf16, and stop where there is no GPU.
-
-    Args:
-        given: TRL's fields that the config sets.
-        processes: how many were launched.
-
-    Returns:
-        `use_cpu` and `bf16`; nothing where the run is on a GPU.
-
-    Raises:
-        InputError: a precision that is for GPUs, or several processes that would all look for one.
+    It computes in float32, unless the fields that its config sets, `given`, name bf16. Precisions
+    for GPUs are refused, and so are several processes that would all look for one.
     """
     import torch
     from accelerate.utils import parse_flag_from_env
@@ -142,12 +133,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
 
 
 def check_processes(args: Any, expect: Expect | None = None) -> None:
-    """Stop unless the processes that were launched are the ones that found each other.
-
-    Args:
-        args (`TrainingArguments`): holds the live world size.
-        expect (`Expect`, *optional*): what the config is meant for.
-    """
+    """Stop unless the processes that were launched found each other, and are those expected."""
     live, launched = args.world_size, world_size()
     if live != launched:
         raise InputError(
@@ -203,11 +189,7 @@ def check_wrapper(trainer: Any) -> None:
 
 
 def describe_launch(args: Any, name: str) -> str:
-    """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic.
-
-    Raises:
-        InputError: see `innermost_optimizer`.
-    """
+    """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic."""
     processes = args.world_size
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
@@ -227,11 +209,7 @@ def describe_launch(args: Any, name: str) -> str:
 
 
 def innermost_optimizer(args: Any) -> str:
-    """Return the name of the optimizer that steps, which under DeepSpeed may not be `optim`.
-
-    Raises:
-        InputError: accelerate would silently put Adam in the place of another optimizer.
-    """
+    """Return the name of the optimizer that steps, unless DeepSpeed would replace it by Adam."""
     config = _deepspeed_config(args)
     if "optimizer" in config:  # which overrules `optim`
         return config["optimizer"]["type"]
