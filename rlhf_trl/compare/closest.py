@@ -169,9 +169,9 @@ def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str,
 
 
 _OURS = {
-    "grpo": "policy_gradient.PolicyGradient",
-    "dpo": "direct_alignment.Preference",
-    "orpo": "orpo.OddsRatio",
+    "grpo": "policy_gradient.BookGRPO",
+    "dpo": "direct_alignment.BookDPO",
+    "orpo": "orpo.BookORPO",
 }
 """Our trainers and configs by recipe."""
 
