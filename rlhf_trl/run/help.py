@@ -51,12 +51,12 @@ class _Told(NamedTuple):
 
 
 def recipe_help(own: type, trl: str, everything: bool) -> str:
-    """Return a line for each field of a recipe, and for those of TRL that it sets; or for all.
+    """Return a line for each field of a recipe, and for each of TRL's that its tiny config sets.
 
     Args:
         own: the dataclass of the recipe's own fields.
-        trl: the name of TRL's config class, or of ours on it.
-        everything: whether to tell of all of TRL's fields.
+        trl: the name of TRL's config class, or of our subclass of it.
+        everything: whether to list all of TRL's fields.
     """
     ours, name = dict(_own(own)), Path(sys.argv[0]).stem
     package, *libraries = (Path(find_spec(each).origin).parent for each in LIBRARIES)
@@ -100,7 +100,7 @@ def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
 
 
 def _kinds(kind: Any) -> list[str]:
-    """Return words for the alternatives of a type, but for null."""
+    """Name the alternatives of a type, leaving out null."""
     found = (choices_of(m) or [getattr(shape_of(m), "__name__", "any")] for m in members_of(kind))
     words = dict.fromkeys(str(word) for words in found for word in words)
     return [word for word in words if word != NoneType.__name__]
