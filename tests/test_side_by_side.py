@@ -304,7 +304,7 @@ def test_what_names_no_policy_is_refused_in_one_sentence(trained, models, tmp_pa
     file = make_adapter(tmp_path / "lost", scale=0) / "adapter_config.json"
     told = json.loads(file.read_text()) | {"base_model_name_or_path": "/gone/base"}
     file.write_text(json.dumps(told))
-    assert "is an adapter, and its base /gone/base is gone" in refused(tmp_path / "lost")
+    assert "is an adapter whose base model /gone/base is gone" in refused(tmp_path / "lost")
     assert named("someone/model") == ("someone/model", "someone/model", None)
 
 

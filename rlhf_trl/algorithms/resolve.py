@@ -120,7 +120,7 @@ class RowConfig:
         values = resolve(row, given)
         for name, value in values.items():
             if value == REQUIRED:
-                raise InputError(f"{row.label} needs {name}, which has no default.")
+                raise InputError(f"{row.label} needs {name}, which has no default; set it.")
         base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
         stock = {f.name: f.default for f in fields(base)}
         args = copy(args)

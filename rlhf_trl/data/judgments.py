@@ -286,8 +286,8 @@ def _check(config: Any, max_samples: int | None) -> None:
     answered = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
     if getattr(config, "sampled_from", None) and not (config.candidates or answered):
         raise InputError(
-            "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write 2 or "
-            "more candidates."
+            "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write "
+            "candidates: 2 or more."
         )
 
 

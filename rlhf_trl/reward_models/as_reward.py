@@ -180,5 +180,5 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
 
 
 def _plain(text: str) -> str:
-    """Return a text as tokenizers normalize it that keep its letters."""
+    """Drop what a tokenizer may change without harm: Unicode form (NFKC) and white space."""
     return "".join(unicodedata.normalize("NFKC", text).split())

@@ -113,7 +113,7 @@ class Store:
             self.flush()
 
     def flush(self) -> None:
-        """Wait until all that was written is on the disk."""
+        """Wait until everything queued is on the disk; raise what went wrong."""
         if self._thread is not None:
             self._put(lambda connection: connection.execute("PRAGMA wal_checkpoint"))
             self._jobs.join()

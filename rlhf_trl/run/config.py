@@ -439,7 +439,7 @@ class _Config:
         return [self._mean(_Words([word]), lists[0], path) for word in words]
 
     def build(self, value: Any, kind: Any, path: Key) -> Any:
-        """Turn a checked plain value into instances of the dataclasses and enums of its type."""
+        """Turn a checked plain value into the dataclasses and enums that its type `kind` names."""
         members = members_of(kind)
         member = next(m for m in members if _fits(value, m))
         if is_dataclass(member):

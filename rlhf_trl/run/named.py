@@ -99,8 +99,8 @@ def named(word: str, reward_model: bool = False) -> Named:
     base = Path(told.get("base_model_name_or_path") or "")
     if base.is_absolute() and not base.is_dir():
         raise InputError(
-            f"{word} is an adapter, and its base {base} is gone; put that model there again, or "
-            f"write its place into {folder / ADAPTER}."
+            f"{word} is an adapter whose base model {base} is gone; put it back, or write its new "
+            f"path as base_model_name_or_path into {folder / ADAPTER}."
         )
     return Named(word, str(folder), str(run / "config.yaml") if run else None)
 

@@ -76,8 +76,8 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
         share = self.generation_batch_size or self.per_device_train_batch_size * steps
         if share < 2:
             raise InputError(
-                "num_generations is 1 and each process generates a single completion; raise "
-                "per_device_train_batch_size or gradient_accumulation_steps."
+                "num_generations is 1, and each process generates a single completion but needs 2; "
+                "raise per_device_train_batch_size or gradient_accumulation_steps."
             )
         given = self.num_generations_eval
         self.num_generations, self.num_generations_eval = share, given or 1

@@ -101,7 +101,7 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         return output
 
     def ranking(self) -> tuple[list[float], list[bool], list[int]]:
-        """Return usual score, label and prompt number of each candidate, as judged last."""
+        """Return each candidate's default score, label and prompt number, as last evaluated."""
         scores = [each[self.reader.names[0]] for each in self.judged["scores"]]
         labels = [bool(row["label"]) for row in self.candidates]
         return scores, labels, metrics.prompt_groups([row["prompt"] for row in self.candidates])
