@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     compare.add_argument("--algorithms", help="names, separated by commas (all)")
     compare.add_argument("--batches", help="names, separated by commas (all)")
+    compare.add_argument("--quick", action="store_true", help="only the batches that tell most")
     compare.add_argument("--format", default="table", choices=("table", "markdown", "json", "html"))
     compare.add_argument("--verbose", action="store_true", help="every batch, and every term")
     compare.add_argument("--config", help="a training config: which algorithm does it compute?")
