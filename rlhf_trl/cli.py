@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     option = add("compare", _compare, told, more)
     option("--algorithms", help="names, separated by commas (all)")
     option("--batches", help="names, separated by commas (all)")
+    option("--quick", action="store_true", help="only the batches that tell most")
     option("--format", default="table", choices=("table", "markdown", "json", "html"))
     option("--verbose", action="store_true", help="every batch, and every term")
     option("--config", help="a training config: which algorithm does it compute?")

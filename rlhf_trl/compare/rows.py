@@ -8,8 +8,9 @@ settings that remove the difference.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhf_trl.algorithms import formulation
+from rlhf_trl.algorithms import ALGORITHMS, Formulation, formulation
 from rlhf_trl.compare import identities as to
+from rlhf_trl.compare import pairs
 from rlhf_trl.compare.identities import Identity
 from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.policy import GROUP, WEIGHTS
@@ -61,6 +62,7 @@ _SIGN_SAYS = "The code's KL has the other sign."
 _AVERAGE_SAYS = "The code's KL is an average over the tokens, with the other sign."
 _NO_SETTING = "none in TRL"
 _UNCHANGED = ("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation")
+_ONE_GENERATION = _UNCHANGED[:-1]
 _TRL_MEAN = to.normalizer("token_mean", "token_mean_trl")
 _TRL_DAPO = to.normalizer("sequence_mean", "token_mean_trl")
 _OF_PROMPTS = to.normalizer("per_prompt", "token_mean_trl")
@@ -96,6 +98,20 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
     )
     left, batches = Book("grpo", "code"), ("equal_rewards",)
     return Row(left, right, (_EPS_BACK,), says, settings, batches, variant="equal rewards")
+
+
+def _sampled(mode: str) -> Row:
+    correction = {"mode": mode, "clip_min": 0.8, "clip_max": 1.2}
+    fields = {f"vllm_importance_sampling_{name}": value for name, value in correction.items()}
+    return Row(
+        Book("grpo"),
+        stock("grpo", **fields),
+        (to.sampler_weight(mode, 0.8, 1.2),),
+        "With vLLM, TRL weighs each loss by what policy and sampler say of the same tokens.",
+        "vllm_importance_sampling_correction: false",
+        ("sampler",),
+        variant=mode,
+    )
 
 
 POLICY_ROWS = (
@@ -159,6 +175,26 @@ POLICY_ROWS = (
         with_kl="TRL's default KL is multiplied by the ratio.",
         variant="TRL's default",
     ),
+    Row(
+        Book("grpo"),
+        stock("grpo", scale_rewards="batch"),
+        (to.SPREAD_OF_THE_BATCH,),
+        "scale_rewards: batch divides by the standard deviation of all rewards of a generation.",
+        "scale_rewards: group",
+        (*_ONE_GENERATION, "extreme"),
+        variant="scaled by the batch",
+    ),
+    Row(
+        Book("grpo"),
+        stock("grpo", mask_truncated_completions=True),
+        (to.FINISHED_ONLY,),
+        "mask_truncated_completions drops completions that were cut off.",
+        "mask_truncated_completions: false",
+        (*_ONE_GENERATION, "extreme"),
+        variant="overlong filtering",
+    ),
+    *(_sampled(mode) for mode in ("token_truncate", "token_mask")),
+    *(_sampled(mode) for mode in ("sequence_truncate", "sequence_mask")),
     _code(
         "drgrpo",
         *(to.normalizer("fixed_length", "sequence_mean"), to.CODE_K3),
@@ -353,6 +389,7 @@ KL_ROWS = (
 
 _CDPO = "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"
 _SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
+_UNEQUAL = {"desirable_weight": 1.5, "undesirable_weight": 0.6}
 _KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
 
 PAIR_ROWS = (
@@ -418,6 +455,12 @@ PAIR_ROWS = (
         "classes.",
     ),
     Row(Book("kto"), stock("kto"), settings="loss_type: kto"),
+    Row(
+        Book("kto", params=_UNEQUAL),
+        stock("kto", **_UNEQUAL),
+        settings="desirable_weight, undesirable_weight",
+        variant="unequal weights",
+    ),
     Row(
         Book("kto", "code"),
         stock("kto"),
@@ -503,4 +546,35 @@ DISTILLATION_ROWS = (
     ),
 )
 
-ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS, *DISTILLATION_ROWS)
+
+def own_fields(row: Formulation) -> dict[str, Any]:
+    """Return what our trainer of a formulation needs on the batches."""
+    # no completion of the batches comes near the penalty, and no group is sampled again
+    ours = {"correctness_reward": "right", "format_reward": "has_format"}
+    ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
+    found = {name: value for name, value in ours.items() if name in row.trainer_reads}
+    return found | ({"max_completion_length": 80} if "soft_punish_cache" in found else {})
+
+
+def _own(name: str, which: str, row: Formulation) -> Row:
+    trainer = pairs.own_trainer(row)
+    right = Stock(own_fields(row), trainer, trainer, also={"algorithm": name, "formulation": which})
+    batches = ("heavy", "accumulation")
+    if row.trainer == "GRPOTrainer":
+        batches = ("extreme", "tools") + (("beta",) if "beta" in row.reads else ())
+        # a window of several has no batch mean, and TRL divides by the tokens of an average one
+        if which != "trl" and name != "reinforce":
+            batches += ("steps_per_generation",)
+    return Row(Book(name, which), right, batches=batches)
+
+
+OWN_ROWS = tuple(
+    _own(name, which, row)
+    for name in ALGORITHMS
+    for which, row in ALGORITHMS[name].formulations.items()
+    if pairs.own_trainer(row) and name not in ("ppo", "kwise", "orm", "prm")
+    if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
+)
+"""Our trainers, against the functions that they are to compute."""
+
+ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS, *DISTILLATION_ROWS, *OWN_ROWS)
