@@ -120,7 +120,7 @@ def _left(loaded: Any, checkpoint: str | None) -> bool:
         if longer:
             raise InputError(
                 f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
-                f"from which it could go on with another {min(longer)}; write elsewhere with "
+                f"to continue it from with another {min(longer)}; write elsewhere with "
                 "--output_dir."
             )
         return False
@@ -169,9 +169,9 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
 
 
 def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
-    """Return a CRC-32 of the examples on each side; refuse others than a checkpoint was made with.
+    """Return a CRC-32 of the examples on each side; refuse a checkpoint made with other examples.
 
-    It takes a second for 100 MB, whatever file and order of buffers the rows lie in.
+    It takes a second for 100 MB. The file and the order of buffers that hold the rows do not count.
     """
     checkpoint, found = loaded.trl.resume_from_checkpoint, {}
     for side, rows in (("train", data.train), ("held-out", data.held_out)):
@@ -358,8 +358,8 @@ def check_rewards(args: Any, rewards: list[Any]) -> None:
     taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
     if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
         raise InputError(
-            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
-            "function another name."
+            f"reward_funcs: the logs or the evaluation have another number called {again[0]!r}; "
+            "rename the function."
         )
     weights = args.reward_weights
     if weights is not None and len(weights) != len(rewards):
