@@ -26,7 +26,7 @@ class Run(AnyRun):
     max_completion_length: int = 64  # tokens
     temperature: float = 1.0  # of the answers, as are the next three
     top_p: float = 1.0  # share of the probability to sample from
-    top_k: int = 0  # so many likeliest tokens; 0: all
+    top_k: int = 0  # sample from this many likeliest tokens; 0: all
     min_p: float | None = None  # least share of the likeliest one's
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # as in enable_thinking
     reward_funcs: list[str] = field(default_factory=list)  # names, dotted paths

@@ -67,9 +67,9 @@ def policy_gradient_loss(
         binary_rewards: (B,) 1 for a success, 0 for a failure (MaxRL).
         num_generations: completions per prompt, standing next to each other; None: the batch is one
             group.
-        prompt_tokens: (B,) tokens of all completions of the prompt of each, for a formulation that
-            averages over those of a prompt, where `mask` holds a part of them only; None: those of
-            this mask. Micro-batches that tear prompts apart go to `surrogate_loss`.
+        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt, for a
+            formulation that averages over these, where `mask` holds only a part of them; None:
+            those of this mask. Micro-batches that split prompts go to `surrogate_loss`.
         normalizer: tokens of the whole accumulation window, for a formulation that is normalized
             over it; None: those of this mask.
         formulation: "chapter", "code" or "trl".
@@ -191,8 +191,8 @@ def surrogate_loss(
         token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as
             the learner-to-sampler weights of chapter 6, eq:ppo_tis.
         num_generations: completions of each prompt, for a mean over the tokens of a prompt.
-        prompt_tokens: (B,) tokens of all completions of the prompt of each; None: counted from
-            `mask`, in which those of a prompt stand together.
+        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt; None:
+            counted from `mask`, in which those of a prompt are neighbors.
         normalizer: what the aggregation divides by; None: counted from `mask`.
     """
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else masked(advantages, mask)

@@ -126,7 +126,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
 
 
 def _begun(folder: Path) -> bool:
-    """Return whether all that a folder holds is of a run, of which there may be no config yet."""
+    """Return whether a run has begun in a folder, even if it has not written its config yet."""
     # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
     kept = (".", "samples-", "answers", RECORD, "round-")
     early = all(path.name.startswith(kept) for path in folder.iterdir())
@@ -134,7 +134,7 @@ def _begun(folder: Path) -> bool:
 
 
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:
-    """Return what is called `prefix` and a number (and an ending), by that number."""
+    """Return the paths named by `prefix`, a number and perhaps a suffix, by that number."""
     start = len(str(folder / prefix))
     found = {str(path)[start:].partition(".")[0]: path for path in folder.glob(f"{prefix}*")}
     return {int(number): p for number, p in found.items() if number.isdigit()}
@@ -151,9 +151,9 @@ def finished(folder: Path) -> bool:
 
 
 def set_aside(folder: Path, step: int) -> None:
-    """Move what a run left after `step`, from where it is about to go on, to `earlier-N` beside.
+    """Move what a run wrote after `step`, where it is about to resume, to its folder `earlier-N`.
 
-    So neither its results nor its later checkpoints pass for those of the run that goes on.
+    Then neither its old results nor its later checkpoints pass for those of the resumed run.
     """
     later = [
         path

@@ -436,7 +436,7 @@ FILE_MISTAKES = {
     ),
     "contradiction": (
         "loss_type: bnpo\n",
-        "loss_type is 'bnpo', which contradicts grpo (chapter), which fixes loss_type: 'grpo'",
+        "loss_type is 'bnpo', which contradicts grpo (chapter) and its loss_type: 'grpo'",
         "remove it",
     ),
     "generation batch": (

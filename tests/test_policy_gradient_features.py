@@ -252,7 +252,7 @@ REFUSED = {
     "sequence ratio": (
         "grpo",
         {"importance_sampling_level": "sequence"},
-        "importance_sampling_level is 'sequence', which contradicts grpo (chapter), which fixes",
+        "importance_sampling_level is 'sequence', which contradicts grpo (chapter) and its",
     ),
     "reward scaling": ("drgrpo", {"scale_rewards": "group"}, "scale_rewards is 'group', which"),
     "joined rewards": (

@@ -142,7 +142,7 @@ def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate
     assert told["talk to it"] == f"rlhf-trl chat {shown}"
     assert told["evaluate it"] == f"rlhf-trl evaluate tiny {shown}"
     longer = "the same with --resume_from_checkpoint auto --max_steps 8"
-    assert told["train on"] == f"{longer}, whose schedule the learning rate then follows"
+    assert told["train on"] == f"{longer}; the learning rate then follows the longer schedule"
     said = []
     exec(told["in Python"], {"print": said.append})
     last = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"][0]
@@ -170,7 +170,7 @@ def test_prompts_that_are_texts_are_said_to_get_no_template(capsys):
 def test_what_can_be_done_with_an_adapter_and_a_reward_model(tmp_path):
     adapter = next_steps("out", "tiny", 5, "Why?", adapter=True)
     assert "rlhf-trl merge out\n" in adapter and "print(answer('Why?'))" in adapter
-    assert adapter.endswith("a run that keeps checkpoints can: --save_strategy steps")
+    assert adapter.endswith("possible after a run with --save_strategy steps")
     (tmp_path / "scores.jsonl").touch()
     judge = next_steps(str(tmp_path), "tiny", 5, None, adapter=False)
     assert f"--reward_model {tmp_path}/model\n" in judge and "chat" not in judge

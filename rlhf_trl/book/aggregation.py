@@ -92,9 +92,9 @@ def per_prompt(
     Args:
         losses: (B, T), and so is the mask.
         num_generations: completions of each prompt; None: all are of one.
-        prompt_tokens: (B,) tokens of all completions of the prompt of each, for batches in which
-            they do not stand together; None: counted from the mask. With it, micro-batches that
-            tear prompts apart add up: P is how many prompts as many completions have.
+        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt, for
+            batches that do not hold these together; None: counted from the mask. With it,
+            micro-batches that split prompts add up: P is B / num_generations.
         normalizer: counts prompts; None: B / num_generations.
     """
     size = num_generations or len(mask)

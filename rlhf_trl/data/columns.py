@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Names = Mapping[str, str]  # the data set's columns, by this package's names
-Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by the reason
+Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 
 
 def code() -> str:
-    """Return what tells the code here from other versions; `datasets` knows functions by name."""
+    """Return a hash of the code here, since `datasets` caches by the names of functions."""
     from datasets.fingerprint import Hasher
 
     return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
@@ -109,12 +109,11 @@ def renamed(
     shapes: Sequence[Sequence[str]],
     optional: Sequence[str] = (),
 ) -> "Dataset":
-    """Return the columns of a shape under this package's names, and no others.
+    """Return the columns of one shape, and no others, under this package's names.
 
-    The first of the `shapes` whose second column is there is meant, or else the last; those of
-    `optional` may be missing. Messages have no key that is None; conversations do not repeat the
-    prompt, which is taken out of them where it is missing, and rows with `UNSPLIT` ones are left
-    out.
+    The shape is the first of `shapes` whose second column is there, or else the last; `optional`
+    columns may be missing. Messages lose keys that are None. Conversations lose their prompt, which
+    becomes the column `prompt` where there is none; rows with `UNSPLIT` ones are left out.
     """
     from datasets import Json
 
@@ -145,8 +144,8 @@ def renamed(
         pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in zip(lacking, free, strict=False))
         remedy = f"map them with dataset.columns, as in {{{pairs}}}" if free else "add them"
         raise InputError(
-            f"dataset: row 0 of {where} lacks {', '.join(lacking)}; needed are "
-            f"{', '.join(shape)}{also}, and there are {', '.join(there)}; {remedy}."
+            f"dataset: row 0 of {where} lacks {', '.join(lacking)}; it needs "
+            f"{', '.join(shape)}{also} and has {', '.join(there)}; {remedy}."
         )
     return dataset
 
@@ -219,12 +218,12 @@ def _split_row(row: Row) -> list[Row]:
 
 
 def unsplit(given: "Dataset", found: "Dataset") -> dict[str, int]:
-    """Return how many of the given rows `renamed` left out, by the reason."""
+    """Return how many of the given rows `renamed` left out, by reason."""
     return {UNSPLIT: len(given) - len(found)} if len(found) < len(given) else {}
 
 
 def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
-    """Put a system message before prompts that begin with none; what is plain becomes messages."""
+    """Put a system message before prompts without one; plain texts become messages."""
     from datasets import Features, Json, List
 
     if text is None:
@@ -276,7 +275,7 @@ def check_alike(dataset: "Dataset", model: Row, where: str) -> None:
 
 
 def _form(name: str, value: Any) -> str:
-    """Return what a cell is; of columns that only rewards read, nothing is said."""
+    """Say what a cell is; just "a value" in columns that only rewards read."""
     if name in ("prompt", *SIDES, "ranked", "completions"):
         if isinstance(value, list):
             first = value[0]

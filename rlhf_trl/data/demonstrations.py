@@ -21,7 +21,7 @@ UNASKED = "nothing comes before the answer"
 class AnswersToLearn(FileData):
     """A file or hub data set of `prompt` and `completion`, or of conversations in `messages`.
 
-    Trained are the `last` turn, which is the assistant's, or `all` turns of the assistant.
+    Training is on the `last` turn, which is the assistant's, or on `all` turns of the assistant.
     """
 
     turns: str = field(default="last", metadata={"choices": ("last", "all")})  # to train on

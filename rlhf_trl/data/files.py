@@ -26,7 +26,7 @@ FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "cs
 class FileData:
     """The `dataset:` block of a data set of one's own.
 
-    Held out are, with all their rows, `eval_size` prompts chosen by a hash of their text; or, with
+    `eval_size` prompts, chosen by a hash of their text, are held out with all their rows; or, with
     `eval_path` (by default `path`) or `eval_split` (by default `split` without its slice), the
     first `eval_size` prompts there (by default 256) that are not trained on.
     """
@@ -40,7 +40,7 @@ class FileData:
     columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
     name: str | None = None  # config of a hub data set
     reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
-    system_prompt: str | None = None  # for prompts that begin with none
+    system_prompt: str | None = None  # for prompts without a system message
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Examples:
     "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked lists (`prompt`,
     `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
     demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
-    examples like them for evaluation. `dropped` counts the rows left out, by the reason;
+    examples like them for evaluation. `dropped` counts the rows left out, by reason;
     `candidates` are outcomes to rank, those of one prompt in a row.
     """
 
@@ -91,8 +91,8 @@ def read(
 ) -> Counted:
     """Return the first `count` rows of a file, folder or hub data set, and what was left out.
 
-    With a `reader`, they are the examples that it makes of these rows; it counts the rows of which
-    it makes none, by the reason. `key` is what named the path or the split.
+    With a `reader`, return the examples that it makes of these rows, and count by reason the rows
+    of which it makes none. `key` is the field that named the path or the split.
     """
     from datasets import load_dataset
 
@@ -194,7 +194,7 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _made(dataset: "Dataset", name: str, where: str) -> Counted:
-    """Return the examples that a reader makes of rows, and how many rows it makes none of."""
+    """Return the examples that a reader makes of rows, and how many rows it leaves out."""
     there = dataset.column_names
     each = [("text",) if form.lines and there == ["text"] else form.needs for form in forms(name)]
     number = next((n for n, needs in enumerate(each) if set(needs) <= set(there)), None)
@@ -283,9 +283,9 @@ def read_sides(
 ) -> Examples:
     """Read what a block with `source: path` names.
 
-    `convert` makes examples of what was read, and counts what it leaves out; it takes its file or
-    name, `config.columns` and the `options`, too. None of the training examples (of the first
-    `max_samples` rows) has a prompt that is held out.
+    `convert` makes examples of what was read, and counts what it leaves out; it also takes the path
+    or name, `config.columns` and the `options`. No training example (of the first `max_samples`
+    rows) has a held-out prompt.
     """
     import numpy as np
 
@@ -313,7 +313,7 @@ def read_sides(
         fresh = np.flatnonzero(~np.isin(others, keys))
         if not len(fresh):
             raise InputError(
-                f"dataset.{key}: all prompts of {path} to evaluate on are trained on; give split "
+                f"dataset.{key}: every prompt of {path} to evaluate on is trained on; give split "
                 "and eval_split different slices, such as train[:90%] and train[90%:], evaluate on "
                 "another file, or write eval_size alone, which holds prompts out."
             )
@@ -327,7 +327,7 @@ def read_sides(
     if held.all():
         raise InputError(
             f"dataset.eval_size: {config.path} has {len(np.unique(keys))} different prompts, and "
-            f"{size} held out leave nothing to train on; write less."
+            f"{size} held out leave nothing to train on; hold out fewer."
         )
     sides = [train.select(np.flatnonzero(which)) for which in (~held, held)]
     return Examples(*sides, None, dropped)

@@ -129,7 +129,7 @@ ProcessData = SyntheticTraces | SampledTraces | TracesFile
 def load_pairs_or_ranked(
     config: RewardData, max_samples: int | None, sample: Sample, margin: bool = True
 ) -> Examples:
-    """Make or read pairs, or lists for a K-wise model, of so many training rows or questions.
+    """Make or read pairs, or lists for a K-wise model, of at most `max_samples` questions.
 
     `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
     each, and their side, "train" or "held-out". `margin` says whether that column is read.
@@ -158,7 +158,7 @@ def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Ex
     train = made.ranked_demonstrations(asked, length, config.seed)
     if not train:
         raise InputError(
-            f"dataset.list_length: no question has {length} different demonstrations; write less."
+            f"dataset.list_length: no question has {length} different demonstrations; lower it."
         )
     held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
@@ -211,7 +211,7 @@ def load_traces(
         else:
             where = "the synthetic traces"
             if not 0 <= config.errors <= 1:
-                raise InputError(f"dataset.errors: {config.errors} is no share; write 0 to 1.")
+                raise InputError(f"dataset.errors: {config.errors} is not a share; write 0 to 1.")
             train = made.synthetic_traces(asked, config.errors, config.seed)
             held_out = made.synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
         train, held_out = (made.labeled_traces(x, config.step_split) for x in (train, held_out))
@@ -229,9 +229,9 @@ def load_traces(
 
 
 def chunked(dataset: "Dataset", max_steps: int | None) -> "Dataset":
-    """Return traces of at most `max_steps` steps: row k of one has steps k * max_steps and on.
+    """Return traces of at most `max_steps` steps: row k of one starts at step k * max_steps.
 
-    Every one has the prompt and none the steps before it, as in the book's code.
+    Each row has the prompt, but not the steps before it, as in the book's code.
     """
     if max_steps is None:
         return dataset

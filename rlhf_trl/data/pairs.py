@@ -52,7 +52,7 @@ def load_preferences(
     `unpaired` says whether examples with `UNPAIRED` columns are accepted beside pairs, and `margin`
     whether that column is read. `sample` returns answers, as rows with a `completion`, those of one
     question in a row; it takes rows of `GymTasks`, the number of answers to each, and their side,
-    "train" or "held-out". Pairs are made of the first so many, should there be more.
+    "train" or "held-out". Answers beyond that number are ignored.
     """
     check_max_samples(max_samples)
     if isinstance(config, FileData):
@@ -65,7 +65,7 @@ def load_preferences(
         return examples(train, offline_pairs(tasks.held_out, config.eval_seed), tasks)
     count = config.samples_per_prompt
     if count < 2:
-        raise InputError(f"dataset.samples_per_prompt: {count} is no pair; write 2 or more.")
+        raise InputError(f"dataset.samples_per_prompt: {count} makes no pair; write 2 or more.")
 
     def pairs(rows: list[Row], side: str) -> list[Row]:
         each = groups(sample(rows, count, side), len(rows))
@@ -75,8 +75,8 @@ def load_preferences(
     rows = pairs(asked, "train")
     if not rows:
         raise InputError(
-            "dataset.pairs: on no prompt did the model give both right and wrong answers, so there "
-            "is no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
+            "dataset.pairs: the model gave no prompt both a right and a wrong answer, so there is "
+            "no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
         )
     dropped = {f"right and wrong not both among {count} samples": len(asked) - len(rows)}
     held_out = pairs(tasks.held_out, "held-out")

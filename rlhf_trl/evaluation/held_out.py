@@ -27,8 +27,8 @@ class AnswersHeldOut:
 
     Replaces `transformers.Trainer.evaluate`, so that `eval_strategy`, `eval_steps`,
     `eval_on_start`, trackers and `metric_for_best_model` work as usual. TRL's own evaluation of a
-    policy-gradient run reports the loss on fresh samples, which says nothing about the task; it is
-    what an `eval_dataset` that is passed gets, and a trainer without `held_out`.
+    policy-gradient run reports the loss on fresh samples, which says nothing about the task; it
+    still runs where an `eval_dataset` is passed, and in a trainer without `held_out`.
 
     Metrics are `eval_<score>` for greedy answers and `eval_sampled_<score>` for answers sampled at
     temperature 1 under a fixed seed, whatever the checkpoint's generation_config asks for. A score
@@ -132,7 +132,7 @@ class AnswersHeldOut:
 
     @property
     def template(self) -> dict[str, Any] | None:
-        """What the chat template gets for all rows, where it is the same: see `prompt_texts`."""
+        """The chat template's arguments, where all rows share them: see `prompt_texts`."""
         if not hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's
             return None
         own = {"tools": self.tools or None, "chat_template": self.chat_template}
@@ -186,7 +186,7 @@ class AnswersHeldOut:
 
 
 def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) -> Scores:
-    """Return what functions, by name, that take what TRL gives rewards say of answers to rows."""
+    """Score answers to rows with functions, by name, that take what TRL gives reward functions."""
     texts: list[Any] = [one.text for one in said]
     if not isinstance(rows[0]["prompt"], str):
         texts = [[{"role": "assistant", "content": text}] for text in texts]
@@ -203,9 +203,9 @@ def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) 
 
 
 def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Scores:
-    """Return (B, R) rewards by the names of their functions, and the `reward` that they come to.
+    """Return (B, R) rewards by the names of their functions, and their weighted sum as `reward`.
 
-    What is not a number does not apply, and is None.
+    NaN, where a reward does not apply, becomes None.
     """
     weights = weights.to(rewards.device)
     total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)

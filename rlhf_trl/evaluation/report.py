@@ -226,9 +226,9 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
         load = f"answer = pipeline('text-generation', '{folder}/model', do_sample=False)"
         told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
     longer = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
-    told["train on"] = f"{longer}, whose schedule the learning rate then follows"
+    told["train on"] = f"{longer}; the learning rate then follows the longer schedule"
     if not numbered(Path(folder), "checkpoint-"):
-        told["train on"] = "a run that keeps checkpoints can: --save_strategy steps"
+        told["train on"] = "possible after a run with --save_strategy steps"
     return "\n".join(f"  {f'{name}:':15}{line}" for name, line in told.items())
 
 

@@ -132,5 +132,5 @@ def table(found: Mapping[str, Numbers]) -> str:
             name = key.removeprefix("eval_").replace("_", " ")
             lines.setdefault(name, {"": name, **dict.fromkeys(found, "-")})[policy] = cell
     if len(found) > 1:
-        legend += f"; in brackets: less {first}, prompt by prompt"
+        legend += f"; in brackets: difference from {first}, prompt by prompt"
     return f"{text([*lines.values()])}\n\n{legend}"

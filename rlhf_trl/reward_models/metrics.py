@@ -56,12 +56,12 @@ def pair_calibration(
 def calibration(
     probabilities: Any, outcomes: Any, bins: int = 10
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return how often what is given probability p happens, in bins of p of equal width.
+    """Return how often outcomes of predicted probability p happen, in bins of p of equal width.
 
     error = sum_k n_k / N |mean p in bin k - mean outcome in bin k|
 
-    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. Returned are mean
-    probability, mean outcome and count of each bin that is not empty, and the error.
+    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. The result is the
+    mean probability, mean outcome and count of each bin that is not empty, and the error.
     """
     probabilities, outcomes = finite(probabilities, "probabilities"), truth(outcomes, "outcomes")
     _same_length(probabilities=probabilities, outcomes=outcomes)

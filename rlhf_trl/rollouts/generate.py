@@ -42,9 +42,9 @@ Said = Sequence[Completion]
 def prompt_texts(
     tokenizer: Any, rows: Rows, template: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return the texts of prompts; those that are conversations the chat template writes.
+    """Return the texts of prompts; the chat template turns conversations into texts.
 
-    It gets `template` for all rows, as in GRPOTrainer, or (None) what each row has in `tools` and
+    It gets `template` for all rows, as in GRPOTrainer, or (None) each row's own `tools` and
     `chat_template_kwargs`, as in TRL's trainers on data sets.
     """
 
@@ -152,7 +152,7 @@ def generate(
 ) -> list[Completion]:
     """Return `count` completions of each prompt, those of one prompt in a row.
 
-    What the model's generation_config asks for counts for nothing but `end_tokens`. The prompts are
+    The model's generation_config decides nothing but `end_tokens`. The prompts are
     all conversations or all texts; see `prompt_texts` for the `template`. A `streamer`, of
     transformers, is given the tokens of a single completion as they come.
     """

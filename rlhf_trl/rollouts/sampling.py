@@ -33,10 +33,10 @@ FIRST = itemgetter(0)
 
 
 def sampler(model: Any, args: Any, config: Any, record: Record) -> Any:
-    """Return what samples the answers of which a `dataset:` block is made; None: it is of files.
+    """Return the function that samples answers for a `dataset:` block; None if it reads files.
 
-    The `model` (`ModelConfig`) to train answers, unless `config`, the block, names another one;
-    `record` is the `rollouts:` block.
+    The answers come from `model`, the `ModelConfig` to train, unless `config` (the block) names
+    another model; `record` is the `rollouts:` block.
     """
     if isinstance(config, FileData):
         return None

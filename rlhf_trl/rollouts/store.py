@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     reward REAL, advantage REAL, rewards TEXT NOT NULL, PRIMARY KEY (split, generation, sample)
 );
 """
-# How file systems begin whose memory is not shared between machines, as WAL needs.
+# Prefixes of file systems that share no memory between machines, which WAL would need.
 REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
 
 Job = Callable[[sqlite3.Connection], object]
@@ -36,7 +36,7 @@ Job = Callable[[sqlite3.Connection], object]
 class Rollouts:
     """The `rollouts:` block."""
 
-    every: int = 1  # keep every so many-th generation of training
+    every: int = 1  # 1: keep all generations of training; 10: every tenth
     cap: float = 1.0  # GB; there every other one goes, and half as many are kept
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Store:
         self._put(job)
 
     def rewind(self, step: int, generation: int) -> None:
-        """Delete what was recorded behind a checkpoint: by steps, or generations of training."""
+        """Delete what was recorded after a checkpoint: training by generation, the rest by step."""
         if self.path.exists():
             behind = "CASE WHEN split LIKE 'train%' THEN generation >= ? ELSE step > ? END"
             self._put(lambda connection: _delete(connection, behind, generation, step))
@@ -120,7 +120,7 @@ class Store:
             self._check()
 
     def close(self) -> None:
-        """Write what is queued, and close the file; `flush` before tells what goes wrong."""
+        """Write what is queued and close the file; call `flush` first to learn of errors."""
         if self._thread is not None:
             atexit.unregister(self.close)
             self._jobs.put(None)

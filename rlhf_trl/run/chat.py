@@ -29,13 +29,13 @@ class Answer(NamedTuple):
 
 
 class Chat:
-    """Policies, named as for `named`, that answer what is typed as they were asked in training.
+    """Policies, named as in `named`, that answer what is typed, asked as in training.
 
     System prompt, lengths and temperature are those of `config` (None: of the first run's), with
-    `words` as on a recipe's command line. `history` says whether a prompt follows on the last ones
-    and their greedy answers; None: unless the model is of the embedded one's kind, which has seen
-    single turns only. `frame` is what all questions of the run begin and end with, which is put
-    around what is typed.
+    `words` as on a recipe's command line. `history` says whether a prompt continues from the last
+    ones and their greedy answers; None: yes, except for models of the embedded one's kind, which
+    have seen single turns only. `frame` is the beginning and end that all questions of the run
+    share; they go around what is typed.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ def talk(chat: Chat) -> None:
         return TextStreamer(policy.processing_class, skip_prompt=True, skip_special_tokens=True)
 
     if any(chat.frame):
-        print(f"asked is: {'...'.join(chat.frame)} (in place of the dots: what you type)")
+        print(f"each question reads: {'...'.join(chat.frame)} (the dots stand for what you type)")
     turns = "follow on each other" if chat.history else "start anew"
     print(f"temperature {chat.sampled.temperature:g}; prompts {turns}; Ctrl-D ends")
     while True:

@@ -58,7 +58,7 @@ class PolicyGradientRun(Run):
 class ExamplesRun(Run):
     """The fields of recipes that learn from a data set of examples."""
 
-    max_samples: int | None = None  # use at most so many rows or questions
+    max_samples: int | None = None  # use at most this many rows or questions
 
 
 @dataclass(kw_only=True)

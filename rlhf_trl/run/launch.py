@@ -36,8 +36,8 @@ def recipe(main: Callable[[], None]) -> None:
     So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
     traceback, and its message is repeated as the last line.
 
-    Of several processes, the others wait before they tell of an error: where the first one meets it
-    too, its end lets the launcher end them meanwhile.
+    Of several processes, all but the first wait before they report an error: if the first one meets
+    the same error, it reports it, and the launcher ends the others.
     """
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     try:

@@ -24,7 +24,7 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
     source = Path(named(word).path)
     folder = Path(output or source.parent / "merged")
     if not (source / ADAPTER).is_file():
-        raise InputError(f"{word} is no adapter but a whole model; there is nothing to merge.")
+        raise InputError(f"{word} is a whole model, not an adapter; there is nothing to merge.")
     if folder.exists():
         raise InputError(f"--output: {folder} exists; name a new folder.")
     with loading(word):

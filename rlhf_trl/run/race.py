@@ -68,7 +68,7 @@ def race(
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
-    stopped. `jobs` run side by side. Returned are the lines of the table.
+    stopped. `jobs` run side by side. The result is the lines of the table.
 
     Args:
         algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
@@ -117,7 +117,7 @@ def recipe_of(name: str | None, given: Collection[str] = ()) -> str:
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
 
-    Each has a folder, a recipe and its options, of which the first are `--config` and a path.
+    Each run is a folder, a recipe and its options, which begin with `--config` and a path.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")

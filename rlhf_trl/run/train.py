@@ -117,7 +117,7 @@ def _left(loaded: Any, checkpoint: str | None) -> bool:
         if longer:
             raise InputError(
                 f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
-                f"from which it could go on with another {min(longer)}; write elsewhere with "
+                f"to continue it from with another {min(longer)}; write elsewhere with "
                 "--output_dir."
             )
         return False
@@ -166,9 +166,9 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
 
 
 def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
-    """Return a CRC-32 of the examples on each side; refuse others than a checkpoint was made with.
+    """Return a CRC-32 of the examples on each side; refuse a checkpoint made with other examples.
 
-    It takes a second for 100 MB, whatever file and order of buffers the rows lie in.
+    It takes a second for 100 MB. The file and the order of buffers that hold the rows do not count.
     """
     checkpoint, found = loaded.trl.resume_from_checkpoint, {}
     for side, rows in (("train", data.train), ("held-out", data.held_out)):

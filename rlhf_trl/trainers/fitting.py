@@ -36,8 +36,8 @@ def fit(
 ) -> tuple[Any, dict[str, int]]:
     """Shorten or drop over-long rows of a tokenized data set, then drop pairs without contrast.
 
-    The rows have `prompt_ids` and the columns `sides`; see `shortened`. Returned are those that are
-    left, and how many were cut and dropped, by the reason.
+    The rows have `prompt_ids` and the columns `sides`; see `shortened`. The result is the rows that
+    are left, and how many were cut or dropped, by reason.
     """
     if not hasattr(dataset, "select"):
         raise InputError(

@@ -26,8 +26,8 @@ from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, l
 class BookPPOConfig(BookGRPOConfig):
     """BookGRPOConfig with what PPO adds; None in the first block is the row's own.
 
-    A value may move by `cliprange_value`, in units of the reward, in one buffer. Whitened are the
-    advantages of all valid tokens of a generation; a single token's is then 0. A separate value
+    A value may move by `cliprange_value`, in units of the reward, in one buffer. Whitening takes
+    the advantages of all valid tokens of a generation; a lone token's becomes 0. A separate value
     model starts from any checkpoint or reward model with the policy's tokenizer.
     """
 

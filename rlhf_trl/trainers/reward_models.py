@@ -69,7 +69,7 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         args, self.left_out = super()._take(args, given), {}
         if (name := self._algorithm) not in self.known:
             raise InputError(
-                f"algorithm: {name!r} is none of this trainer's; write {' or '.join(self.known)}."
+                f"algorithm: this trainer does not train {name!r}; write {' or '.join(self.known)}."
             )
         self.reader = Reader(name, self._formulation, *(steps if name == "prm" else ()))
         return args
