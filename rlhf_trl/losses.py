@@ -629,6 +629,7 @@ def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
 def _call(
     function: Callable[..., Tensor], params: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tensor:
+    """Call a function of the book with those parameters and tensors that its arguments name."""
     known = {**params, **tensors}
     names = inspect.signature(function).parameters
     return function(**{name: known[name] for name in names if name in known})

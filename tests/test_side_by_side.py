@@ -23,7 +23,7 @@ from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.named import CONFIGS, load_run, named
-from rlhf_trl.run.train import report_dropped
+from rlhf_trl.run.train import read
 from rlhf_trl.tiny import checkpoint_path
 
 RUN = ["--dataset.size", 40, "--dataset.eval_size", 24, "--per_device_eval_batch_size", 16]
@@ -161,9 +161,9 @@ def test_a_teacher_is_told_with_the_run_that_left_it(tmp_path):
 def test_prompts_that_are_texts_are_said_to_get_no_template(capsys):
     args = SimpleNamespace(process_index=0)
     for prompt in ("1 + 1", [{"role": "user", "content": "1 + 1"}]):
-        report_dropped(Examples([{"prompt": prompt}], None, None, {"a tie": 2}), args)
+        read(args, lambda rows: Examples(rows, None, None, {"a tie": 2}), [{"prompt": prompt}])
     told = capsys.readouterr().out.splitlines()
-    assert told.pop(1) == "prompts are texts: no chat template is applied to them"
+    assert told.pop(1) == "prompts are texts: no chat template is applied (messages get it)"
     assert told == ["left out 2 rows: a tie"] * 2
 
 

@@ -233,7 +233,7 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
         if count and args.process_index == 0:
             print(f"left out {count} rows: {reason}", flush=True)
     if not data.conversational and args.process_index == 0:
-        print("prompts are texts: no chat template is applied to them", flush=True)
+        print("prompts are texts: no chat template is applied (messages get it)", flush=True)
     return data
 
 

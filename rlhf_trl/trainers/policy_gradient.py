@@ -382,7 +382,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._stock:
             return loss
         mode = "train" if self.model.training else "eval"
-        if self._row.surrogate != "clipped_ratio":  # nothing is clipped
+        if self._row.surrogate != "clipped_ratio":  # TRL counts what that one clips
             for name in [n for n in self._metrics[mode] if n.startswith("clip_ratio/")]:
                 del self._metrics[mode][name]
         steps = self.current_gradient_accumulation_steps if mode == "train" else 1
