@@ -107,10 +107,7 @@ def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
 def on_policy_pairs(
     rows: Sequence[Row], completions: Sequence[Sequence[str]], seed: int
 ) -> list[Row]:
-    """Return a pair for each row among whose completions some are right and some wrong.
-
-    `seed` is that of the choice among the right and among the wrong ones.
-    """
+    """Return a pair of any right and any wrong completion, for each row that has both."""
     rng = random.Random(seed)
     pairs = []
     for row, texts in zip(rows, completions, strict=True):
