@@ -44,7 +44,7 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
     remedy, fault = "name a decoder whose architecture has one", "cannot be loaded as a sequence"
-    with loading(f"{FIELD}: {source!r}", remedy, f"{fault} classifier"):
+    with loading(f"{FIELD}: {source!r}", remedy, f"{fault} classifier", new_head=True):
         model, told = AutoModelForSequenceClassification.from_pretrained(
             source, config=config, output_loading_info=True, **remote, **kwargs
         )
