@@ -126,10 +126,8 @@ def shaped_rewards(
     """Step 1: take beta * KL from the rewards, where the row has its KL there.
 
     Row and parameters are what `PolicyGradient.chosen` and `parameters` returned, the tensors those
-    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`.
-
-    Returns:
-        (B,) rewards, or (B, T) if the row penalizes each token.
+    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`. Rewards are (B,),
+    or (B, T) if the row penalizes each token.
     """
     if row.kl != "reward" or not params["beta"]:
         return rewards
@@ -183,9 +181,6 @@ def surrogate_loss(
     """Step 3: the scalar loss of a micro-batch, given its advantages, (B,) or (B, T).
 
     Args:
-        row: the formulation, as `PolicyGradient.chosen` returned it.
-        params: its parameters, as `PolicyGradient.parameters` returned them.
-        logps: this and the other tensors: those of `policy_gradient_loss`.
         returns: (B, T) targets of the critic; None: advantages + old_values, which holds for
             advantages that are not whitened.
         token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as

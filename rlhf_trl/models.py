@@ -105,15 +105,14 @@ def loading(
     remedy: str,
     fault: str = "is neither a model folder here nor a hub model that can be reached",
     *also: type[Exception],
+    new_head: bool = False,
 ) -> Iterator[None]:
-    """Say in one sentence why transformers cannot load what a field names, and nothing beside it.
-
-    That a head is new, which it would warn of, is no news.
-    """
+    """Say in one sentence why transformers cannot load what a field names."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    if new_head:  # which is no news
+        logging.set_verbosity_error()
     try:
         yield
     except InputError:

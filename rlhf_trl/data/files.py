@@ -334,18 +334,12 @@ def read_sides(
 
 
 def _keys(dataset: "Dataset") -> "np.ndarray":
-    """Return a hash of each prompt (B,), equal where they are the same but for letter case."""
+    """Return a hash of each prompt (B,), as in the gym but for letter case and outer space."""
     import numpy as np
 
-    digests = (
-        blake2b(_same(prompt).encode(), digest_size=8).digest()
-        for prompt in cells(dataset, "prompt")
-    )
-    return np.frombuffer(b"".join(digests), dtype=np.uint64)
-
-
-def _same(prompt: Any) -> str:
-    """Return what makes two prompts the same: as in the gym, not letter case or outer space."""
-    if isinstance(prompt, list):
-        prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
-    return prompt.strip().lower()
+    digests = bytearray()
+    for prompt in cells(dataset, "prompt"):
+        if isinstance(prompt, list):
+            prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
+        digests += blake2b(prompt.strip().lower().encode(), digest_size=8).digest()
+    return np.frombuffer(bytes(digests), dtype=np.uint64)

@@ -64,7 +64,12 @@ class GymTasks:
                 raise InputError(
                     f"dataset.{key}: {count} leaves the data set empty; write 1 or more."
                 )
-        self._system = _system_prompt(config.system_prompt)
+        prompt = config.system_prompt
+        if prompt == "deepseek_zero":
+            from reasoning_gym.utils import SYSTEM_PROMPTS
+
+            prompt = SYSTEM_PROMPTS["DeepSeekZero"]
+        self._system = [] if prompt == "none" else [{"role": "system", "content": prompt}]
         self._entries: list[tuple[Any, dict[str, Any]]] = []
         self.passed_over = 0  # training candidates that belong to the held-out side
         self.train = [self._row(*e) for e in self._draw(config, config.seed, config.size, False)]
@@ -110,16 +115,6 @@ class GymTasks:
             f"dataset.{key}: the tasks {[s.name for s in config.specs]} gave only {found} {side} "
             f"questions for the {count} asked; write {key}: {found} or widen the tasks' config."
         )
-
-
-def _system_prompt(name: str) -> list[dict[str, str]]:
-    if name == "none":
-        return []
-    if name == "deepseek_zero":
-        from reasoning_gym.utils import SYSTEM_PROMPTS
-
-        name = SYSTEM_PROMPTS["DeepSeekZero"]
-    return [{"role": "system", "content": name}]
 
 
 def _mixture(specs: list[Spec], seed: int, size: int) -> Any:

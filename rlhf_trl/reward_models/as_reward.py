@@ -95,7 +95,8 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
     remedy = (
         "name a sequence classifier, or what recipes/reward.py, orm.py or prm.py left in model/"
     )
-    with loading(f"reward_model: {path!r}", remedy, fault), whole_weights(args):
+    name = f"reward_model: {path!r}"
+    with loading(name, remedy, fault, new_head=True), whole_weights(args):
         if (adapter := Path(path) / ADAPTER).is_file():
             model, missing = _with_adapter(path, adapter, auto)
         else:

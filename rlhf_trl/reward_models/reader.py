@@ -218,10 +218,7 @@ def pad_texts(
     side: str = "right",
     multiple: int | None = None,
 ) -> dict[str, Tensor]:
-    """Return `input_ids`, `attention_mask` and, where the rows have them, `labels` (-100 outside).
-
-    The pad token may be one that also occurs in the texts; the length is a multiple of `multiple`.
-    """
+    """Return `input_ids`, `attention_mask` and, if the rows have them, `labels` (-100 outside)."""
     columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
     columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
     fillers = {"input_ids": pad_token_id, "attention_mask": 0, "labels": -100}

@@ -58,7 +58,8 @@ def kept_samples(
 ) -> list[dict[str, Any]]:
     """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
 
-    The side is "train" or "held-out". The answers are recorded, too, as `data-<side>`.
+    The side is "train" or "held-out". A resumed run finds the file, and it can be the
+    `dataset.path` of an outcome reward model. The answers are recorded, too, as `data-<side>`.
     """
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest, name = args.max_completion_length, model.model_name_or_path

@@ -12,10 +12,7 @@ from rlhf_trl.run import train
 
 @train.a_run
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
-    """Do what every direct-alignment recipe does: load, train, evaluate, save, report.
-
-    `unpaired` says whether examples with a label are accepted beside pairs.
-    """
+    """Do what every direct-alignment recipe does; `unpaired` ones take labeled examples, too."""
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_preferences(loaded.own, loaded.trl, loaded.model, unpaired)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
@@ -30,11 +27,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
 def prepare_preferences(
     own: Any, args: Any, model: Any, unpaired: bool = False
 ) -> tuple[Examples, Any]:
-    """Return the examples of a run and the tokenizer.
-
-    On-policy pairs are made of sampled answers, which are kept in
-    `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them.
-    """
+    """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
     sample = sampler(model, args, own.dataset, own.rollouts)
     data = train.read(args, load_preferences, own.dataset, own.max_samples, unpaired, sample)
     tokenizer = load_tokenizer(model, args, data.conversational)

@@ -22,24 +22,15 @@ from rlhf_trl.run.yaml_loader import dump_yaml
 ASKED = "asked.json"  # beside a run: what it was started with
 CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
 LAST = 10  # logged steps that the final training metrics are averaged over
-COLUMNS = {
-    "exact match": "eval_exact_match",
-    "sampled": "eval_sampled_exact_match",
-    "reward": "reward",
-    "clipped": "clipped",
-    "KL": "kl",
-    "entropy": "entropy",
-    "CPU s": "train_cpu_seconds",
-}
-PREFERENCE_COLUMNS = {
-    "exact match": "eval_exact_match",
-    "sampled": "eval_sampled_exact_match",
+ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
+COST = {"CPU s": "train_cpu_seconds"}
+TRAINING = {"reward": "reward", "clipped": "clipped", "KL": "kl", "entropy": "entropy"}
+PREFERENCES = {
     "pair accuracy": "eval_rewards/accuracies",
     "log p chosen": "eval_logps/chosen",
     "log p rejected": "eval_logps/rejected",
-    "CPU s": "train_cpu_seconds",
 }
-REWARD_COLUMNS = {
+REWARDS = {
     "pair accuracy": "eval_pair_accuracy",
     "on-policy": "eval_pair_accuracy_on_policy",
     "offline": "eval_pair_accuracy_offline",
@@ -51,7 +42,6 @@ REWARD_COLUMNS = {
     "best of n": "eval_best_of_n",
     "random": "eval_random_of_n",
     "oracle": "eval_oracle_of_n",
-    "CPU s": "train_cpu_seconds",
 }
 
 
@@ -209,11 +199,9 @@ def _read(folder: Path) -> dict[str, Any]:
 def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
     """Return mean and spread (standard deviation over seeds) of each algorithm."""
     known = {key for runs in results.values() for run in runs for key in run}
-    columns = COLUMNS
-    if "eval_rewards/margins" in known:
-        columns = PREFERENCE_COLUMNS
-    elif "eval_exact_match" not in known:
-        columns = {name: key for name, key in REWARD_COLUMNS.items() if key in known}
+    columns = ANSWERS | (PREFERENCES if "eval_rewards/margins" in known else TRAINING) | COST
+    if not known & {"eval_rewards/margins", "eval_exact_match"}:
+        columns = {name: key for name, key in (REWARDS | COST).items() if key in known}
     lines = []
     for name, runs in results.items():
         line = {"algorithm": name}

@@ -42,11 +42,7 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
 
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
-    """Return the examples of a run and the tokenizer.
-
-    Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
-    such a file can be the `dataset.path` of an outcome reward model.
-    """
+    """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
     config, sample = own.dataset, sampler(model, args, own.dataset, own.rollouts)
     load, more = judgments.load_outcomes, ()
     if isinstance(config, judgments.ProcessData):  # the chapter's loss has no neutral class

@@ -420,7 +420,7 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
     """Load a language model with a head of `num_labels` on every token, without dropout."""
     remedy = "name a language model, or a reward model of the same kind"
     fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
-    with loading(f"model_name_or_path: {source!r}", remedy, fault, RuntimeError):
+    with loading(f"model_name_or_path: {source!r}", remedy, fault, RuntimeError, new_head=True):
         config = _config(source, kwargs)
         tokens = any("TokenClassification" in name for name in config.architectures or [])
         had_bias = getattr(config, "token_classification_bias", True)

@@ -37,14 +37,21 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     remote = {"trust_remote_code": trust_remote_code, "revision": kwargs.pop("revision", None)}
     with loading(f"{FIELD}: {source!r}", "name the policy, another checkpoint or a reward model"):
         config = AutoConfig.from_pretrained(source, **remote)
-    _check(source, config, policy, tokenizer, remote)
+    classifier = any("Classification" in name for name in config.architectures or [])
+    if classifier and config.num_labels != 1:
+        raise InputError(
+            f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
+            "name a model with num_labels 1."
+        )
+    size = config.get_text_config().vocab_size
+    check_vocabulary(FIELD, source, size, policy, tokenizer, remote)
     config.num_labels = 1
     config.pad_token_id = policy.config.get_text_config().pad_token_id
     for name, value in config.to_dict().items():  # attention's dropout is no module
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
     remedy, fault = "name a decoder whose architecture has one", "cannot be loaded as a sequence"
-    with loading(f"{FIELD}: {source!r}", remedy, f"{fault} classifier"):
+    with loading(f"{FIELD}: {source!r}", remedy, f"{fault} classifier", new_head=True):
         model, told = AutoModelForSequenceClassification.from_pretrained(
             source, config=config, output_loading_info=True, **remote, **kwargs
         )
@@ -58,19 +65,6 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
         start_at_zero(model.score.weight)
     disable_dropout_in_model(model)
     return model
-
-
-def _check(
-    source: str, config: Any, policy: Any, tokenizer: Any, remote: Mapping[str, Any]
-) -> None:
-    classifier = any("Classification" in name for name in config.architectures or [])
-    if classifier and config.num_labels != 1:
-        raise InputError(
-            f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
-            "name a model with num_labels 1."
-        )
-    vocabulary = config.get_text_config().vocab_size
-    check_vocabulary(FIELD, source, vocabulary, policy, tokenizer, remote)
 
 
 def check_vocabulary(
