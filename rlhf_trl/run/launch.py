@@ -53,7 +53,8 @@ def recipe(main: Callable[[], None]) -> None:
     except InputError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
+        if first:
+            print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
         sys.exit(130)
     except Exception as error:  # of no kind of its own where tokenizers writes
         said = " ".join(str(error).split())
