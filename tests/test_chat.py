@@ -214,7 +214,9 @@ def test_a_terminal_with_two_models_of_which_one_does_not_end(opened):
     assert terminal.until(r"> $").strip() == ">"  # nothing was asked
     terminal.type("a" * 10_000 + "\n")
     terminal.until(r"error: the longest prompt has 10005 tokens .*\n> ")
-    terminal.type("half a word\x03")
+    terminal.type("half a word")
+    terminal.until(r"half a word$")  # the line is being edited: a signal finds it waiting
+    terminal.type("\x03")
     terminal.until(r"stopped; Ctrl-D ends\n> ")
     terminal.type("hello\n")
     terminal.until(r"tiny_untrained  greedy   ")
