@@ -55,7 +55,9 @@ def test_every_place_named_exists(capsys, name):
 
 def test_trls_own_lines_are_the_ones_meant(capsys):
     main(["algorithms", "cispo"])
-    line = re.search(r"grpo_trainer\.py:(\d+), weight", capsys.readouterr().out)[1]
+    text = capsys.readouterr().out
+    assert "fixes: std_epsilon=0.0001\n" in text
+    line = re.search(r"grpo_trainer\.py:(\d+), weight", text)[1]
     source = TRAINER.read_text().splitlines()
     assert "clamped_ratios" in source[int(line) - 1]
 
