@@ -115,6 +115,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="NAME",
         help="exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)",
     )
+    compare.add_argument(
+        "--paper-index",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="check the config that TRL's paper index has for each paper (the shipped copy's, or "
+        "another paper_index.md's)",
+    )
     compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
     compare.set_defaults(run=_compare)
     rollouts = commands.add_parser(
