@@ -125,6 +125,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
     compare.set_defaults(run=_compare)
+    probe = commands.add_parser(
+        "probe", help="properties that any policy-gradient loss has, tried on a function"
+    )
+    probe.add_argument("function", metavar="MODULE:FUNCTION", help="its tensors go by their names")
+    probe.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
+    probe.set_defaults(run=_probe)
     rollouts = commands.add_parser(
         "rollouts", help="every recorded completion of a run, or of several side by side, as a page"
     )
@@ -243,6 +249,19 @@ def _overoptimize(args: argparse.Namespace) -> None:
     folder = Path(args.output_dir)
     print(script["overoptimize"](folder, args.seeds, jobs=args.jobs, extra=args.rest))
     print(f"\noveroptimization.md, overoptimization.json and overoptimization.png are in {folder}")
+
+
+def _probe(args: argparse.Namespace) -> None:
+    from rlhf_trl.compare.probe import probe, report
+    from rlhf_trl.run.yaml_loader import read_word
+
+    pairs = [word.partition("=") for word in args.settings]
+    if odd := [name for name, equals, _ in pairs if not equals]:
+        raise InputError(f"{odd[0]}: write NAME=VALUE")
+    found = probe(args.function, {name: read_word(value) for name, _, value in pairs})
+    print(report(found))
+    if broken := [each.name for each in found if each.verdict == "broken"]:
+        raise InputError(f"{args.function} is broken: {'; '.join(broken)}")
 
 
 def _translate(args: argparse.Namespace) -> None:
