@@ -87,7 +87,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     option("--trainer", help="the same of a class, such as mypackage.MyTrainer")
     told = "exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)"
     option("--require", metavar="NAME", help=told)
+    told = "check TRL's paper index, config by config (the shipped copy, or a paper_index.md)"
+    option("--paper-index", nargs="?", const="", metavar="FILE", help=told)
     option("--page", metavar="FOLDER", help="write README.md and figures there")
+    option = add("probe", _probe, "properties that any policy-gradient loss has, of a function")
+    option("function", metavar="MODULE:FUNCTION", help="its tensors go by their names")
+    option("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
     told = "every recorded completion of a run, or of several side by side, as a page"
     option = add("rollouts", _rollouts, told)
     option("runs", nargs="+", metavar="RUN", help="folder of a run")
@@ -204,6 +209,19 @@ def _overoptimize(args: argparse.Namespace) -> None:
     folder = Path(args.output_dir)
     print(script["overoptimize"](folder, args.seeds, jobs=args.jobs, extra=args.rest))
     print(f"\noveroptimization.md, overoptimization.json and overoptimization.png are in {folder}")
+
+
+def _probe(args: argparse.Namespace) -> None:
+    from rlhf_trl.compare.probe import probe, report
+    from rlhf_trl.run.yaml_loader import read_word
+
+    pairs = [word.partition("=") for word in args.settings]
+    if odd := [name for name, equals, _ in pairs if not equals]:
+        raise InputError(f"{odd[0]}: write NAME=VALUE")
+    found = probe(args.function, {name: read_word(value) for name, _, value in pairs})
+    print(report(found))
+    if broken := [each.name for each in found if each.verdict == "broken"]:
+        raise InputError(f"{args.function} is broken: {'; '.join(broken)}")
 
 
 def _translate(args: argparse.Namespace) -> None:

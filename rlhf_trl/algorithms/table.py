@@ -54,7 +54,7 @@ _REINFORCE = PolicyGradient(
     kl_penalty="summed_kl_penalty",
     reads={"baseline": "batch_mean", "baseline_value": None} | _CORRECTION | _KL1,
     settings=_trl("grpo", "none"),
-    trl="TRL has no plain REINFORCE: it centres rewards in their group and refuses groups of one",
+    trl="TRL has no plain REINFORCE: it centers rewards in their group and refuses groups of one",
     trainer_reads={"baseline_decay": 0.9} | _PENALTY,
     differs="The chapter also lists a mean over the tokens; the derived equation sums, as here.",
 )
@@ -269,7 +269,7 @@ _REWARD = RewardModel(
     loss="bradley_terry_margin",
     reads={"center_rewards_coefficient": None},
     trl=True,
-    differs="Margin (Llama 2) and centring (arXiv:2312.09244) are off unless they are given.",
+    differs="Margin (Llama 2) and centering (arXiv:2312.09244) are off unless they are given.",
 )
 _ORM = RewardModel(
     loss="outcome",
@@ -331,7 +331,7 @@ _ROWS = (
             trainer_reads=_PENALTY,
             differs="No baseline, and a mean over the tokens of a sequence instead of a sum.",
         ),
-        trl="TRL has no plain REINFORCE: it centres rewards in groups and refuses groups of one",
+        trl="TRL has no plain REINFORCE: it centers rewards in groups and refuses groups of one",
     ),
     Algorithm(
         *("rloo", "RLOO", "chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt"),
@@ -556,7 +556,9 @@ _ROWS = (
         ),
         paper="arXiv:2203.02155",
         chapter=_REWARD,
-        code=replace(_REWARD, loss="bradley_terry", reads={}, differs="No margin and no centring."),
+        code=replace(
+            _REWARD, loss="bradley_terry", reads={}, differs="No margin and no centering."
+        ),
         trl=replace(_REWARD, differs="Nothing; the margin is a column of the data set."),
     ),
     Algorithm(

@@ -282,12 +282,18 @@ _LOSSES = {
 }
 
 
-def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[Distance]:
+def distances(
+    subject: Subject,
+    wanted: Sequence[tuple[str, str]] = (),
+    matrix: Matrix | None = None,
+    fixes: bool = True,
+) -> list[Distance]:
     """Measure how far a subject is from formulations of algorithms, the nearest first.
 
-    `wanted` has (algorithm, formulation) pairs; none: all that the trainer could compute.
+    `wanted` has (algorithm, formulation) pairs; none: all that the trainer could compute. What was
+    measured is kept in a `matrix`; without `fixes`, no change of fields is looked for.
     """
-    matrix = Matrix()
+    matrix = matrix or Matrix()
     names = wanted or [
         (name, which)
         for name, row in ALGORITHMS.items()
@@ -297,7 +303,7 @@ def distances(subject: Subject, wanted: Sequence[tuple[str, str]] = ()) -> list[
     ]
     with quiet():
         try:
-            found = [_distance(matrix, subject, *pair) for pair in names]
+            found = [_distance(matrix, subject, *pair, fixes) for pair in names]
         except InputError:
             raise
         except Exception as error:  # whatever the user's trainer or config raises
@@ -315,7 +321,9 @@ def _away(result: Result) -> tuple[float, float]:
     return round(away, 2), result.grad_rel_error
 
 
-def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distance:
+def _distance(
+    matrix: Matrix, subject: Subject, name: str, which: str, fixes: bool = True
+) -> Distance:
     row = formulation(name, which)
     if not subject.could_be(name, row):
         raise InputError(f"{subject.base} cannot be compared with {name}: {row.trainer} is its own")
@@ -337,13 +345,15 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str) -> Distan
     equal = equal and not untested
     changes: Mapping[str, Any] = {}
     then = None
-    if subject.also and not equal:
+    if equal or not fixes:
+        pass
+    elif subject.also:
         asked = {"algorithm": name, "formulation": which}
         shared = _differing(_anywhere(subject, built), built)
         changes = {k: v for k, v in asked.items() if subject.also[k] != v} | shared
         if changes == shared:  # else some of its fields may not be the other row's
             then = _worst(_measured(matrix, subject, left, shared)) if shared else None
-    elif not equal:
+    else:
         changes = _changes(subject, row, left, built)
         then = _worst(_measured(matrix, subject, left, changes))
         if row.trl is not True and then.grad_rel_error > worst.grad_rel_error / 2:

@@ -17,6 +17,11 @@ def run(args: Namespace) -> None:
     """Compare and print; an unmet --require or an unexplained difference is an InputError."""
     if args.require and not (args.config or args.trainer):
         raise InputError("--require is about --config or --trainer; give one of them")
+    if args.paper_index is not None:
+        from rlhf_trl.compare import paper_index
+
+        print(paper_index.page(args.paper_index or None, args.format))
+        return
     if args.config or args.trainer:
         if args.batches or args.page or args.quick:
             raise InputError("--batches, --quick and --page belong to the matrix, without --config")

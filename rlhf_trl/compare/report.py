@@ -3,7 +3,7 @@
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby, zip_longest
 from typing import Any
@@ -215,7 +215,12 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
 
 def changes_text(each: Distance) -> str:
     """Return the fields to change as YAML in one line."""
-    pairs = each.changes.items()
+    return as_text(each.changes)
+
+
+def as_text(fields: Mapping[str, Any]) -> str:
+    """Return fields as YAML in one line."""
+    pairs = fields.items()
     return ", ".join(f"{name}: {json.dumps(value).replace(chr(34), '')}" for name, value in pairs)
 
 

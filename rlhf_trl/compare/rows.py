@@ -491,7 +491,7 @@ PAIR_ROWS = (
         Book("reward", params={"center_rewards_coefficient": 0.01}),
         stock("reward", center_rewards_coefficient=0.01),
         settings="center_rewards_coefficient",
-        variant="centring",
+        variant="centering",
     ),
     Row(
         Book("kwise"),

@@ -1,0 +1,306 @@
+"""Properties that any policy-gradient loss has, tried on a function of which nothing is known.
+
+The function gets tensors by the names of its parameters (`SYNONYMS`) and returns the scalar loss,
+a tuple that begins with it, or an object with an attribute `loss`. Batches of growing size are
+tried, so that the first one on which a property fails is a small counter-example.
+"""
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation import tables
+
+SYNONYMS = {
+    "logps": "logps log_probs log_prob logprobs per_token_logps policy_logps new_logps",
+    "old_logps": "old_logps old_log_probs old_log_prob old_logprobs old_per_token_logps",
+    "ref_logps": "ref_logps ref_log_probs ref_log_prob ref_logprobs ref_per_token_logps",
+    "advantages": "advantages advantage adv",
+    "rewards": "rewards reward scores",
+    "mask": "mask completion_mask response_mask action_mask loss_mask",
+    "num_generations": "num_generations group_size num_rollouts",
+    "binary_rewards": "binary_rewards",
+}
+"""What a function may call its tensors: (B, T), but (B,) rewards; advantages are (B,) or (B, T)."""
+
+SIZES = ((1, 2, 3), (2, 2, 3), (2, 2, 5), (2, 4, 6), (3, 4, 10))
+"""Prompts, completions of each, and tokens of the longest one."""
+
+FAR = 30.0  # garbage under the mask: log-probabilities that no ratio survives
+Batch = dict[str, Any]
+Change = Callable[[Batch, Tensor], Batch]  # of a batch; the order of its rows may change
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a property."""
+
+    name: str
+    verdict: str  # "holds", "normalizer not invariant", "broken" or "does not apply"
+    example: str = ""  # the smallest batch on which it fails, and what happens there
+
+
+class Loss:
+    """A function as a loss of batches."""
+
+    def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
+        """Import `module:function` and see what it takes; `settings` are given as they are."""
+        self.path, self.settings = path, dict(settings)
+        module, _, name = path.partition(":")
+        if not name:
+            raise InputError(f"{path} names no function; write module:function")
+        sys.path[:0] = [str(Path.cwd())] * (str(Path.cwd()) not in sys.path)
+        try:
+            self.function = getattr(import_module(module), name)
+        except Exception as error:  # whatever the user's module raises
+            raise InputError(f"{path} cannot be imported: {error}") from error
+        known = inspect.signature(self.function).parameters
+        found = {ours: [n for n in names.split() if n in known] for ours, names in SYNONYMS.items()}
+        self.names = {ours: names[0] for ours, names in found.items() if names}
+        missing = [ours for ours in ("logps", "mask") if ours not in self.names]
+        if missing or not {"advantages", "rewards"} & self.names.keys():
+            need = missing or ["advantages or rewards"]
+            raise InputError(
+                f"{path} has no parameter for {need[0]}, but {', '.join(known)}; write a function "
+                f"around it whose parameters have these names: {', '.join(SYNONYMS)}"
+            )
+        required = {n for n, p in known.items() if p.default is p.empty and p.kind not in (2, 4)}
+        if unmet := required - set(self.names.values()) - self.settings.keys():
+            raise InputError(f"{path} needs {', '.join(sorted(unmet))}; write NAME=VALUE for each")
+        self.reads_reference = "ref_logps" in self.names and (
+            self.names["ref_logps"] in required or bool(self.settings.get("beta"))
+        )
+        self.left_out, self.per_token = self._how(required)
+
+    def _how(self, required: set[str]) -> tuple[set[str], bool]:
+        """Find out which optional tensors are welcome, and whether each token has an advantage."""
+        optional = [n for n in ("binary_rewards", "old_logps") if n in self.names]
+        optional = [n for n in optional if self.names[n] not in required]
+        given, failed = [set(optional[:1]), set(optional), set(optional[1:]), set()], None
+        for per_token, left_out in product((False, True), given):
+            self.left_out, self.per_token = left_out, per_token
+            try:
+                self(sample(*SIZES[-1]))
+            except InputError as error:
+                failed = failed or error
+            except Exception as error:  # whatever the function raises
+                failed = failed or error
+            else:
+                return left_out, per_token
+        raise InputError(f"{self.path} cannot be run on a batch: {failed}") from failed
+
+    def __call__(self, batch: Batch) -> tuple[float, Tensor]:
+        """Return the loss and its gradient with respect to the log-probabilities."""
+        given = dict(batch)
+        given["logps"] = batch["logps"].clone().requires_grad_()
+        if self.per_token:
+            given["advantages"] = batch["advantages"][:, None].expand_as(batch["logps"])
+        unread = {*self.left_out, *(["ref_logps"] * (not self.reads_reference))}
+        named = {
+            self.names[name]: v for name, v in given.items() if name in self.names.keys() - unread
+        }
+        found = self.function(**named, **self.settings)
+        found = found[0] if isinstance(found, tuple) else getattr(found, "loss", found)
+        if not isinstance(found, Tensor) or found.ndim:
+            raise InputError(f"{self.path} returns no scalar; write a function that reduces it")
+        (slope,) = torch.autograd.grad(found, given["logps"], allow_unused=True)
+        return float(found.detach()), torch.zeros_like(batch["logps"]) if slope is None else slope
+
+
+def sample(prompts: int, group: int, tokens: int) -> Batch:
+    """Return a batch in float64: ragged completions, padded on the right, ratios of 0.7 to 1.4."""
+    draw = torch.Generator().manual_seed(prompts * 100 + group * 10 + tokens)
+    rows = prompts * group
+
+    def noise(size: float) -> Tensor:
+        return size * (2 * torch.rand(rows, tokens, generator=draw, dtype=torch.float64) - 1)
+
+    logps, rewards = noise(1.0) - 2, torch.arange(rows, dtype=torch.float64) % group
+    rewards = rewards + 0.3 * torch.rand(rows, generator=draw, dtype=torch.float64)
+    grouped = rewards.view(prompts, group)
+    centered = (grouped - grouped.mean(1, keepdim=True)) / grouped.std(1, keepdim=True)
+    lengths = tokens - torch.arange(rows) % (tokens - 1)  # never 1, so that a last token is one
+    mask = (torch.arange(tokens) < lengths[:, None]).to(torch.float64)
+    batch = {"logps": logps, "old_logps": logps - noise(0.35), "ref_logps": logps - noise(0.2)}
+    batch |= {"rewards": rewards, "advantages": centered.flatten()}
+    batch["binary_rewards"] = (centered.flatten() > 0).to(torch.float64)
+    return batch | {"mask": mask, "num_generations": group}
+
+
+TOKENS = ("logps", "old_logps", "ref_logps", "mask")
+ROWS = (*TOKENS, "rewards", "advantages", "binary_rewards")
+
+
+def _picked(batch: Batch, rows: Tensor) -> Batch:
+    return batch | {name: batch[name][rows] for name in ROWS}
+
+
+def _filled(value: float) -> Callable[[Batch], Batch]:
+    """Return a change of what is under the mask; the signs alternate, and between tensors, too."""
+
+    def change(batch: Batch) -> Batch:
+        sign = 1 - 2 * (torch.arange(batch["mask"].shape[1]) % 2)
+        hidden = batch["mask"] == 0
+        new = {
+            n: torch.where(hidden, (-1) ** i * value * sign, batch[n])
+            for i, n in enumerate(TOKENS[:3])
+        }
+        return batch | new
+
+    return change
+
+
+def _wider(batch: Batch) -> Batch:
+    return batch | {n: torch.nn.functional.pad(batch[n], (0, 3)) for n in TOKENS}
+
+
+def _turned(batch: Batch) -> Tensor:
+    """Return the place of each token with the padding on the left."""
+    width, lengths = batch["mask"].shape[1], batch["mask"].sum(1).long()
+    return (torch.arange(width) - (width - lengths)[:, None]) % width
+
+
+def _at_first(batch: Batch) -> Batch:
+    """Return a batch before the first update: nothing has moved yet."""
+    return batch | dict.fromkeys(("old_logps", "ref_logps"), batch["logps"])
+
+
+def _order(batch: Batch, groups: bool) -> Tensor:
+    size = batch["num_generations"]
+    rows = torch.arange(len(batch["mask"])).view(-1, size)
+    return (rows.flip(0) if groups else rows.flip(1)).flatten()
+
+
+def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
+    """Yield the properties: a function of a batch that returns what is wrong, "" if nothing."""
+
+    def same(change: Callable[[Batch], Batch], back: Callable[[Batch, Tensor], Tensor]) -> Any:
+        def check(batch: Batch) -> str:
+            (value, slope), (other, moved) = loss(batch), loss(change(batch))
+            return _unlike(value, slope, other, back(batch, moved))
+
+        return check
+
+    def kept(batch: Batch, slope: Tensor) -> Tensor:
+        return slope
+
+    yield "garbage under the mask changes nothing", same(_filled(FAR), kept)
+    yield "NaN under the mask changes nothing", same(_filled(math.nan), kept)
+    yield "more padding changes nothing", same(_wider, lambda b, s: s[:, : b["mask"].shape[1]])
+    left: Callable[[Batch], Batch] = lambda b: b | {n: b[n].gather(1, _turned(b)) for n in TOKENS}  # noqa: E731
+    right = lambda b, s: torch.zeros_like(s).scatter(1, _turned(b), s)  # noqa: E731
+    yield "the side of the padding does not matter", same(left, right)
+    for groups, what in ((False, "completions of a prompt"), (True, "prompts")):
+        order = lambda b, g=groups: _order(b, g)  # noqa: E731
+        yield (
+            f"the order of the {what} does not matter",
+            same(lambda b, o=order: _picked(b, o(b)), lambda b, s, o=order: s[o(b).argsort()]),
+        )
+
+    def split(batch: Batch) -> str:
+        size, rows = batch["num_generations"], torch.arange(len(batch["mask"]))
+        value, slope = loss(batch)
+        parts = [loss(_picked(batch, each)) for each in rows.split(size)]
+        mean = sum(each for each, _ in parts) / len(parts)
+        found = torch.cat([each for _, each in parts]) / len(parts)
+        scales = [
+            _unlike(0, old, 0, new)
+            for old, new in zip(slope.split(size), found.split(size), strict=True)
+        ]
+        if any(each and not each.startswith(SCALED) for each in scales):
+            return _unlike(value, slope, mean, found).replace(SCALED, "")
+        return max(scales)
+
+    yield "micro-batches of one prompt average to the batch", split
+
+    def flat(batch: Batch) -> str:
+        rows = slice(0, batch["num_generations"])
+        now = {name: batch[name].clone() for name in ("rewards", "advantages", "binary_rewards")}
+        now["rewards"][rows], now["advantages"][rows], now["binary_rewards"][rows] = 0.7, 0.0, 1.0
+        worst = loss(_at_first(batch) | now)[1][rows].abs().max()
+        return "" if worst <= 1e-9 else f"prompt 0 has equal rewards and a gradient of {worst:.1e}"
+
+    yield "a zero-variance group gives no gradient", flat
+
+    def first(batch: Batch) -> str:
+        now = _at_first(batch)
+        shift = torch.linspace(-0.9, 0.4, batch["logps"].numel(), dtype=torch.float64)
+        moved = {n: now[n] + shift.view_as(batch["logps"]) for n in TOKENS[:3]}
+        return _unlike(0, loss(now)[1], 0, loss(now | moved)[1])
+
+    yield "at the first step every ratio is 1", first
+
+    def once(batch: Batch) -> str:
+        now = _at_first(batch)
+        slope, advantages = loss(now)[1], now["advantages"]
+        for row, each in enumerate(slope):
+            own = each[now["mask"][row] == 1]
+            if not (own - own.mean()).abs().max() <= 1e-7 * own.abs().max():
+                return f"the tokens of row {row}, all alike, have slopes of {_short(own)}"
+            if "advantages" in loss.names and (own * advantages[row]).mean() > 0:
+                return f"row {row} has advantage {advantages[row]:.2g} and is pushed the other way"
+        return ""
+
+    yield "each token, and EOS, counts once", once
+
+
+SCALED = "scaled: "
+
+
+def _unlike(value: float, slope: Tensor, other: float, moved: Tensor) -> str:
+    """Say how a loss and its gradient differ from what they should be, "" if they do not."""
+    if not math.isfinite(other) or not moved.isfinite().all():
+        return f"the loss is {other:.3g}, its gradient has {int((~moved.isfinite()).sum())} NaN"
+    size, losses = float(slope.norm()), f"the loss {value:.4g} and {other:.4g}"
+    alike = abs(value - other) <= 1e-7 * (1 + abs(value))
+    if float((slope - moved).norm()) <= 1e-7 * size:
+        return "" if alike else f"the gradient is the same, {losses}"
+    ratio = float(moved.norm()) / size if size else math.inf
+    if float((slope * ratio - moved).norm()) <= 1e-7 * ratio * size < math.inf:
+        return f"{SCALED}the gradient is {ratio:.4g} times as long, {losses}"
+    row, token = divmod(int((slope - moved).abs().argmax()), slope.shape[1])
+    slopes = f"{slope[row, token]:.4g} and {moved[row, token]:.4g}"
+    return f"the gradient of row {row}, token {token} is {slopes}, {losses}"
+
+
+def _short(numbers: Tensor) -> str:
+    return ", ".join(f"{each:.3g}" for each in numbers.tolist())
+
+
+def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
+    """Try every property on batches of growing size."""
+    loss, found = Loss(path, settings), []
+    for name, check in _properties(loss):
+        wrong: list[tuple[str, str]] = []
+        for size in SIZES:
+            batch = sample(*size)
+            try:
+                told = check(batch)
+            except InputError:
+                raise
+            except Exception as error:  # whatever the function raises
+                told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if told:
+                lengths = _short(batch["mask"].sum(1))
+                where = f"{size[0]} x {size[1]} completions of {lengths} tokens"
+                wrong.append((told, f"{where}: {told.removeprefix(SCALED)}"))
+        broken = [example for told, example in wrong if not told.startswith(SCALED)]
+        verdict = "broken" if broken else "normalizer not invariant" if wrong else "holds"
+        found.append(Verdict(name, verdict, (broken or [e for _, e in wrong] or [""])[0]))
+    return found
+
+
+def report(found: Sequence[Verdict]) -> str:
+    """Return the verdicts as text."""
+    lines = [{"property": each.name, "verdict": each.verdict} for each in found]
+    return tables.text(lines, [[each.example] if each.example else [] for each in found])
