@@ -97,7 +97,7 @@ class Loss:
                 failed = failed or error
             else:
                 return left_out, per_token
-        raise InputError(f"{self.path} cannot be run on a batch: {failed}") from failed
+        raise InputError(f"{self.path} cannot be run on a batch: {failed!r}") from failed
 
     def __call__(self, batch: Batch) -> tuple[float, Tensor]:
         """Return the loss and its gradient with respect to the log-probabilities."""
@@ -261,16 +261,16 @@ def _unlike(value: float, slope: Tensor, other: float, moved: Tensor) -> str:
     """Say how a loss and its gradient differ from what they should be, "" if they do not."""
     if not math.isfinite(other) or not moved.isfinite().all():
         return f"the loss is {other:.3g}, its gradient has {int((~moved.isfinite()).sum())} NaN"
-    size, losses = float(slope.norm()), f"the loss {value:.4g} and {other:.4g}"
+    size, losses = float(slope.norm()), f", the loss {value:.4g} and {other:.4g}" * (value != other)
     alike = abs(value - other) <= 1e-7 * (1 + abs(value))
     if float((slope - moved).norm()) <= 1e-7 * size:
-        return "" if alike else f"the gradient is the same, {losses}"
+        return "" if alike else f"the gradient is the same{losses}"
     ratio = float(moved.norm()) / size if size else math.inf
     if float((slope * ratio - moved).norm()) <= 1e-7 * ratio * size < math.inf:
-        return f"{SCALED}the gradient is {ratio:.4g} times as long, {losses}"
+        return f"{SCALED}the gradient is {ratio:.4g} times as long{losses}"
     row, token = divmod(int((slope - moved).abs().argmax()), slope.shape[1])
     slopes = f"{slope[row, token]:.4g} and {moved[row, token]:.4g}"
-    return f"the gradient of row {row}, token {token} is {slopes}, {losses}"
+    return f"the gradient of row {row}, token {token} is {slopes}{losses}"
 
 
 def _short(numbers: Tensor) -> str:
