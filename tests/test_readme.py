@@ -110,5 +110,5 @@ def test_the_new_algorithm_trains_and_is_explained(added, run, tmp_path, name, r
 def test_the_books_code_is_not_said_to_have_it(added, tmp_path):
     path = tmp_path / "spo.yaml"
     path.write_text("loss: spo\n")
-    with pytest.raises(InputError, match=r"loss is 'spo'.*; write one of .*maxrl, dpo, .*_down\.$"):
+    with pytest.raises(InputError, match=r"loss is 'spo'.*; write one of .*maxrl, dpo, .*_down, sdpo\.$"):
         translate(path)
