@@ -15,7 +15,7 @@ from rlhf_trl.run.launch import recipe
 class Run(ExamplesRun):
     """The fields of this recipe beside BookTokenRewardConfig and TRL's ModelConfig."""
 
-    dataset: OutcomeData
+    dataset: OutcomeData  # where answers come from
     algorithm: str = algorithm_of("orm")
 
 

@@ -15,7 +15,7 @@ from rlhf_trl.run.launch import recipe
 class Run(ExamplesRun):
     """The fields of this recipe beside BookTokenRewardConfig and TRL's ModelConfig."""
 
-    dataset: ProcessData
+    dataset: ProcessData  # where traces come from
     algorithm: str = algorithm_of("prm")
     formulation: str = "code"
 

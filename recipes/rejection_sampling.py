@@ -16,25 +16,26 @@ from rlhf_trl.run.launch import recipe
 class Run(AnyRun):
     """The fields of this recipe beside TRL's SFTConfig and ModelConfig."""
 
-    dataset: PromptData
+    dataset: PromptData  # where prompts come from
+    # which answers are trained
     strategy: Literal["top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall"]
-    k: int | None = None  # answers that *_k_overall take; null: as many as there are prompts
-    ties: Literal["random", "first"] = "random"
-    rounds: int = 1
+    k: int | None = None  # answers for *_k_overall; null: one per prompt
+    ties: Literal["random", "first"] = "random"  # which of equal rewards
+    rounds: int = 1  # sample, select and train so often
     num_generations: int = 8  # answers to each prompt
-    max_completion_length: int = 64
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float | None = None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    reward_funcs: list[str] = field(default_factory=list)
-    reward_model: str | None = None
-    reward_aggregate: str | None = None
-    reward_model_strips_think: bool = False
-    correctness: str | None = None  # the reward function that tells right answers, for the report
-    answers: str | None = None  # the folder where they are kept; null: in output_dir
-    samples: Samples = field(default_factory=Samples)
+    max_completion_length: int = 64  # tokens
+    temperature: float = 1.0  # of the answers, as are the next three
+    top_p: float = 1.0  # share of the probability to sample from
+    top_k: int = 0  # sample from this many likeliest tokens; 0: all
+    min_p: float | None = None  # least share of the likeliest one's
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # as in enable_thinking
+    reward_funcs: list[str] = field(default_factory=list)  # names, dotted paths
+    reward_model: str | None = None  # folder or hub name: one more reward
+    reward_aggregate: str | None = None  # of its tokens: mean, last, min or product
+    reward_model_strips_think: bool = False  # it reads answers without <think>...</think>
+    correctness: str | None = None  # reward that tells right answers, to report
+    answers: str | None = None  # folder to keep them in; null: output_dir
+    samples: Samples = field(default_factory=Samples)  # panels of answers
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from rlhf_trl.run.launch import recipe
 class Run(ExamplesRun):
     """The fields of this recipe beside BookRewardConfig and TRL's ModelConfig."""
 
-    dataset: RewardData
+    dataset: RewardData  # where pairs or lists come from
     algorithm: str = algorithm_of("reward")
 
 

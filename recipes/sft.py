@@ -16,10 +16,10 @@ from rlhf_trl.run.launch import recipe
 class Run(AnyRun):
     """The fields of this recipe beside TRL's SFTConfig and ModelConfig."""
 
-    dataset: DemonstrationData
+    dataset: DemonstrationData  # where answers come from
     demonstrator: Literal["imperfect", "right", "hinted"] = "imperfect"  # of reasoning-gym tasks
     max_completion_length: int = 64  # of generated answers
-    samples: Samples = field(default_factory=Samples)
+    samples: Samples = field(default_factory=Samples)  # panels of answers
 
 
 def main() -> None:

@@ -6,9 +6,10 @@ import logging
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from rlhf_trl.errors import InputError
 
@@ -17,126 +18,85 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run `rlhf-trl`; an `InputError` ends it with its sentence and exit code 1."""
     parser = argparse.ArgumentParser(prog="rlhf-trl", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="command")
-    algorithms = commands.add_parser("algorithms", help="the table of algorithms, or one in full")
-    algorithms.add_argument("name", nargs="?", help="explain this algorithm")
-    algorithms.add_argument("--json", action="store_true", help="the same for programs")
-    algorithms.set_defaults(run=_algorithms)
-    drift = commands.add_parser("drift", help="what moved in the installed TRL; exit code 1 if so")
-    drift.add_argument("--json", action="store_true", help="the same for programs")
-    drift.add_argument("--record", metavar="PATH", help="write the installed surface there instead")
-    drift.add_argument("--overwrite", action="store_true", help="let --record replace a file")
-    drift.set_defaults(run=_drift)
-    race = commands.add_parser(
-        "race",
-        help="train algorithms side by side: table and figure",
-        epilog="Every other option goes to the recipe, as in --max_steps 200.",
-        allow_abbrev=False,
-    )
-    race.add_argument(
-        "--algorithms",
-        required=True,
-        help="names of rows or of our configs in configs/tiny, separated by commas",
-    )
-    race.add_argument("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
-    race.add_argument(
-        "--on_policy",
-        action="store_true",
-        help="one update per generation; by default two (num_iterations 2), since with one no "
-        "ratio leaves 1 and most losses coincide",
-    )
-    race.set_defaults(run=_race)
-    best = commands.add_parser(
-        "best-of-n",
-        help="reward models side by side: how often the candidate that each would choose is right",
-        epilog="Reads the scores.jsonl of each run; all must have scored the same candidates.",
-    )
-    best.add_argument("runs", nargs="+", metavar="RUN", help="folder of a reward model run")
-    best.add_argument(
-        "--seeds",
-        action="store_true",
-        help="each RUN holds seed-* folders: mean and standard deviation over the seeds",
-    )
-    best.set_defaults(run=_best_of_n)
-    over = commands.add_parser(
-        "overoptimize",
-        help="train policies on reward models and past what those are good for: table and figure",
-        epilog="Every other option goes to the policies' recipe, as in --learning_rate 2e-4.",
-        allow_abbrev=False,
-    )
-    over.set_defaults(run=_overoptimize)
-    for several, name in ((race, "race"), (over, "overoptimization")):
-        several.add_argument("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
-        several.add_argument("--seeds", type=int, default=3, help="runs of each (3)")
-        several.add_argument("--jobs", type=int, default=1, help="side by side, a thread each (1)")
-    ask = commands.add_parser(
-        "evaluate", help="models on the same held-out prompts and rewards: one table, with errors"
-    )
-    ask.add_argument("--reference", metavar="MODEL", help="measure the KL to this one")
-    ask.add_argument("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
-    ask.add_argument("--json", action="store_true", help="the same for programs")
-    ask.set_defaults(run=_evaluate)
-    talk = commands.add_parser("chat", help="type a prompt, see what one or two models answer")
-    talk.add_argument("--temperature", type=float, help="of sampled answers (that of training)")
+
+    def add(name: str, run: Callable[..., None], help: str, epilog: str = "") -> Any:
+        found = commands.add_parser(name, help=help, epilog=epilog, allow_abbrev=False)
+        found.set_defaults(run=run)
+        return found.add_argument
+
+    option = add("algorithms", _algorithms, "the table of algorithms, or one in full")
+    option("name", nargs="?", help="explain this algorithm")
+    option("--json", action="store_true", help="the same for programs")
+    option = add("drift", _drift, "what moved in the installed TRL; exit code 1 if so")
+    option("--json", action="store_true", help="the same for programs")
+    option("--record", metavar="PATH", help="write the installed surface there instead")
+    option("--overwrite", action="store_true", help="let --record replace a file")
+    told = "Every other option goes to the recipe, as in --max_steps 200."
+    race = option = add("race", _race, "train algorithms side by side: table and figure", told)
+    told = "names of rows or of our configs in configs/tiny, separated by commas"
+    option("--algorithms", required=True, help=told)
+    option("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
+    told = "one update per generation; by default two (num_iterations 2), since with one no ratio "
+    option("--on_policy", action="store_true", help=f"{told}leaves 1 and most losses coincide")
+    told = "reward models side by side: how often the candidate that each would choose is right"
+    more = "Reads the scores.jsonl of each run; all must have scored the same candidates."
+    option = add("best-of-n", _best_of_n, told, more)
+    option("runs", nargs="+", metavar="RUN", help="folder of a reward model run")
+    told = "each RUN holds seed-* folders: mean and standard deviation over the seeds"
+    option("--seeds", action="store_true", help=told)
+    told = "train policies on reward models and past what those are good for: table and figure"
+    more = "Every other option goes to the policies' recipe, as in --learning_rate 2e-4."
+    over = add("overoptimize", _overoptimize, told, more)
+    for option, name in ((race, "race"), (over, "overoptimization")):
+        option("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
+        option("--seeds", type=int, default=3, help="runs of each (3)")
+        option("--jobs", type=int, default=1, help="side by side, a thread each (1)")
+    told = "models on the same held-out prompts and rewards: one table, with errors"
+    more = "Every other option changes the config; write them after the models."
+    ask = option = add("evaluate", _evaluate, told, more)
+    option("--reference", metavar="MODEL", help="measure the KL to this one")
+    option("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
+    option("--json", action="store_true", help="the same for programs")
+    talk = option = add("chat", _chat, "type a prompt, see what one or two models answer", more)
+    option("--temperature", type=float, help="of sampled answers (that of training)")
     told = "follow on what was said (not for the embedded model, which knows single turns only)"
-    talk.add_argument("--history", action=argparse.BooleanOptionalAction, help=told)
-    talk.add_argument("--ui", action="store_true", help="in a browser, on this machine only")
-    talk.set_defaults(run=_chat)
-    for several in (ask, talk):
-        several.allow_abbrev = False
-        several.epilog = "Every other option changes the config; write them after the models."
+    option("--history", action=argparse.BooleanOptionalAction, help=told)
+    option("--ui", action="store_true", help="in a browser, on this machine only")
+    for option in (ask, talk):
         told = "run, checkpoint, adapter, folder or hub name of a model, or tiny: the embedded one"
-        several.add_argument("models", nargs="+", metavar="MODEL_OR_RUN", help=told)
-        several.add_argument("--config", help="whose prompts and rewards (that of the first run)")
-        several.add_argument("--reward_model", metavar="RUN", help="score the answers with it")
-    one = commands.add_parser("merge", help="merge a LoRA adapter into its base, checked")
-    one.add_argument("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
-    one.add_argument("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
-    one.set_defaults(run=_merge)
-    translate = commands.add_parser(
-        "translate", help="a config of the book's published code, for a recipe here"
-    )
-    translate.add_argument("config", help="YAML file of the book's code")
-    translate.add_argument("--output", help="write to this new file instead of the terminal")
-    translate.set_defaults(run=_translate)
-    compare = commands.add_parser(
-        "compare",
-        help="the book against TRL on the same batches: loss, gradient, why, which setting",
-        epilog="Without --config and --trainer: every algorithm, a line per comparison for the "
-        "batch where the two differ most; --batches or --verbose for a line per batch.",
-    )
-    compare.add_argument("--algorithms", help="names, separated by commas (all)")
-    compare.add_argument("--batches", help="names, separated by commas (all)")
-    compare.add_argument("--format", default="table", choices=("table", "markdown", "json", "html"))
-    compare.add_argument("--verbose", action="store_true", help="every batch, and every term")
-    compare.add_argument("--config", help="a training config: which algorithm does it compute?")
-    compare.add_argument("--trainer", help="the same of a class, such as mypackage.MyTrainer")
-    compare.add_argument(
-        "--require",
-        metavar="NAME",
-        help="exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)",
-    )
-    compare.add_argument(
-        "--paper-index",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="check the config that TRL's paper index has for each paper (the shipped copy's, or "
-        "another paper_index.md's)",
-    )
-    compare.add_argument("--page", metavar="FOLDER", help="write README.md and figures there")
-    compare.set_defaults(run=_compare)
-    probe = commands.add_parser(
-        "probe", help="properties that any policy-gradient loss has, tried on a function"
-    )
-    probe.add_argument("function", metavar="MODULE:FUNCTION", help="its tensors go by their names")
-    probe.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
-    probe.set_defaults(run=_probe)
-    rollouts = commands.add_parser(
-        "rollouts", help="every recorded completion of a run, or of several side by side, as a page"
-    )
-    rollouts.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
-    rollouts.add_argument("--output", help="write to this file instead of RUN/rollouts.html")
-    rollouts.set_defaults(run=_rollouts)
+        option("models", nargs="+", metavar="MODEL_OR_RUN", help=told)
+        option("--config", help="whose prompts and rewards (that of the first run)")
+        option("--reward_model", metavar="RUN", help="score the answers with it")
+    option = add("merge", _merge, "merge a LoRA adapter into its base, checked")
+    option("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
+    option("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
+    told = "a config of the book's published code, for a recipe here"
+    option = add("translate", _translate, told)
+    option("config", help="YAML file of the book's code")
+    option("--output", help="write to this new file instead of the terminal")
+    told = "the book against TRL on the same batches: loss, gradient, why, which setting"
+    more = "Without --config and --trainer: every algorithm, a line per comparison for the batch "
+    more += "where the two differ most; --batches or --verbose for a line per batch."
+    option = add("compare", _compare, told, more)
+    option("--algorithms", help="names, separated by commas (all)")
+    option("--batches", help="names, separated by commas (all)")
+    option("--quick", action="store_true", help="only the batches that tell most")
+    option("--format", default="table", choices=("table", "markdown", "json", "html"))
+    option("--verbose", action="store_true", help="every batch, and every term")
+    option("--config", help="a training config: which algorithm does it compute?")
+    option("--trainer", help="the same of a class, such as mypackage.MyTrainer")
+    told = "exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)"
+    option("--require", metavar="NAME", help=told)
+    told = "check TRL's paper index, config by config (the shipped copy, or a paper_index.md)"
+    option("--paper-index", nargs="?", const="", metavar="FILE", help=told)
+    option("--page", metavar="FOLDER", help="write README.md and figures there")
+    option = add("probe", _probe, "properties that any policy-gradient loss has, of a function")
+    option("function", metavar="MODULE:FUNCTION", help="its tensors go by their names")
+    option("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
+    told = "every recorded completion of a run, or of several side by side, as a page"
+    option = add("rollouts", _rollouts, told)
+    option("runs", nargs="+", metavar="RUN", help="folder of a run")
+    option("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
     args, args.rest = parser.parse_known_args(argv)
     if args.rest and args.run not in (_race, _overoptimize, _evaluate, _chat):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
@@ -277,7 +237,10 @@ def _translate(args: argparse.Namespace) -> None:
 def _rollouts(args: argparse.Namespace) -> None:
     from rlhf_trl.rollouts.page import write_page
 
-    target = args.output or Path(args.runs[0], "rollouts.html")
+    first, *others = args.runs
+    names = [os.path.relpath(run, Path(first).parent).replace("../", "") for run in others]
+    name = "-".join(["rollouts", *names]).replace(os.sep, "-")
+    target = args.output or Path(first, f"{name}.html")
     write_page(args.runs, target)
     print(f"{target} is written; open it in a browser")
 

@@ -7,7 +7,10 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """What was wrong, where it stands, and what to write instead, in one sentence."""
+    """What was wrong, where it stands, and what to write instead, in one sentence.
+
+    Whatever reads a config, data, a model or a folder may raise it, and says so in that sentence.
+    """
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

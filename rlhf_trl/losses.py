@@ -1,13 +1,15 @@
 """The loss of an algorithm on plain tensors: a row of the table, read over the book's functions.
 
-`policy_gradient_loss`, `preference_loss` and `reward_loss` are the whole of it, one for each
-family. A policy-gradient trainer takes three steps one by one: `shaped_rewards` where it has the
-log-probabilities, `estimate_advantages` on the rewards of all processes, `surrogate_loss` on each
-micro-batch.
+`policy_gradient_loss`, `preference_loss`, `reward_loss` and `distillation_loss` are the whole of
+it, one for each family. A name that does not exist, a tensor or parameter that the formulation does
+not read, one that it needs and does not get, and a shape or value that is impossible are an
+InputError. A policy-gradient trainer takes three steps one by one: `shaped_rewards` where it has
+the log-probabilities, `estimate_advantages` on the rewards of all processes, and `surrogate_loss`
+on each micro-batch.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from types import ModuleType
@@ -42,6 +44,7 @@ def policy_gradient_loss(
     old_values: Tensor | None = None,
     binary_rewards: Tensor | None = None,
     num_generations: int | None = None,
+    prompt_tokens: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     formulation: str = "chapter",
     **params: Any,
@@ -52,8 +55,8 @@ def policy_gradient_loss(
     `logps`: float64 in, float64 out.
 
     Args:
-        algorithm: "reinforce", "rloo", "ppo", "grpo", "drgrpo", "gspo", "cispo", "sapo", "dapo" or
-            "maxrl".
+        algorithm: "reinforce", "rloo", "ppo", "grpo", "drgrpo", "gspo", "cispo", "cispo_window",
+            "sapo", "dapo", "dapo_per_prompt" or "maxrl".
         logps: (B, T) log-probabilities of the completion tokens under the policy, in nats.
         mask: (B, T) 1 on tokens that count, 0 elsewhere.
         rewards: (B,) rewards of the completions.
@@ -64,25 +67,21 @@ def policy_gradient_loss(
         binary_rewards: (B,) 1 for a success, 0 for a failure (MaxRL).
         num_generations: completions per prompt, standing next to each other; None: the batch is one
             group.
+        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt, for a
+            formulation that averages over these, where `mask` holds only a part of them; None:
+            those of this mask. Micro-batches that split prompts go to `surrogate_loss`.
         normalizer: tokens of the whole accumulation window, for a formulation that is normalized
             over it; None: those of this mask.
         formulation: "chapter", "code" or "trl".
         **params: the parameters that the formulation reads, under TRL's names where it has one.
             `epsilon_high` always means an upper bound of 1 + epsilon_high.
-
-    Returns:
-        The loss and the advantages.
-
-    Raises:
-        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor or
-            a parameter is given that the formulation does not read, or one that it needs is not; if
-            a shape or a value is impossible.
     """
     row = algorithms.formulation(algorithm, formulation, "policy_gradient")
     numbers = row.parameters(params)
     row = row.chosen(numbers)
     tensors = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
     tensors |= {"old_values": old_values, "binary_rewards": binary_rewards}
+    tensors |= {"prompt_tokens": prompt_tokens}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     _check_reads(row, numbers, set(tensors), beta_given="beta" in params)
     _check_window(row, normalizer)
@@ -107,8 +106,9 @@ def policy_gradient_loss(
         row,
         numbers,
         advantages=advantages,
+        num_generations=num_generations,
         normalizer=normalizer,
-        **take("logps", "mask", "old_logps", "ref_logps", "values", "old_values"),
+        **take("logps", "mask", "old_logps", "ref_logps", "values", "old_values", "prompt_tokens"),
     )
     return PolicyGradientLoss(loss, advantages)
 
@@ -126,10 +126,8 @@ def shaped_rewards(
     """Step 1: take beta * KL from the rewards, where the row has its KL there.
 
     Row and parameters are what `PolicyGradient.chosen` and `parameters` returned, the tensors those
-    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`.
-
-    Returns:
-        (B,) rewards, or (B, T) if the row penalizes each token.
+    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`. Rewards are (B,),
+    or (B, T) if the row penalizes each token.
     """
     if row.kl != "reward" or not params["beta"]:
         return rewards
@@ -176,18 +174,20 @@ def surrogate_loss(
     old_values: Tensor | None = None,
     returns: Tensor | None = None,
     token_weights: Tensor | None = None,
+    num_generations: int | None = None,
+    prompt_tokens: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
     """Step 3: the scalar loss of a micro-batch, given its advantages, (B,) or (B, T).
 
     Args:
-        row: the formulation, as `PolicyGradient.chosen` returned it.
-        params: its parameters, as `PolicyGradient.parameters` returned them.
-        logps: this and the other tensors: those of `policy_gradient_loss`.
         returns: (B, T) targets of the critic; None: advantages + old_values, which holds for
             advantages that are not whitened.
         token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as
             the learner-to-sampler weights of chapter 6, eq:ppo_tis.
+        num_generations: completions of each prompt, for a mean over the tokens of a prompt.
+        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt; None:
+            counted from `mask`, in which those of a prompt are neighbors.
         normalizer: what the aggregation divides by; None: counted from `mask`.
     """
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else masked(advantages, mask)
@@ -210,6 +210,7 @@ def surrogate_loss(
         critic_losses = _call(_function(book.value, row.value_loss), params, critic)
         losses = losses + params["vf_coef"] * critic_losses
     tensors |= {"losses": losses, "normalizer": normalizer}
+    tensors |= {"num_generations": num_generations, "prompt_tokens": prompt_tokens}
     return _call(_function(book.aggregation, row.aggregation), params, tensors)
 
 
@@ -258,14 +259,6 @@ def preference_loss(
         **params: the parameters that the formulation reads: beta, label_smoothing (cDPO),
             gamma_beta_ratio (SimPO's margin over beta), desirable_weight and undesirable_weight
             (KTO).
-
-    Returns:
-        The loss and the implicit rewards.
-
-    Raises:
-        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor or
-            a parameter is given that the formulation does not read, or one that it needs is not; if
-            a shape or a value is impossible.
     """
     row = algorithms.formulation(algorithm, formulation, "direct_alignment")
     numbers = row.parameters(params)
@@ -294,8 +287,7 @@ def completions_loss(
     reads.
     """
     learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
-    tensors = _promoted(tensors, "policy_chosen_logps")
-    tensors = {name: t if name in learned else t.detach() for name, t in tensors.items()}
+    tensors = _promoted(tensors, "policy_chosen_logps", learned)
 
     def implicit_rewards(which: str) -> Tensor:
         policy = tensors[f"policy_{which}_logps"]
@@ -342,20 +334,10 @@ def reward_loss(
         class_weights: (3,) weights of the classes (prm, code).
         formulation: "chapter", "code" or "trl".
         **params: center_rewards_coefficient (bradley_terry).
-
-    Returns:
-        The scalar loss.
-
-    Raises:
-        InputError: if the kind, the formulation or a parameter does not exist; if a tensor or a
-            parameter is given that the formulation does not read, or one that it needs is not; if a
-            shape or a value is impossible.
     """
     if kind not in _REWARD_ROWS:
-        known = ", ".join(_REWARD_ROWS)
-        raise InputError(
-            f"unknown reward model {kind!r}{nearest(kind, _REWARD_ROWS)}; known: {known}"
-        )
+        told = f"{nearest(kind, _REWARD_ROWS)}; known: {', '.join(_REWARD_ROWS)}"
+        raise InputError(f"unknown reward model {kind!r}{told}")
     row = algorithms.formulation(_REWARD_ROWS[kind], formulation)
     numbers = row.parameters(params)
     function = _function(book.reward_models, row.loss)
@@ -432,14 +414,6 @@ def distillation_loss(
         normalizer: tokens of the whole accumulation window (opd, trl); None: those of this mask.
         formulation: "chapter", "code" or "trl".
         **params: kl_top_k (sdpo).
-
-    Returns:
-        The scalar loss.
-
-    Raises:
-        InputError: if the algorithm, the formulation or a parameter does not exist; if a tensor is
-            given that the formulation does not read, or one that it needs is not; if a shape or a
-            value is impossible.
     """
     row = algorithms.formulation(algorithm, formulation, "distillation")
     numbers = row.parameters(params)
@@ -467,14 +441,10 @@ def distillation_loss(
             raise InputError(f"{row.label}: {which} must be finite on the tokens that count")
     if teacher_weights is None:
         teacher_weights = torch.ones(len(teacher)) / len(teacher)
-    if len(teacher_weights) != len(teacher) or teacher_weights.shape[1:] not in (
-        (),
-        mask.shape[:1],
-    ):
-        raise InputError(
-            f"{row.label}: teacher_weights must have shape ({len(teacher)},) or ({len(teacher)}, B)"
-            f", not {tuple(teacher_weights.shape)}"
-        )
+    count, shape = len(teacher), tuple(teacher_weights.shape)
+    if shape[:1] != (count,) or shape[1:] not in ((), mask.shape[:1]):
+        wanted = f"({count},) or ({count}, B)"
+        raise InputError(f"{row.label}: teacher_weights must have shape {wanted}, not {shape}")
     also = {"num_generations": num_generations, "normalizer": normalizer}
     pairs = zip(teacher, teacher_weights.to(student), strict=True)
     return distilled_loss(row, numbers, student, pairs, mask, **also)
@@ -510,12 +480,10 @@ def distilled_loss(
 
 
 def _student(row: Distillation) -> str:
-    """Return what the row's function reads of the student."""
     return next(iter(inspect.signature(_function(book.distillation, row.loss)).parameters))
 
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse logits, labels and masks of tokens or steps that do not go together, or cannot be."""
     label, logits, labels = row.label, tensors["logits"], tensors["labels"]
     classes = 3 if row.loss == "process" else 0
     fits = logits.dim() == 3 and logits.shape[2] == classes if classes else logits.dim() == 2
@@ -531,11 +499,9 @@ def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     _check_mask(label, mask)
     counted = (mask * (labels != -100)).bool()
     known = range(classes or 2)
-    strange = sorted(set(labels[counted].unique().tolist()) - set(known))
-    if strange:
-        raise InputError(
-            f"{label}: labels must be {', '.join(map(str, known))} or -100, not {strange[0]:g}"
-        )
+    if strange := sorted(set(labels[counted].unique().tolist()) - set(known)):
+        wanted = ", ".join(map(str, known))
+        raise InputError(f"{label}: labels must be {wanted} or -100, not {strange[0]:g}")
     if not logits[counted].isfinite().all():
         raise InputError(f"{label}: logits must be finite on the positions that count")
     weights = tensors.get("class_weights")
@@ -585,21 +551,22 @@ def _check_mask(label: str, mask: Tensor) -> None:
 def _check_floating(label: str, tensors: Mapping[str, Tensor], first: str) -> None:
     """Refuse a tensor of whole numbers whose precision all others would get."""
     if not tensors[first].is_floating_point():
-        raise InputError(
-            f"{label}: {first} must hold floating-point numbers, not {tensors[first].dtype}"
-        )
+        kind = tensors[first].dtype
+        raise InputError(f"{label}: {first} must hold floating-point numbers, not {kind}")
 
 
-def _promoted(tensors: Mapping[str, Tensor], first: str) -> dict[str, Tensor]:
-    """Bring all tensors to the precision of the first, and to float32 at least."""
+def _promoted(
+    tensors: Mapping[str, Tensor], first: str, learned: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """Bring all to the precision of the first, float32 at least; cut gradients but of `learned`."""
     precision = torch.promote_types(tensors[first].dtype, torch.float32)
-    return {name: tensor.to(precision) for name, tensor in tensors.items()}
+    found = {name: tensor.to(precision) for name, tensor in tensors.items()}
+    cut = found.keys() - set(found if learned is None else learned)
+    return {name: tensor.detach() if name in cut else tensor for name, tensor in found.items()}
 
 
 def _check_finite(label: str, name: str, tensor: Tensor) -> None:
-    """Refuse a NaN or an infinity."""
-    broken = (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist()
-    if broken:
+    if broken := (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist():
         raise InputError(f"{label}: {name} must be finite, but at positions {broken} it is not")
 
 
@@ -612,7 +579,6 @@ _LIKE = {
 
 
 def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse log-probabilities of completions that do not go together, or cannot be."""
     unpaired = "policy_kl_logps" in tensors
     for name, tensor in tensors.items():
         _check_finite(row.label, name, tensor)
@@ -630,15 +596,13 @@ def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
             raise InputError(f"{row.label}: {name} must have shape {wanted}, not {shape}")
         odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
         if odds and (tensor >= 0).any():
-            raise InputError(
-                f"{row.label}: {name} must be below 0: a probability of 1 has infinite odds"
-            )
+            why = "a probability of 1 has infinite odds"
+            raise InputError(f"{row.label}: {name} must be below 0: {why}")
     if not any(tensors[f"policy_{which}_logps"].numel() for which in ("chosen", "rejected")):
         raise InputError(f"{row.label}: there is neither a chosen nor a rejected completion")
 
 
 def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse rewards that cannot be compared."""
     label = row.label
     first, rewards = next(iter(tensors.items()))
     ranked = first == "rewards"
@@ -647,10 +611,8 @@ def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
         raise InputError(f"{label}: {first} must have shape {wanted}, not {tuple(rewards.shape)}")
     for name, tensor in tensors.items():
         if tensor.shape != rewards.shape and not (name == "margin" and tensor.dim() == 0):
-            raise InputError(
-                f"{label}: {name} must have shape {tuple(rewards.shape)}, like {first}, "
-                f"not {tuple(tensor.shape)}"
-            )
+            wanted = f"{tuple(rewards.shape)}, like {first}, not {tuple(tensor.shape)}"
+            raise InputError(f"{label}: {name} must have shape {wanted}")
         _check_finite(label, name, tensor)
 
 
@@ -662,7 +624,7 @@ def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
 def _call(
     function: Callable[..., Tensor], params: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tensor:
-    """Call a function with those parameters and tensors that it names."""
+    """Call a function of the book with those parameters and tensors that its arguments name."""
     known = {**params, **tensors}
     names = inspect.signature(function).parameters
     return function(**{name: known[name] for name in names if name in known})
@@ -686,6 +648,8 @@ def _check_reads(
         reads.add("old_logps")
     if row.kl != "none" and beta_given:
         reads.add("ref_logps")
+    aggregate = _function(book.aggregation, row.aggregation)
+    reads |= {"prompt_tokens"} & {*inspect.signature(aggregate).parameters}
     if row.kl != "none" and params["beta"] > 0:
         needs["ref_logps"] = f"beta={params['beta']}"
     if row.value_loss != "none":
@@ -711,16 +675,14 @@ def _check_window(row: PolicyGradient | Distillation, normalizer: Tensor | float
     if normalizer is None:
         return
     if row.window != "window":
-        raise InputError(
-            f"{row.label} does not read normalizer: it is normalized over the micro-batch"
-        )
+        why = "it is normalized over the micro-batch"
+        raise InputError(f"{row.label} does not read normalizer: {why}")
     scalar = isinstance(normalizer, Tensor) and normalizer.dim() == 0
     if not (scalar or isinstance(normalizer, Real)) or not normalizer > 0:
         raise InputError(f"{row.label}: normalizer must be a number above 0, not {normalizer!r}")
 
 
 def _check_groups(label: str, num_generations: int | None, batch: int) -> None:
-    """Refuse a group size that does not divide the batch."""
     if num_generations is None:
         return
     if not isinstance(num_generations, int) or num_generations < 1 or batch % num_generations:
@@ -740,16 +702,15 @@ def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"not {logps.dtype} of shape {tuple(logps.shape)}"
         )
     for name, tensor in tensors.items():
-        shape = logps.shape[:1] if name in ("rewards", "binary_rewards") else logps.shape
+        each = name in ("rewards", "binary_rewards", "prompt_tokens")
+        shape = logps.shape[:1] if each else logps.shape
         _check_shape(label, name, tensor, shape, f"logps of shape {tuple(logps.shape)}")
     _check_mask(label, mask)
     for name, tensor in tensors.items():
         if tensor.shape == mask.shape and not tensor[mask.bool()].isfinite().all():
             raise InputError(f"{label}: {name} must be finite on the tokens that count")
-    broken = (~tensors["rewards"].isfinite()).nonzero().flatten().tolist()
-    if broken:
+    if not (tensors.get("prompt_tokens", mask.sum(1)) >= mask.sum(1)).all():
+        raise InputError(f"{label}: prompt_tokens must hold at least the tokens of each completion")
+    if broken := (~tensors["rewards"].isfinite()).nonzero().flatten().tolist():
         raise InputError(f"{label}: rewards must be finite, but those of rows {broken} are not")
-    precision = torch.promote_types(logps.dtype, torch.float32)
-    prepared = {name: tensor.to(precision) for name, tensor in tensors.items()}
-    learned = ("logps", "values")
-    return {name: t if name in learned else t.detach() for name, t in prepared.items()}
+    return _promoted(tensors, "logps", learned=("logps", "values"))

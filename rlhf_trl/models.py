@@ -6,6 +6,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
@@ -16,16 +18,9 @@ UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial
 
 
 def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
-    """Return the tokenizer of `model.model_name_or_path`, with a pad token.
+    """Return the tokenizer of a `ModelConfig`, with a pad token and, for conversations, a template.
 
-    Args:
-        model (`ModelConfig`): `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub
-            name.
-        args (`TrainingArguments`): `trust_remote_code` is honoured where the config has it.
-        conversational: whether a chat template is needed.
-
-    Raises:
-        InputError: no such model, or a tokenizer without end-of-sequence token or chat template.
+    Its `model_name_or_path` is `tiny`, `tiny_untrained`, a folder or a hub name.
     """
     from transformers import AutoTokenizer
 
@@ -61,9 +56,6 @@ def prepare_model(model: Any, args: Any) -> Any:
     """Return what a TRL trainer takes as `model`: a path or hub name, or a built model.
 
     Sets `args.model_init_kwargs` from the `ModelConfig` the way TRL's own scripts do.
-
-    Raises:
-        InputError: a folder without weights, or with weights that are cut off.
     """
     if model.model_name_or_path == UNTRAINED:
         from rlhf_trl.tiny.model import build_model
@@ -85,11 +77,7 @@ def prepare_model(model: Any, args: Any) -> Any:
 
 
 def load_policy(model: Any, args: Any) -> Any:
-    """Return a whole language model that answers, on `args.device`; an adapter with its base.
-
-    Raises:
-        InputError: a classifier, such as a reward model; and see `prepare_model`.
-    """
+    """Return a whole language model that answers, on `args.device`; an adapter with its base."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from trl import get_quantization_config
 
@@ -112,12 +100,33 @@ def load_policy(model: Any, args: Any) -> Any:
 
 
 @contextmanager
-def whole_weights(args: Any) -> Iterator[None]:
-    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees.
+def loading(
+    what: str,
+    remedy: str,
+    fault: str = "is neither a model folder here nor a hub model that can be reached",
+    *also: type[Exception],
+    new_head: bool = False,
+) -> Iterator[None]:
+    """Say in one sentence why transformers cannot load what a field names."""
+    from transformers.utils import logging
 
-    Args:
-        args (`TrainingArguments`): holds DeepSpeed's plugin, where there is one.
-    """
+    verbosity = logging.get_verbosity()
+    if new_head:  # which is no news
+        logging.set_verbosity_error()
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, SafetensorError, *also) as error:
+        said = str(error).strip().splitlines()[0]
+        raise InputError(f"{what} {fault} ({said}); {remedy}.") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def whole_weights(args: Any) -> Iterator[None]:
+    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
     from transformers.integrations.deepspeed import (
         is_deepspeed_zero3_enabled,
         unset_hf_deepspeed_config,
@@ -147,13 +156,7 @@ def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
             f"model_name_or_path: there is no folder {name!r}; train or copy the model there "
             f"first, or write {EMBEDDED} for the embedded one."
         )
-    try:
-        return auto_class.from_pretrained(
-            name, revision=model.model_revision, trust_remote_code=trust
-        )
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"model_name_or_path: {model.model_name_or_path!r} is neither a model folder here nor "
-            f"a hub model that can be reached ({str(error).splitlines()[0]}); write {EMBEDDED} for "
-            "the embedded model, or the path of a local copy."
-        ) from error
+    remedy = f"write {EMBEDDED} for the embedded model, or the path of a local copy"
+    with loading(f"model_name_or_path: {model.model_name_or_path!r}", remedy):
+        given = {"revision": model.model_revision, "trust_remote_code": trust}
+        return auto_class.from_pretrained(name, **given)

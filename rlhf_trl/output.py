@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ AT_END = """
 FINISHED = "model summary.json learning_curve.png"
 
 
-def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: whole or absent."""
+def write_whole(path: str | Path, write: str | Callable[[Path], Any]) -> None:
+    """Let `write` (or a text) fill a temporary file beside `path`, then rename it, whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
-        write(temporary)
+        if isinstance(write, str):
+            temporary.write_text(write, encoding="utf-8")
+        else:
+            write(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -39,7 +42,12 @@ def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
 
 def write_json(path: str | Path, content: object) -> None:
     """Write `content` as JSON, whole or not at all."""
-    write_whole(path, lambda p: p.write_text(json.dumps(content, indent=2) + "\n"))
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_lines(path: str | Path, rows: Iterable[object], **options: Any) -> None:
+    """Write each row as a line of JSON, all or none of them."""
+    write_whole(path, "".join(f"{json.dumps(row, **options)}\n" for row in rows))
 
 
 def replace_folder(
@@ -63,14 +71,7 @@ def replace_folder(
 def claim(output_dir: str, resume: str | None) -> str | None:
     """Check that a run may write to `output_dir`, and return the checkpoint to resume from.
 
-    Args:
-        output_dir: the run's folder; made if it does not exist.
-        resume: None, `auto` (the newest whole checkpoint in `output_dir`, if any; those that are
-            skipped are named) or a checkpoint.
-
-    Raises:
-        InputError: the folder is a file, cannot be written, holds another run (than that of the
-            checkpoint) or no run, or the checkpoint is missing or damaged.
+    That is `resume`, or with `auto` the newest whole one, if any; those skipped are named.
     """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
@@ -86,12 +87,20 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             "--output_dir."
         ) from error
     if resume is None:
-        if any(folder.iterdir()):
-            raise InputError(
-                f"output_dir: {output_dir!r} already holds files; continue that run with "
-                "--resume_from_checkpoint auto, or write elsewhere with --output_dir."
-            )
-        return None
+        if not any(folder.iterdir()):
+            return None
+        what, remedy = "files", ""
+        if any((path / MANIFEST).exists() for path in numbered(folder, "checkpoint-").values()):
+            what, remedy = "a run", "continue it with --resume_from_checkpoint auto, or "
+        elif finished(folder):
+            what = "a finished run without a checkpoint"
+        elif _begun(folder):
+            what = "a run without a checkpoint"
+            remedy = "start it anew there with --resume_from_checkpoint auto, or "
+        raise InputError(
+            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere with "
+            "--output_dir."
+        )
     for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if resume != "auto":
@@ -108,10 +117,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
         if fault is None:
             return str(checkpoint)
         print(f"skipped {checkpoint}, which {fault}", flush=True)
-    # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    kept = (".", "samples-", "answers", RECORD, "round-")
-    early = (path.name.startswith(kept) for path in folder.iterdir())
-    if not (folder / "config.yaml").exists() and not all(early):
+    if not _begun(folder):
         raise InputError(
             f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "
             "nor the config.yaml of a run; write elsewhere with --output_dir."
@@ -119,8 +125,16 @@ def claim(output_dir: str, resume: str | None) -> str | None:
     return None
 
 
+def _begun(folder: Path) -> bool:
+    """Return whether a run has begun in a folder, even if it has not written its config yet."""
+    # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
+    kept = (".", "samples-", "answers", RECORD, "round-")
+    early = all(path.name.startswith(kept) for path in folder.iterdir())
+    return early or (folder / "config.yaml").exists()
+
+
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:
-    """Return what is called `prefix` and a number (and an ending), by that number."""
+    """Return the paths named by `prefix`, a number and perhaps a suffix, by that number."""
     start = len(str(folder / prefix))
     found = {str(path)[start:].partition(".")[0]: path for path in folder.glob(f"{prefix}*")}
     return {int(number): p for number, p in found.items() if number.isdigit()}
@@ -137,9 +151,9 @@ def finished(folder: Path) -> bool:
 
 
 def set_aside(folder: Path, step: int) -> None:
-    """Move what a run left after `step`, from where it is about to go on, to `earlier-N` beside.
+    """Move what a run wrote after `step`, where it is about to resume, to its folder `earlier-N`.
 
-    So neither its results nor its later checkpoints pass for those of the run that goes on.
+    Then neither its old results nor its later checkpoints pass for those of the resumed run.
     """
     later = [
         path
@@ -165,12 +179,9 @@ def set_aside(folder: Path, step: int) -> None:
 def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
 
-    Args:
-        checkpoint: the folder, with all else in it.
-        checksums: whether to read the files again for their CRC-32, which finds damage as well as a
-            cryptographic hash does, in half the time (about 0.5 s per GiB); without it, a bit that
-            flips on the disk goes unnoticed.
-        **told: what else is known of the checkpoint.
+    For `checksums`, it reads the files again: a CRC-32 finds damage as well as a cryptographic hash
+    does, in half the time (about 0.5 s per GiB). Without, a bit that flips on the disk goes
+    unnoticed.
     """
     paths = (p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != MANIFEST)
     files = {
@@ -182,11 +193,7 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
 
 
 def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
-    """Return what `write_manifest` wrote.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Return what `write_manifest` wrote; a ValueError says that it is damaged."""
     content = json.loads((Path(checkpoint) / MANIFEST).read_text())
     if content.pop("crc32") != _sum_of(content):
         raise ValueError(MANIFEST)

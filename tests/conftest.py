@@ -14,6 +14,7 @@ os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp()
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
+from two_processes import on_two_processes
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "recipes" / "experiments" / "2026-11-20-over-optimization"))
@@ -145,31 +146,27 @@ def two_processes(request, tmp_path_factory):
     """The folder in which the script beside a test module, run on two processes, left its results.
 
     The script of `test_NAME.py` is `NAME.py`; it takes the folder. `ACCELERATE` in the test module
-    names another launch than configs/accelerate/cpu_2proc.yaml, `TIMEOUT` more than ten minutes.
+    names a config to launch it with, `TIMEOUT` more than ten minutes.
     """
     folder = tmp_path_factory.mktemp("two")
-    script = request.module.__name__.removeprefix("test_")
-    config = getattr(request.module, "ACCELERATE", "cpu_2proc")
+    script = f"{request.module.__name__.removeprefix('test_')}.py"
+    timeout = getattr(request.module, "TIMEOUT", 600)
+    if (config := getattr(request.module, "ACCELERATE", None)) is None:
+        ended, printed = on_two_processes(script, folder, timeout)
+        assert ended, cause(printed)
+        return folder
     command = [
         *[sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"],
-        *["--config_file", f"configs/accelerate/{config}.yaml"],
-        *[f"tests/{script}.py", str(folder)],
+        *["--config_file", f"configs/accelerate/{config}.yaml", f"tests/{script}", str(folder)],
     ]
     env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
-    paths = [str(ROOT), str(ROOT / "tests"), env.get("PYTHONPATH", "")]
     env |= {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), env.get("PYTHONPATH", "")]),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]]),
-        "ACCELERATE_USE_CPU": str(config == "cpu_2proc").lower(),  # true would turn ZeRO into DDP
+        "ACCELERATE_USE_CPU": "false",  # true would turn ZeRO into DDP
     }
     done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=getattr(request.module, "TIMEOUT", 600),
-        check=False,
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
     assert done.returncode == 0, cause(done.stderr)
     return folder

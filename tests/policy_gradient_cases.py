@@ -74,6 +74,7 @@ OWN = {
     },
     "maxrl": {"correctness_reward": "right", "format_reward": "shaped"},
 }
+OWN["dapo_per_prompt"] = OWN["dapo"]
 
 
 def own_fields(name, which):
@@ -146,7 +147,7 @@ def rewards_of(name, which, batch):
     rewards = []
     for ids in completions_of(batch):
         reward = WEIGHTS[0] * is_right(ids) + WEIGHTS[1] * is_shaped(ids)
-        if name == "dapo" and which != "trl":
+        if name in ("dapo", "dapo_per_prompt") and which != "trl":
             over = len(ids) - (LIMIT - CACHE)
             reward -= min(max(over / CACHE, 0), 1)
         rewards.append(reward)

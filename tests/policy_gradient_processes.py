@@ -25,6 +25,8 @@ def train(name, which, processes, variant=""):
         config |= {"baseline": "moving_average"}
     if variant == "two generations a step":
         config |= {"steps_per_generation": 1, "num_generations": 4}
+    if variant == "two updates a generation":
+        config |= {"num_iterations": 2}
     if variant == "dynamic sampling":
         # small groups often lack contrast, and odd ones do not always share out evenly
         config |= {"dynamic_sampling_rounds": 2, "num_generations": 3}
@@ -53,6 +55,8 @@ CASES = [
     ("dapo", "chapter", "dynamic sampling"),
     ("dapo", "chapter", "two generations a step"),
     ("cispo", "chapter", "two generations a step"),
+    ("cispo", "chapter", "two updates a generation"),
+    ("dapo_per_prompt", "chapter", "dynamic sampling"),
 ]
 
 

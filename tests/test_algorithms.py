@@ -28,6 +28,7 @@ REWARD_MODEL = [row for row in ROWS if row[0] in names("reward_model")]
 TENSORS = {
     "logps", "old_logps", "mask", "rewards", "token_rewards", "binary_rewards", "num_generations",
     "advantages", "ratio", "kl", "values", "old_values", "returns", "losses", "normalizer",
+    "prompt_tokens",
 }  # fmt: skip
 HOMES = {
     "advantage": book.advantages,

@@ -34,7 +34,8 @@ def test_json_says_what_the_rows_are_made_of(capsys):
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     cispo = rows["cispo"]["formulations"]
     assert cispo["chapter"]["surrogate"] == "clipped_importance_weight"
-    assert cispo["chapter"]["normalized_over"] == "window"
+    assert cispo["chapter"]["aggregation"] == "per_prompt"
+    assert rows["cispo_window"]["formulations"]["chapter"]["normalized_over"] == "window"
     assert cispo["code"]["aggregation"] == "sequence_mean"
     assert cispo["chapter"]["trl_settings"]["loss_type"] == "cispo"
     assert rows["maxrl"]["formulations"]["trl"].startswith("TRL divides")
@@ -54,7 +55,9 @@ def test_every_place_named_exists(capsys, name):
 
 def test_trls_own_lines_are_the_ones_meant(capsys):
     main(["algorithms", "cispo"])
-    line = re.search(r"grpo_trainer\.py:(\d+), weight", capsys.readouterr().out)[1]
+    text = capsys.readouterr().out
+    assert "fixes: std_epsilon=0.0001\n" in text
+    line = re.search(r"grpo_trainer\.py:(\d+), weight", text)[1]
     source = TRAINER.read_text().splitlines()
     assert "clamped_ratios" in source[int(line) - 1]
 

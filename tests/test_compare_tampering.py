@@ -40,7 +40,7 @@ TAMPERINGS = {
         GRPO_LOSS,
         "torch.clamp(coef_1, max=self.epsilon_high).detach()",
         "torch.clamp(coef_1, max=self.epsilon_high)",
-        {"cispo"},
+        {"cispo_window"},
     ),
     "normalizer of dr_grpo": (
         GRPO_LOSS,
@@ -52,13 +52,13 @@ TAMPERINGS = {
         GRPO_LOSS,
         'inputs["num_items_in_batch"].clamp(min=1.0)',
         "mask.sum().clamp(min=1.0)",
-        {"cispo", "dapo"},
+        {"cispo_window", "dapo"},
     ),
     "epsilon of the standard deviation": (
         "trl.GRPOTrainer._generate_and_score_completions",
         "std_rewards + 1e-4",
         "std_rewards + 1e-2",
-        {"grpo", "gspo", "cispo", "sapo", "dapo"},
+        {"grpo", "gspo", "cispo_window", "sapo", "dapo"},
     ),
     "clipped from above only": (
         GRPO_LOSS,
@@ -111,13 +111,14 @@ def clean_rows():
     for row in ROWS:
         if row.right.label.startswith("TRL") and row.algorithm != "kl":
             rows.setdefault(row.algorithm, row)
-    pick = {"grpo": "", "cispo": "no lower bound", "rloo": "beta 0", "ipo": "on averages"}
+    pick = {"grpo": "", "cispo_window": "no lower bound", "rloo": "beta 0", "ipo": "on averages"}
     pick["opd"] = "whole vocabulary"
     for row in ROWS:
         stock = row.right.label.startswith("TRL") and row.left.label != "code"
         if stock and pick.get(row.algorithm) == row.variant:
             rows[row.algorithm] = row
-    return [row for row in rows.values() if row.algorithm not in ("orpo", "sft")]
+    never = ("orpo", "sft", "cispo", "dapo_per_prompt")
+    return [row for row in rows.values() if row.algorithm not in never]
 
 
 WINDOWS = [BATCH["clipped"], BATCH["accumulation"]]

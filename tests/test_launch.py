@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -274,6 +275,34 @@ def test_an_error_does_not_stick_to_the_progress_bar(tmp_path):
     assert "1/2" in done.stderr and done.stderr.endswith("\nerror: a reward is nan.\n")
 
 
+BROKEN_ON = """
+import os, sys, time
+from rlhf_trl.errors import InputError
+from rlhf_trl.run import launch
+def main():
+    if os.environ["RANK"] in sys.argv[1:]:
+        raise InputError(f"{len(sys.argv) - 1} processes are wrong.")
+    time.sleep(60)  # for the others, as in a collective
+launch.recipe(main)
+"""
+
+
+@pytest.mark.parametrize("broken", [["0", "1"], ["1"]])
+def test_of_two_processes_one_tells_of_an_error(tmp_path, broken):
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN_ON)
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script, *broken],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count(f"error: {len(broken)} processes are wrong.") == 1
+    assert time.monotonic() - started < 50  # nobody waits for the process that is left
+
+
 # --- the output folder
 
 
@@ -313,17 +342,37 @@ def test_claim_refuses_what_it_must(tmp_path):
     refused("cannot be written", output.claim, "/proc/no/such/place", None)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "summary.json").write_text("{}")
-    refused(
-        "already holds files.*resume_from_checkpoint auto.*output_dir",
-        output.claim,
-        str(tmp_path / "old"),
-        None,
-    )
+    with pytest.raises(InputError) as caught:
+        output.claim(str(tmp_path / "old"), None)
+    assert str(caught.value).endswith("already holds files; write elsewhere with --output_dir.")
     refused(
         "neither a whole checkpoint nor the config", output.claim, str(tmp_path / "old"), "auto"
     )
     assert output.claim(str(tmp_path / "new"), None) is None
     assert output.claim(str(tmp_path / "new"), "auto") is None
+
+
+@pytest.mark.parametrize(
+    ("names", "what", "auto"),
+    [
+        (["config.yaml", "evaluations/step-000000.json"], "a run without a checkpoint", "anew"),
+        (["samples-train.jsonl"], "a run without a checkpoint", "anew"),
+        (["config.yaml", "checkpoint-1/optimizer.pt"], "a run without a checkpoint", "anew"),
+        (["config.yaml", "checkpoint-1/manifest.json"], "a run", "continue"),
+        (["config.yaml", *output.FINISHED.split()], "a finished run without a checkpoint", None),
+        (["notes.txt"], "files", None),
+    ],
+)
+def test_a_used_folder_is_refused_with_what_helps_there(tmp_path, names, what, auto):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    with pytest.raises(InputError) as caught:
+        output.claim(str(tmp_path), None)
+    said = str(caught.value)
+    assert f"already holds {what}; " in said and said.endswith("elsewhere with --output_dir.")
+    assert ("--resume_from_checkpoint auto" in said) == (auto is not None)
+    assert auto is None or auto in said
 
 
 def checkpoint(folder):
@@ -426,6 +475,13 @@ def test_what_cannot_be_written_is_a_sentence_and_other_errors_stay(capsys):
             launch.recipe(save)
     with pytest.raises(KeyError, match="key"):
         launch.recipe(lambda: {}["key"])
+    usage = type("UsageError", (Exception,), {"__module__": "wandb.errors.errors"})
+
+    def track():
+        raise usage("No API key configured.")
+
+    with pytest.raises(SystemExit, match=r"^error: report_to: wandb .*configured\); run .* none.$"):
+        launch.recipe(track)
     with pytest.raises(SystemExit, match=r"^error: invalid literal"):
         launch.recipe(lambda: int("one"))
     assert "Traceback" in capsys.readouterr().err

@@ -142,13 +142,13 @@ def loops(name, x, beta, estimator):
             return -a * logp[i, t]
         if name == "gspo":
             ratio = torch.exp(mean([logp[i, s] - old[i, s] for s in tokens[i]]))
-        if name == "cispo":
+        if name.startswith("cispo"):
             loss = -clip(ratio, 0.8, 1.4).detach() * a * logp[i, t]
         elif name == "sapo":
             tau = 1.0 if a > 0 else 1.05
             loss = -4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * a
         else:
-            loss = clipped(ratio, a, 0.2, 0.28 if name == "dapo" else 0.2)
+            loss = clipped(ratio, a, 0.2, 0.28 if name.startswith("dapo") else 0.2)
         if name == "ppo":
             v, v_old = x["values"][i, t], x["old_values"][i, t]
             near, target = clip(v, v_old - 0.3, v_old + 0.3), v_old + a
@@ -162,15 +162,17 @@ def loops(name, x, beta, estimator):
         loss = mean([sum(row) for row in losses])
     elif name == "drgrpo":
         loss = mean([sum(row) / 8 for row in losses])
-    elif name in ("cispo", "dapo"):
+    elif name in ("cispo_window", "dapo"):
         loss = mean([loss for row in losses for loss in row])
+    elif name in ("cispo", "dapo_per_prompt"):
+        loss = mean([mean([loss for i in group for loss in losses[i]]) for group in groups])
     else:
         loss = mean([mean(row) for row in losses])
     return loss, per_token if name == "ppo" else f64(advantage)
 
 
 PPO_PARAMS = {"gamma": 0.9, "lam": 0.8, "cliprange_value": 0.3, "vf_coef": 0.7}
-IN_LOOPS = names("policy_gradient", "code")
+IN_LOOPS = [*names("policy_gradient", "code"), "cispo_window", "dapo_per_prompt"]
 CASES = [(name, 0.0, "k3") for name in IN_LOOPS] + [
     (name, 0.3, estimator)
     for name in IN_LOOPS
@@ -225,6 +227,55 @@ def test_grpo_by_hand():
     assert result.loss.item() == pytest.approx((2 * a + (-1.5 * a - 0.5 * a) / 2) / 2, abs=1e-15)
     assert gradient[0].tolist() == pytest.approx([a, 0.0], abs=1e-15)
     assert gradient[1, 0].item() == 0.0
+
+
+def test_cispo_counts_each_prompt_the_same():
+    # rewards 0 and 2 of both prompts: advantages -a and a. Ratios 4, 1 and 1/4, 1: weights 1.4, 1
+    # and .8, 1. Four tokens of the first prompt, two of the second; log pi is -1 everywhere.
+    a = 1 / (math.sqrt(2) + 1e-4)
+    inputs = {
+        "logps": f64([[-1.0] * 3] * 4),
+        "old_logps": f64([[-1 - 2 * LN2, -1, -1], [-1 + 2 * LN2, -1, -1], *[[-1.0] * 3] * 2]),
+        "mask": f64([[1, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 0]]),
+        "rewards": f64([0.0, 2.0, 0.0, 2.0]),
+        "num_generations": 2,
+    }
+    result, (gradient,) = run("cispo", "chapter", inputs)
+    assert result.loss.item() == pytest.approx((a * (-1.4 + 2.8) / 4 + a * 0 / 2) / 2, abs=1e-15)
+    expected = [1.4 * a / 8, -0.8 * a / 8, -a / 8, -a / 8, a / 4, -a / 4]
+    assert gradient[inputs["mask"].bool()].tolist() == pytest.approx(expected, abs=1e-15)
+    window, (gradient,) = run("cispo_window", "chapter", inputs)
+    assert window.loss.item() == pytest.approx(a * 1.4 / 6, abs=1e-15)
+    assert gradient[:, 0].tolist() == pytest.approx([1.4 * a / 6, -0.8 * a / 6, a / 6, -a / 6])
+
+
+def test_tokens_of_a_prompt_that_stand_elsewhere():
+    inputs = batch("cispo")
+    _, (whole,) = run("cispo", "chapter", inputs)
+    counted = {"prompt_tokens": f64([11, 11, 11, 10, 10, 10])}
+    for half in (slice(0, 3), slice(3, 6)):  # the first and the last tokens of all completions
+        part = {
+            k: v[:, half] if k in ("logps", "old_logps", "mask") else v for k, v in inputs.items()
+        }
+        _, (gradient,) = run("cispo", "chapter", part | counted)
+        torch.testing.assert_close(gradient, whole[:, half], rtol=1e-14, atol=0)
+    # micro-batches that tear prompts apart: two completions each, of three a prompt
+    row = formulation("cispo", "chapter")
+    numbers, leaf = row.parameters({}), inputs["logps"].clone().requires_grad_()
+    advantages = run("cispo", "chapter", inputs)[0].advantages
+    for rows in torch.tensor([5, 0, 1, 3, 2, 4]).split(2):
+        loss = surrogate_loss(
+            row,
+            numbers,
+            logps=leaf[rows],
+            mask=inputs["mask"][rows],
+            advantages=advantages[rows],
+            old_logps=inputs["old_logps"][rows],
+            num_generations=3,
+            prompt_tokens=counted["prompt_tokens"][rows],
+        )
+        (loss / 3).backward()
+    torch.testing.assert_close(leaf.grad, whole, rtol=1e-14, atol=1e-17)
 
 
 def test_reinforce_by_hand_with_each_baseline():
@@ -504,6 +555,10 @@ ZEROS = torch.zeros(6, 6, dtype=torch.float64)
         ("grpo", "chapter", {"ref_logps": ZEROS}, "does not read ref_logps unless beta is given"),
         ("grpo", "chapter", {"beta": 0.1}, "grpo (chapter) needs ref_logps for beta=0.1"),
         ("grpo", "chapter", {"normalizer": 3}, "normalized over the micro-batch"),
+        ("cispo", "chapter", {"normalizer": 3}, "normalized over the micro-batch"),
+        ("grpo", "chapter", {"prompt_tokens": ZEROS[0]}, "does not read prompt_tokens; it reads"),
+        ("cispo", "chapter", {"prompt_tokens": ZEROS[0] + 5}, "at least the tokens of each"),
+        ("cispo", "chapter", {"prompt_tokens": ZEROS}, "prompt_tokens must have shape (6,)"),
         ("grpo", "chapter", {"gamma": 0.9}, "does not read gamma"),
         ("grpo", "trl", {"kl_estimator": "k3"}, "does not read kl_estimator"),
         ("dapo", "chapter", {"ref_logps": ZEROS}, "dapo (chapter) does not read ref_logps; it"),

@@ -64,7 +64,7 @@ def test_what_is_no_adapter_is_refused_in_one_sentence(run_folder, tmp_path):
         assert "\n" not in stop.value.code
         return stop.value.code
 
-    assert no("tiny").endswith("tiny is no adapter but a whole model; there is nothing to merge.")
+    assert no("tiny").endswith("tiny is a whole model, not an adapter; there is nothing to merge.")
     assert "there is no folder" in no(tmp_path / "none")
     file = run_folder / "model" / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "task_type": "SEQ_CLS"}))

@@ -1,5 +1,9 @@
 """The policy-gradient trainer's gradients against the public function, and against TRL's."""
 
+from collections import defaultdict
+from itertools import chain
+from statistics import fmean, stdev
+
 import pytest
 import torch
 from comparison import Comparison, measure, plain_copy
@@ -7,8 +11,11 @@ from policy_gradient_cases import (
     ROWS,
     Reference,
     build,
+    completions_of,
     drawn,
     drift,
+    is_right,
+    is_shaped,
     joined,
     plain_logps,
     right,
@@ -16,7 +23,7 @@ from policy_gradient_cases import (
 from trl import GRPOConfig, GRPOTrainer
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare.measure import accumulate, batches
+from rlhf_trl.compare.measure import Measured, accumulate, batches, flat_gradient
 
 
 @pytest.fixture
@@ -151,6 +158,48 @@ def test_windows_of_one_generation_have_their_own_token_counts():
         counts.append(int(batch["completion_mask"].sum()))
     assert trainer._window_tokens.tolist() == counts
     assert len(set(counts)) > 1  # where TRL divides all four by the same average
+
+
+# accumulation, steps per generation, iterations
+TORN = [(1, 4, 1), (2, 4, 2), (4, 2, 1)]
+
+
+@pytest.mark.parametrize(("accumulation", "per_generation", "iterations"), TORN)
+def test_each_prompt_counts_the_same_in_shuffled_windows(accumulation, per_generation, iterations):
+    trainer = build(
+        "cispo",
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=per_generation,
+        num_iterations=iterations,
+        per_device_train_batch_size=4,
+    )
+    source, plain = batches(trainer), plain_copy(trainer)
+    count = max(1, per_generation * iterations // accumulation)
+    windows = [accumulate(trainer, source) for _ in range(count)]
+    rows = []  # by window: the prompts and completions
+    for _, window in windows:
+        whole = joined(window)
+        prompts = zip(whole["prompt_ids"], whole["prompt_mask"], strict=True)
+        prompts = [tuple(ids[mask.bool()].tolist()) for ids, mask in prompts]
+        rows.append(list(zip(prompts, completions_of(whole), strict=True)))
+    assert any(len(set(prompts)) > 1 for prompts in [[p for p, _ in part] for part in rows])
+    tokens, rewards = defaultdict(int), defaultdict(list)
+    for prompt, ids in list(chain(*rows))[: 4 * max(per_generation, accumulation)]:
+        tokens[prompt] += len(ids)
+        rewards[prompt].append(is_right(ids) + 0.5 * is_shaped(ids))
+    assert all(len(each) == 4 for each in rewards.values()) and len(set(tokens.values())) > 1
+    for (side, window), part in zip(windows, rows, strict=True):
+        logps = plain_logps(plain, joined(window))
+        plain.zero_grad()
+        loss = 0.0  # on-policy: every weight is 1
+        for (prompt, ids), of_tokens in zip(part, logps, strict=True):
+            group = rewards[prompt]
+            reward = is_right(ids) + 0.5 * is_shaped(ids)
+            advantage = (reward - fmean(group)) / (stdev(group) + 1e-4)
+            loss = loss - advantage * of_tokens[: len(ids)].sum() / tokens[prompt]
+        (loss / (len(part) / 4)).backward()
+        reference = Measured(0.0, flat_gradient(plain))
+        assert Comparison(side, reference).relative_error <= 1e-5
 
 
 # --- stock TRL by settings -----------------------------------------------------------------------

@@ -252,7 +252,7 @@ REFUSED = {
     "sequence ratio": (
         "grpo",
         {"importance_sampling_level": "sequence"},
-        "importance_sampling_level is 'sequence', which contradicts grpo (chapter), which fixes",
+        "importance_sampling_level is 'sequence', which contradicts grpo (chapter) and its",
     ),
     "reward scaling": ("drgrpo", {"scale_rewards": "group"}, "scale_rewards is 'group', which"),
     "joined rewards": (
@@ -561,6 +561,24 @@ def test_outside_training_a_loss_is_a_mean_over_its_own_tokens(name):
         weights = weights * plain_logps(trainer.model, batch)
     expected = -weights.sum() / batch["completion_mask"].sum()
     assert loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6) and abs(loss) > 1e-3
+
+
+def test_outside_training_a_prompt_has_the_completions_of_evaluation():
+    def length(completion_ids, **kwargs):
+        return [float(len(ids)) for ids in completion_ids]
+
+    config = {"num_generations": 2, "num_generations_eval": 4, "reward_weights": [1.0]}
+    trainer = build("cispo", rewards=[length], **config)
+    trainer.model.eval()
+    batch = trainer._prepare_inputs([dict(trainer.train_dataset[n // 4]) for n in range(8)])
+    loss = trainer.compute_loss(trainer.model, batch).item()
+    tokens = batch["completion_mask"].sum(1).tolist()
+    assert sum(tokens[:4]) != sum(tokens[4:])
+    total = 0.0
+    for i, logps in enumerate(plain_logps(trainer.model, batch).detach()):
+        of_prompt = sum(tokens[:4] if i < 4 else tokens[4:])
+        total -= batch["advantages"][i] * logps[: tokens[i]].sum() / of_prompt
+    assert loss == pytest.approx(float(total / 2), rel=1e-4) and abs(loss) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["dapo", "cispo"])

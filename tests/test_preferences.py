@@ -192,7 +192,7 @@ def test_prompts_that_are_trained_on_are_not_evaluated_and_are_counted(tmp_path,
     assert [row["prompt"] for row in found.held_out] == prompts
     assert found.dropped[TRAINED] == 4
     config = FileData(source="path", path=train, eval_path=train)
-    with pytest.raises(InputError, match=r"all prompts of .* to evaluate on are trained on"):
+    with pytest.raises(InputError, match=r"every prompt of .* to evaluate on is trained on"):
         load_preferences(config, unpaired=unpaired)
 
 
@@ -373,14 +373,14 @@ BAD = {
         [{"question": "a", "better": "b", "rejected": "c"}],
         {},
         False,
-        "lacks prompt, chosen; needed are prompt, chosen, rejected, and there are question, "
+        "lacks prompt, chosen; it needs prompt, chosen, rejected and has question, "
         "better, rejected; map them with dataset.columns, as in {prompt: question, chosen: better}",
     ),
     "a column that nothing could be mapped to": (
         [{"prompt": "a", "chosen": "b"}],
         {},
         False,
-        "lacks rejected; needed are .*, and there are prompt, chosen; add them",
+        "lacks rejected; it needs .* and has prompt, chosen; add them",
     ),
     "a side that one example lacks": (
         [ROWS[0], {"prompt": "two", "chosen": "ja"}],
@@ -438,7 +438,7 @@ def test_what_is_wrong_with_the_rows_to_evaluate_on_names_their_key(tmp_path):
     path = written(tmp_path / "pairs.jsonl", TEN)
     for given, part in {
         ("eval_path", "none.jsonl"): r"^dataset.eval_path: there is no file 'none.jsonl'; write",
-        ("eval_path", path): r"^dataset.eval_path: all prompts of .*pairs.jsonl to evaluate on are",
+        ("eval_path", path): r"^dataset.eval_path: every prompt of .*pairs.jsonl to evaluate on is",
         (
             "eval_split",
             "test",

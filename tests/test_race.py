@@ -165,6 +165,24 @@ def test_a_band_is_drawn_where_all_seeds_were_measured():
     assert line.get_ydata().tolist() == pytest.approx([0.3, 0.8])
 
 
+def test_each_algorithm_has_a_panel_of_its_own_before_the_others(monkeypatch, tmp_path):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    monkeypatch.setattr(race, "write_whole", lambda path, write: write(path))
+    curves = {name: [[0, 0.5], [9, 0.9 + n / 100]] for n, name in enumerate("abcdef")}
+    results = {name: [{"curve": curve}] for name, curve in curves.items()}
+    race.draw(tmp_path / "race.png", results)
+    panels = {axis.get_title(): axis for axis in drawn[0].axes if axis.axison}
+    assert [*panels] == [*"abcdef"]
+    for n, (name, axis) in enumerate(panels.items()):
+        assert sorted(line.get_label() for line in axis.lines) == [*"abcdef"]
+        colored = [line for line in axis.lines if line.get_color() != "lightgray"]
+        assert [line.get_label() for line in colored] == [name] == [axis.lines[-1].get_label()]
+        assert colored[0].get_ydata().tolist() == pytest.approx([0.5, 0.9 + n / 100])
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

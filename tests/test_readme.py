@@ -11,6 +11,8 @@ from rlhf_trl.book import preference, surrogates
 from rlhf_trl.compare.explain import explain
 from rlhf_trl.compare.translate import translate
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.config import read_config
+from rlhf_trl.run.race import recipe_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -110,5 +112,23 @@ def test_the_new_algorithm_trains_and_is_explained(added, run, tmp_path, name, r
 def test_the_books_code_is_not_said_to_have_it(added, tmp_path):
     path = tmp_path / "spo.yaml"
     path.write_text("loss: spo\n")
-    with pytest.raises(InputError, match=r"loss is 'spo'.*; write one of .*maxrl, dpo, .*_down, sdpo\.$"):
+    with pytest.raises(InputError, match=r"loss is 'spo'.*; write .*maxrl, dpo, .*_down, sdpo\.$"):
         translate(path)
+
+
+COMMAND = r"recipes/(\w+)\.py\s+(?:\\\n\s+)?--config (configs/\S+\.yaml)((?:[^\n]*\\\n)*[^\n]*)"
+
+
+def test_the_commands_of_the_pages_follow_each_other_in_folders_of_their_own():
+    pages = [README, (ROOT / "recipes" / "README.md").read_text()]
+    blocks = [
+        block for page in pages for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    ]
+    found = [command for block in blocks for command in re.findall(COMMAND, block)]
+    folders = []
+    for recipe, config, rest in found:
+        given = read_config(ROOT / config)
+        assert recipe_of(given.get("algorithm"), given) == f"recipes/{recipe}.py"
+        named = re.search(r"--output_dir (\S+)", rest)
+        folders.append(named[1] if named else given["output_dir"])
+    assert len(folders) == len(set(folders)) >= 20

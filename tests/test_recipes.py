@@ -323,12 +323,36 @@ def evaluation(**metrics):
     return {"metrics": {f"eval_{name}": value for name, value in metrics.items()}, "answers": []}
 
 
-def test_a_metric_that_one_evaluation_lacks(tmp_path, monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn."""
     from matplotlib.figure import Figure
 
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
     monkeypatch.setattr(report, "write_whole", lambda path, write: write(path))
+    return drawn
+
+
+@pytest.mark.parametrize(("logged", "marker"), [([10], "."), ([*range(1, 101)], "None")])
+def test_the_curve_of_a_short_run_is_not_blank(tmp_path, drawn, logged, marker):
+    log = [{"step": step, "reward": 0.5} for step in logged]
+    report.learning_curve(tmp_path / "curve.png", log, {}, "grpo")
+    assert drawn[0].axes[0].lines[0].get_marker() == marker
+
+
+def test_chosen_and_rejected_have_panels_of_their_own(tmp_path, drawn):
+    pairs = [
+        {"step": n, "loss": 0.7, "logps/chosen": -1.0 - n, "logps/rejected": -50.0 * n}
+        for n in (1, 2)
+    ]
+    report.learning_curve(tmp_path / "curve.png", pairs, {}, "dpo")
+    _, chosen, rejected = drawn[0].axes
+    assert chosen.lines[0].get_ydata().tolist() == [-2.0, -3.0]
+    assert rejected.lines[0].get_ydata().tolist() == [-50.0, -100.0]
+
+
+def test_a_metric_that_one_evaluation_lacks(tmp_path, drawn):
     evaluations = {0: evaluation(loss=0.7, auc=0.5), 2: evaluation(loss=0.6)}
     evaluations[4] = evaluation(loss=0.5, auc=0.75, best_of_n=0.25)
     report.learning_curve(tmp_path / "curve.png", [{"step": 1, "loss": 0.7}], evaluations, "orm")
@@ -538,7 +562,7 @@ BAD = {
     ),
     "a name for two numbers": (
         ["--reward_funcs", "format", "format"],
-        ["'format' is what logs", "another name"],
+        ["another number called 'format'", "rename"],
     ),
     "no steps": (["--max_steps", 0], ["max_steps is 0"]),
     "folder that is not there": (
@@ -629,7 +653,7 @@ def test_a_folder_with_another_run_is_not_touched(refused, tmp_path):
     folder.mkdir()
     (folder / "summary.json").write_text("mine")
     sentence = refused("grpo", "grpo", *SMALL)
-    assert "already holds files" in sentence and "--resume_from_checkpoint auto" in sentence
+    assert "already holds files; write elsewhere with --output_dir" in sentence
     assert [p.read_text() for p in folder.iterdir()] == ["mine"]
 
 

@@ -504,7 +504,7 @@ BAD_ROWS = {
         "every label of .* is 1, so there is nothing to tell apart",
     ),
     "no prompt": (TracesFile, [{**TRACE, "prompt": ""}], "row 0 .* prompt is empty"),
-    "columns of something else": (TracesFile, [PAIR], "lacks completions, labels; needed are"),
+    "columns of something else": (TracesFile, [PAIR], "lacks completions, labels; it needs"),
     "no rows": (TracesFile, [], "has no rows"),
     "an outcome that is a share": (
         AnswersFile,
@@ -543,7 +543,7 @@ BAD_ROWS = {
         [{**RANKED, "ranked": ["a", ""]}],
         r"row 0 of .* ranked\[1\] is empty",
     ),
-    "pairs for lists": (RankedFile, [PAIR], "lacks ranked; needed are prompt, ranked"),
+    "pairs for lists": (RankedFile, [PAIR], "lacks ranked; it needs prompt, ranked"),
     "scores that are missing": (
         RankedFile,
         [{"prompt": "p", "completions": [{"response": "a"}]}],
@@ -588,7 +588,7 @@ def test_bad_rows(tmp_path, name):
         ),
         (SyntheticTraces(**GYM, step_split="("), "not a regular expression"),
         (SyntheticTraces(**GYM), "does not cut '<think></think><answer>.* into letters"),
-        (SyntheticTraces(**GYM, step_split=LETTERS, errors=1.5), "errors: 1.5 is no share"),
+        (SyntheticTraces(**GYM, step_split=LETTERS, errors=1.5), "errors: 1.5 is not a share"),
         (
             SyntheticTraces(**GYM, step_split=LETTERS, errors=0),
             "every label of the synthetic",

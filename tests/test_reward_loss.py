@@ -47,7 +47,7 @@ def test_the_margin():
     assert reward_loss("bradley_terry", **PAIR, margin=0) == reward_loss("bradley_terry", **PAIR)
 
 
-def test_the_centring():
+def test_the_centering():
     # sums of 0 and 0.5: a mean square of 0.125
     plain = reward_loss("bradley_terry", **PAIR).item()
     loss = reward_loss("bradley_terry", **PAIR, center_rewards_coefficient=0.4)
@@ -202,7 +202,7 @@ REFUSED = {
         PAIR | {"margin": 1.0, "formulation": "code"},
         "reward (code) does not read margin; it reads chosen, rejected",
     ),
-    "a centring the code has not": (
+    "a centering the code has not": (
         "bradley_terry",
         PAIR | {"center_rewards_coefficient": 0.1, "formulation": "code"},
         "reward (code) does not read center_rewards_coefficient; it reads no parameter",

@@ -73,7 +73,7 @@ def test_batches_as_long_as_a_multiple(name):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_margin_and_centring(accumulation):
+def test_margin_and_centering(accumulation):
     rows = margins(16)
     config = {"center_rewards_coefficient": 0.3, "gradient_accumulation_steps": accumulation}
     trainer = build("reward", rows=rows, **config)

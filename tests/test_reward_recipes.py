@@ -405,7 +405,7 @@ PLAIN = [f"word{n} " * (n % 3 + 1) for n in range(16)]
 CHAT = [answered("w" * (n % 5 + 1) + "abcd"[n // 4], "r" * (n % 3 + 1)) for n in range(16)]
 
 
-def test_pairs_with_a_margin_and_centring(run, tmp_path):
+def test_pairs_with_a_margin_and_centering(run, tmp_path):
     rows = [
         {"prompt": p, "chosen": a, "rejected": answered("", "b" * (n + 1))[1], "margin": n / 4}
         for n, (p, a) in enumerate(CHAT)

@@ -71,6 +71,12 @@ def test_scores_between_0_and_1_are_probabilities(panels):
     assert list(found)[1] == f"calibration (error {sum(off) / 6:.3f})"
 
 
+def test_what_piles_up_at_an_end_is_said(panels):
+    low, spread = [-8.0] * 6, [-5.0, 0.0, 3.0, 7.0]
+    axis = panels(pairs=(spread + spread + [-2.0, 2.0], low + spread))["reward by class"]
+    assert [text.get_text() for text in axis.texts] == ["60% of rejected:\n-8.00 to -7.50"]
+
+
 def test_steps_have_their_classes_and_their_first_errors(panels):
     found = panels(steps=STEPS)
     confusion, first = found["classes of steps"], found["first error (0.500 found)"]

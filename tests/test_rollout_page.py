@@ -5,6 +5,7 @@ import re
 import sqlite3
 from contextlib import closing
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,17 @@ def test_the_page_holds_what_is_recorded(tmp_path, capsys):
     assert (group, completion, tokens, finished) == (0, "answer 1.0", 3, 1)
     assert (reward, advantage, each) == (1.5, 0.1235, [0, None])
     assert [sample[0] for sample in train["shown"][1]["samples"]] == [0, 0, 1, 1]
+
+
+def test_a_page_of_several_runs_does_not_replace_that_of_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/seed-0", "b/seed-0", "a/seed-1"):
+        fill(tmp_path / name)
+    for others in ([], ["b/seed-0"], ["a/seed-1/", "b/seed-0"]):
+        cli.main(["rollouts", "a/seed-0", *others])
+    assert sorted(path.name for path in Path("a/seed-0").glob("*.html")) == [
+        *("rollouts-b-seed-0.html", "rollouts-seed-1-b-seed-0.html", "rollouts.html"),
+    ]
 
 
 def test_no_text_is_read_as_html(tmp_path):

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_trl import cli
 from rlhf_trl.book.kl import exact
+from rlhf_trl.data.files import Examples
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.report import next_steps
+from rlhf_trl.evaluation.report import next_steps, told_of
 from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.named import CONFIGS, load_run, named
+from rlhf_trl.run.train import read
 from rlhf_trl.tiny import checkpoint_path
 
 RUN = ["--dataset.size", 40, "--dataset.eval_size", 24, "--per_device_eval_batch_size", 16]
@@ -85,6 +88,16 @@ def test_differences_are_paired():
     assert lines[2].split() == ["length", "3.000", "±", "0.000", "-"]
 
 
+def test_a_table_of_three_models_fits_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    right = {"tiny": [0.0, 0.0], "outputs/one": [1.0, 0.0], "outputs/two": [1.0, 1.0]}
+    found = compare({name: {"exact_match": values} for name, values in right.items()}, [0, 1])
+    said = table(found)
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.splitlines()[1].startswith("exact match  0.000 ± 0.000  0.500 ± 0.500  (+0.500 ±")
+    assert "    outputs/two: 1.000 ± 0.000  (+1.000 ± 0.000)" in said.splitlines()
+
+
 def test_the_exact_kl_by_hand():
     logits = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
     other = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log()
@@ -128,17 +141,36 @@ def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate
     assert [*told] == ["talk to it", "evaluate it", "in Python", "train on"]
     assert told["talk to it"] == f"rlhf-trl chat {shown}"
     assert told["evaluate it"] == f"rlhf-trl evaluate tiny {shown}"
-    assert told["train on"] == "the same with --resume_from_checkpoint auto --max_steps 8"
+    longer = "the same with --resume_from_checkpoint auto --max_steps 8"
+    assert told["train on"] == f"{longer}; the learning rate then follows the longer schedule"
     said = []
     exec(told["in Python"], {"print": said.append})
     last = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"][0]
     assert said[0][0]["generated_text"][-1] == message(last["greedy"])
 
 
+def test_a_teacher_is_told_with_the_run_that_left_it(tmp_path):
+    model = tmp_path / "grpo" / "model"
+    assert told_of("org/model") == "org/model" and told_of(str(model)) == str(model)
+    model.mkdir(parents=True)
+    summary = {"name": "GRPO (chapter)", "model_step": 100, "seed": 3}
+    model.with_name("summary.json").write_text(json.dumps(summary))
+    assert told_of(str(model)) == f"{model} (GRPO (chapter), 100 steps, seed 3)"
+
+
+def test_prompts_that_are_texts_are_said_to_get_no_template(capsys):
+    args = SimpleNamespace(process_index=0)
+    for prompt in ("1 + 1", [{"role": "user", "content": "1 + 1"}]):
+        read(args, lambda rows: Examples(rows, None, None, {"a tie": 2}), [{"prompt": prompt}])
+    told = capsys.readouterr().out.splitlines()
+    assert told.pop(1) == "prompts are texts: no chat template is applied (messages get it)"
+    assert told == ["left out 2 rows: a tie"] * 2
+
+
 def test_what_can_be_done_with_an_adapter_and_a_reward_model(tmp_path):
     adapter = next_steps("out", "tiny", 5, "Why?", adapter=True)
     assert "rlhf-trl merge out\n" in adapter and "print(answer('Why?'))" in adapter
-    assert adapter.endswith("a run that keeps checkpoints can: --save_strategy steps")
+    assert adapter.endswith("possible after a run with --save_strategy steps")
     (tmp_path / "scores.jsonl").touch()
     judge = next_steps(str(tmp_path), "tiny", 5, None, adapter=False)
     assert f"--reward_model {tmp_path}/model\n" in judge and "chat" not in judge
@@ -170,7 +202,10 @@ def test_start_checkpoint_and_model_get_the_numbers_of_the_run_bit_for_bit(train
     assert summary["before"]["eval_reward"] != summary["after"]["eval_reward"]
 
 
-def test_a_run_an_adapter_and_a_reward_model_make_one_table(trained, models, evaluate, tmp_path):
+def test_a_run_an_adapter_and_a_reward_model_make_one_table(
+    trained, models, evaluate, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "400")  # their names are long
     words = [trained, models["adapter"], "--reward_model", models["reward"]]
     out = evaluate(*words, "--reference", "tiny", "--dataset.eval_size", 6)
     lines = out.splitlines()
@@ -269,7 +304,7 @@ def test_what_names_no_policy_is_refused_in_one_sentence(trained, models, tmp_pa
     file = make_adapter(tmp_path / "lost", scale=0) / "adapter_config.json"
     told = json.loads(file.read_text()) | {"base_model_name_or_path": "/gone/base"}
     file.write_text(json.dumps(told))
-    assert "is an adapter, and its base /gone/base is gone" in refused(tmp_path / "lost")
+    assert "is an adapter whose base model /gone/base is gone" in refused(tmp_path / "lost")
     assert named("someone/model") == ("someone/model", "someone/model", None)
 
 
@@ -287,6 +322,9 @@ def test_bad_calls_are_one_sentence(trained, models, evaluate, tmp_path):
     )
     config = ROOT / "configs" / "tiny" / "reward.yaml"
     assert "is for recipes/reward.py, which trains reward models" in no("tiny", "--config", config)
+    strange = tmp_path / "config.yaml"
+    strange.write_text("algorithm: gprro\n")
+    assert "unknown algorithm 'gprro'" in no("tiny", "--config", strange)
     assert "dataset.eval_sice is not a known key" in no("tiny", "--dataset.eval_sice", 3)
 
 

@@ -71,7 +71,7 @@ def test_other_tasks_are_refused():
 
 @pytest.mark.parametrize(
     ("pattern", "part"),
-    [("(", "is not a regular expression"), (r"(\n)+", "has a group"), ("[", "dataset.step_split")],
+    [("(", "is not a regular expression"), (r"(\n)+", "capturing"), ("[", "dataset.step_split")],
 )
 def test_patterns_that_cut_nothing(pattern, part):
     with pytest.raises(InputError, match=part) as found:

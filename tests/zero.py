@@ -1,4 +1,4 @@
-"""Train two steps of every recipe's trainer under ZeRO-2 and ZeRO-3, then run recipes under ZeRO-3.
+"""Train two steps of every recipe's trainer under ZeRO, then run recipes under ZeRO-3.
 
 Launch it with configs/accelerate/zero3.yaml on two processes and a folder as its only argument.
 """
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import direct_alignment_cases as alignment
+import distillation_cases as distillation
 import policy_gradient_cases as policy
 import ppo_cases as ppo
 import reward_model_cases as reward_models
@@ -19,24 +20,24 @@ from accelerate import Accelerator
 from datasets import Dataset
 from trl import SFTConfig
 
+from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.sft import BookSFTTrainer
 
-STAGES = (1, 2, 3)
 BATCH = 16  # completions, pairs or texts of an optimizer step, in two micro-batches
 STEPS = 2
 # by their gradients, which differ that much
 RATES = {"kto": 2.0, "prm": 0.002}
 ALIGNMENT, REWARD_MODELS = ("dpo", "kto", "orpo"), ("reward", "orm", "prm")
-RECIPES = ("grpo", "ppo", "sft", *ALIGNMENT, *REWARD_MODELS)
+SHARED = ("ppo", "sft", *ALIGNMENT, *REWARD_MODELS)  # ZeRO-3, which shares out the weights, too
+STAGES = {"grpo": (1, 2, 3), **dict.fromkeys(SHARED, (3,)), "opd": (2,), "sdpo": (2,)}
 
 SMALL = "--max_steps 2 --dataset.eval_size 8 --eval_strategy no"
 SMALL += " --eval_on_start false --per_device_train_batch_size 4 --disable_tqdm"
 SHORT = f"{SMALL} --dataset.size 16 --max_completion_length 8"
 SAMPLED = f"{SMALL} --per_device_eval_batch_size 64"  # several batches of eight questions
-ONE = "grpo"  # is enough for stage 1
 RUNS = {  # config and options by recipe; each is a crash or a wait without end if done carelessly
     "dpo": ("dpo", SAMPLED + " --dataset.size 32 --optim sgd --learning_rate 0.01"),
     "kto": ("kto", SHORT),
@@ -60,6 +61,8 @@ def build(name, processes):
     }
     if name == "grpo":
         return policy.build(name, **config)
+    if name in ("opd", "sdpo"):
+        return distillation.build(name, *list(ALGORITHMS[name].formulations)[:1], **config)
     if name == "ppo":
         return ppo.build(**config)
     if name in ALIGNMENT:
@@ -141,13 +144,21 @@ def offloaded(optim):
         os.environ["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] = "none"
 
 
+def train_all(stages):
+    """Train on the processes that were launched; `stages` are those of each trainer."""
+    distillation.teacher()  # while each process writes what it is told to
+    # from the lowest: once a process has known ZeRO-3, models are loaded for it
+    for stage, name in sorted((stage, name) for name, those in stages.items() for stage in those):
+        os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = str(stage)
+        found = train(name, processes=2)
+        torch.save(found, Path(sys.argv[1]) / f"{name}-{stage}.{os.environ['RANK']}")
+
+
 def main():
     """Train and run everything on the processes that were launched."""
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    for stage in STAGES:
-        os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = str(stage)
-        for name in RECIPES if stage > 1 else (ONE,):
-            torch.save(train(name, processes=2), folder / f"{name}-{stage}.{rank}")
+    train_all(STAGES)
+    os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = "3"
     Accelerator.end_training = lambda self: None  # it would part the processes after the first run
     printed = {name: run(name, folder) for name in RUNS}
     printed["sgd"], printed["adamw"] = offloaded("sgd"), offloaded("adamw_torch")

@@ -58,7 +58,7 @@ class Formulation:
         values = {**self.reads, **given}
         for name, value in values.items():
             if value == REQUIRED:
-                raise InputError(f"{self.label} needs {name}, which has no default")
+                raise InputError(f"{self.label} needs {name}, which has no default; set it")
         return {**values, **self.constants}
 
     def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:

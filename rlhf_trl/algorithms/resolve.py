@@ -51,7 +51,7 @@ def resolve(
             if not any(_same(*pair) for pair in ways):
                 raise FieldError(
                     name,
-                    f"is {value!r}, which contradicts {row.label}, which fixes {name}: {fixed!r}; "
+                    f"is {value!r}, which contradicts {row.label} and its {name}: {fixed!r}; "
                     "remove it or choose another algorithm",
                 )
         elif name in LOSS_FIELDS:
@@ -105,8 +105,8 @@ class RowConfig:
             return algorithm
         if not isinstance(args, cls):
             raise InputError(
-                f"args must be a {cls.__name__}, not a {type(args).__name__}, whose defaults "
-                "cannot be told from what was asked for."
+                f"args must be a {cls.__name__}, not a {type(args).__name__}, where TRL's "
+                "defaults cannot be told from your own values."
             )
         row = find(algorithm, formulation, cls.family)
         args.check_for(row)
@@ -120,7 +120,7 @@ class RowConfig:
         values = resolve(row, given)
         for name, value in values.items():
             if value == REQUIRED:
-                raise InputError(f"{row.label} needs {name}, which has no default.")
+                raise InputError(f"{row.label} needs {name}, which has no default; set it.")
         base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
         stock = {f.name: f.default for f in fields(base)}
         args = copy(args)

@@ -31,6 +31,7 @@ _KL1 = {"beta": 0.0, "kl_estimator": "k1"}
 _KL3 = {"beta": 0.0, "kl_estimator": "k3"}
 _LENGTH = {"max_completion_length": REQUIRED}
 _PENALTY = {"missing_eos_penalty": None}
+_STD_SAYS = " As in GRPO, 1e-4 is added to the standard deviation."
 
 
 def _trl(loss_type: str, scale_rewards: str = "group", level: str = "token") -> dict[str, Any]:
@@ -53,7 +54,7 @@ _REINFORCE = PolicyGradient(
     kl_penalty="summed_kl_penalty",
     reads={"baseline": "batch_mean", "baseline_value": None} | _CORRECTION | _KL1,
     settings=_trl("grpo", "none"),
-    trl="TRL has no plain REINFORCE: it centres rewards in their group and refuses groups of one",
+    trl="TRL has no plain REINFORCE: it centers rewards in their group and refuses groups of one",
     trainer_reads={"baseline_decay": 0.9} | _PENALTY,
     differs="The chapter also lists a mean over the tokens; the derived equation sums, as here.",
 )
@@ -105,25 +106,34 @@ _GSPO = replace(
     _GRPO,
     ratio="sequence_ratio",
     settings=_trl("grpo", level="sequence"),
-    differs="Clipping works on whole sequences, so useful bounds are far smaller than GRPO's.",
+    differs="Clipping works on whole sequences, so useful bounds are far smaller than GRPO's."
+    + _STD_SAYS,
 )
 _CISPO = replace(
     _GRPO,
     surrogate="clipped_importance_weight",
-    aggregation="token_mean",
-    window="window",
+    aggregation="per_prompt",
     reads=_CLIP_WEIGHT | _KL3,
     settings=_trl("cispo"),
-    trl="TRL bounds the weight from above only",
+    trl="TRL bounds the weight from above only, and divides by the tokens of the window",
     trl_offset={"epsilon_high": 1.0},
-    differs="The equation's mean over tokens is taken over the whole accumulation window.",
+    differs="Each prompt counts the same, and each token of its completions, as in the equation; "
+    f"the chapter's summary of losses prints no normalizer.{_STD_SAYS}",
+)
+_CISPO_WINDOW = replace(
+    _CISPO,
+    aggregation="token_mean",
+    window="window",
+    trl="TRL bounds the weight from above only",
+    differs="CISPO with one mean over all tokens of the accumulation window, as in DAPO."
+    + _STD_SAYS,
 )
 _SAPO = replace(
     _GRPO,
     surrogate="soft_gate",
     reads=_GATE | _KL3,
     settings=_trl("sapo"),
-    differs="The chapter prints no equation; this is the paper's.",
+    differs=f"The chapter prints no equation; this is the paper's.{_STD_SAYS}",
 )
 _DAPO = replace(
     _GRPO,
@@ -138,7 +148,8 @@ _DAPO = replace(
         "dynamic_sampling_rounds": 8,
     }
     | _PENALTY,
-    differs="TRL's window is the real one only if steps_per_generation is the accumulation.",
+    differs="TRL's window is the real one only if steps_per_generation is the accumulation."
+    + _STD_SAYS,
 )
 _MAXRL = replace(
     _REINFORCE,
@@ -258,7 +269,7 @@ _REWARD = RewardModel(
     loss="bradley_terry_margin",
     reads={"center_rewards_coefficient": None},
     trl=True,
-    differs="Margin (Llama 2) and centring (arXiv:2312.09244) are off unless they are given.",
+    differs="Margin (Llama 2) and centering (arXiv:2312.09244) are off unless they are given.",
 )
 _ORM = RewardModel(
     loss="outcome",
@@ -320,7 +331,7 @@ _ROWS = (
             trainer_reads=_PENALTY,
             differs="No baseline, and a mean over the tokens of a sequence instead of a sum.",
         ),
-        trl="TRL has no plain REINFORCE: it centres rewards in groups and refuses groups of one",
+        trl="TRL has no plain REINFORCE: it centers rewards in groups and refuses groups of one",
     ),
     Algorithm(
         *("rloo", "RLOO", "chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt"),
@@ -381,22 +392,29 @@ _ROWS = (
             **_CODE
             | {
                 "trl": "TRL bounds the weight from above only and counts each token the same",
-                "differs": "A mean over the tokens of each sequence, not over all tokens; rounding "
+                "differs": "A mean over the tokens of each sequence, not of a prompt; rounding "
                 "alone can give a group of equal rewards advantages of about 1.",
             },
             aggregation="sequence_mean",
-            window="micro_batch",
         ),
         trl=replace(
-            _CISPO,
+            _CISPO_WINDOW,
             **_STOCK
             | {
                 # a ratio is never below 0, so a lower bound of 1 - 1 is none
                 "constants": _STOCK["constants"] | {"epsilon": 1.0},
-                "differs": "No lower bound; TRL's own epsilon_high is 1 + epsilon_high.",
+                "differs": "No lower bound, and a mean over all tokens of an average window; TRL's "
+                "own epsilon_high is 1 + epsilon_high.",
             },
             reads={"epsilon_high": 0.4} | _BETA,
         ),
+    ),
+    Algorithm(
+        *("cispo_window", "CISPO over the window", "chapter 6, eq:CISPO_ratio, eq:loss_per_token"),
+        paper="arXiv:2506.13585",
+        chapter=_CISPO_WINDOW,
+        code="the book's code is cispo's",
+        trl="stock TRL is cispo's",
     ),
     Algorithm(
         *("sapo", "SAPO", "chapter 6, Further Reading (prose)", "arXiv:2511.20347"),
@@ -423,6 +441,19 @@ _ROWS = (
             kl="loss",
             reads=_CLIP_HIGHER | _BETA,
         ),
+    ),
+    Algorithm(
+        *("dapo_per_prompt", "DAPO per prompt", "not in the book; the equation of DAPO's paper"),
+        paper="arXiv:2503.14476",
+        chapter=replace(
+            _DAPO,
+            aggregation="per_prompt",
+            window="micro_batch",
+            trl="TRL divides by the tokens of the window",
+            differs=f"Each prompt counts the same, and each token of its completions.{_STD_SAYS}",
+        ),
+        code="the book's code is dapo's",
+        trl="stock TRL is dapo's",
     ),
     Algorithm(
         *("maxrl", "MaxRL", "not in the book; its published code has it", "arXiv:2602.02710"),
@@ -525,7 +556,9 @@ _ROWS = (
         ),
         paper="arXiv:2203.02155",
         chapter=_REWARD,
-        code=replace(_REWARD, loss="bradley_terry", reads={}, differs="No margin and no centring."),
+        code=replace(
+            _REWARD, loss="bradley_terry", reads={}, differs="No margin and no centering."
+        ),
         trl=replace(_REWARD, differs="Nothing; the margin is a column of the data set."),
     ),
     Algorithm(

@@ -93,7 +93,7 @@ def group_centered(rewards: Tensor, num_generations: int | None = None) -> Tenso
 def group_standardized(
     rewards: Tensor, num_generations: int | None = None, std_epsilon: float = 1e-4
 ) -> Tensor:
-    """Centre the rewards of the prompt's completions and divide by their standard deviation.
+    """Center the rewards of the prompt's completions and divide by their standard deviation.
 
     A_i = (r_i - mean(r_1 ... r_G)) / (std(r_1 ... r_G) + e),  std with G - 1 in the denominator
 
@@ -115,7 +115,7 @@ def group_standardized(
 
 
 def maxrl(binary_rewards: Tensor, num_generations: int | None = None) -> Tensor:
-    """Centre the successes of the prompt's completions and divide by the success rate.
+    """Center the successes of the prompt's completions and divide by the success rate.
 
     A_i = (r_i - mean(r)) / mean(r),  0 where mean(r) = 0
 

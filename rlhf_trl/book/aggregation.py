@@ -86,13 +86,15 @@ def per_prompt(
 
     L = (1/P) sum_p (sum_{i in p} sum_t l_{i,t}) / (sum_{i in p} |a_i|)
 
-    Source: the book's code of chapter 12 (SDPO); chapter 6, eq:CISPO_objective divides alike.
+    Source: chapter 6, eq:CISPO_objective; DAPO's paper (arXiv:2503.14476) and the book's code of
+    chapter 12 (SDPO) divide alike.
 
     Args:
         losses: (B, T), and so is the mask.
         num_generations: completions of each prompt; None: all are of one.
-        prompt_tokens: (B,) tokens of all completions of the prompt of each, for batches in which
-            they do not stand together; None: counted from the mask.
+        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt, for
+            batches that do not hold these together; None: counted from the mask. With it,
+            micro-batches that split prompts add up: P is B / num_generations.
         normalizer: counts prompts; None: B / num_generations.
     """
     size = num_generations or len(mask)

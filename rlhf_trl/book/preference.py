@@ -86,11 +86,11 @@ def simpo(
     beta: float,
     gamma_beta_ratio: float,
 ) -> Tensor:
-    """Return DPO's loss without a reference, on averages and with a margin.
+    """Return DPO's loss on averages, without a reference and with a margin.
 
     l = -log sigmoid(beta (log p(c)/|c| - log p(r)/|r| - g))
 
-    Source: SimPO (arXiv:2405.14734), on averages, whose margin gamma is beta * g.
+    Source: SimPO (arXiv:2405.14734), on averages; its margin gamma is beta * g.
 
     Args:
         beta: scale of the gap; above 0.

@@ -34,7 +34,7 @@ def bradley_terry_margin(chosen: Tensor, rejected: Tensor, margin: Tensor | floa
     return bradley_terry(chosen, rejected + margin)
 
 
-def centring(chosen: Tensor, rejected: Tensor) -> Tensor:
+def centering(chosen: Tensor, rejected: Tensor) -> Tensor:
     """Return a penalty on rewards that drift away from 0, which no comparison prevents.
 
     l = (r_c + r_r)^2

@@ -19,7 +19,6 @@ from rlhf_trl.algorithms import (
     LOSS_FIELDS,
     SHARED_FIELDS,
     Formulation,
-    algorithm,
     formulation,
 )
 from rlhf_trl.compare import pairs, policy
@@ -27,7 +26,7 @@ from rlhf_trl.compare.matrix import POLICY, Matrix, Result
 from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.models import quiet, trainer_fields
 from rlhf_trl.compare.policy import PolicyBatch
-from rlhf_trl.compare.rows import Row
+from rlhf_trl.compare.rows import Row, own_fields
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
 from rlhf_trl.run.fields import AlignmentRun, PolicyGradientRun
@@ -68,6 +67,13 @@ class Subject:
     fields: Mapping[str, Any]  # those that decide the loss
     # further arguments of the trainer: the algorithm of a config of this project
     also: Mapping[str, Any] = field(default_factory=dict)
+    fits: tuple[str, ...] = ()  # other trainers that the keys fit, where none was named
+
+    @property
+    def trainer(self) -> str:
+        """What it was measured as, and what else it may be."""
+        others = " and ".join(self.fits)
+        return self.base + (f" (it may be {others}, too: name it with --trainer)" if others else "")
 
     @property
     def accumulation(self) -> int:
@@ -86,12 +92,12 @@ class Subject:
         """The windows on which it is measured."""
         names = {"heavy", "ragged", "accumulation"}
         if self.base in POLICY:
-            names.add("on_policy")
+            names |= {"on_policy", "extreme"} | ({"tools"} if self.base == "GRPOTrainer" else set())
             if self.generation > self.accumulation:
                 names.add("steps_per_generation")
         found = [batch for batch in policy.BATCHES if batch.name in names]
         if self.base in POLICY:
-            found += [policy.ACROSS] * (self.generation < self.accumulation) + [policy.EXTREME]
+            found += [policy.ACROSS] * (self.generation < self.accumulation)
         return found
 
     @property
@@ -145,8 +151,9 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     label = ", ".join(str(part) for part in (path, trainer) if part)
     if "algorithm" in given:
         return _ours(str(path), given, trainer, label)
+    others: list[str] = []
     if trainer is None:
-        trainer = _told(str(path), given)
+        trainer, *others = _told(str(path), given)
     cls = _class(trainer)
     base = pairs.base_name(cls)
     if base not in TRAINERS:
@@ -159,7 +166,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     config = stock_config if cls is stock else _config_class(cls, stock_config)
     values = _checked(path, config) if path else {}
     own = {f.name for f in fields_of(config)} - {f.name for f in fields_of(stock_config)}
-    return Subject(label, base, (cls, config), values, _deciding(values, own))
+    return Subject(label, base, (cls, config), values, _deciding(values, own), fits=tuple(others))
 
 
 def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
@@ -168,26 +175,14 @@ def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str,
     return {n: v for n, v in values.items() if n in wanted and not n.startswith(idle)}
 
 
-_OURS = {
-    "grpo": "policy_gradient.BookGRPO",
-    "dpo": "direct_alignment.BookDPO",
-    "orpo": "orpo.BookORPO",
-}
-"""Our trainers and configs by recipe."""
-
-
-def _our_trainer(path: str, name: str) -> tuple[type, type]:
-    """Return trainer and config class of the recipe that trains an algorithm."""
-    recipe = algorithm(name).recipe
-    if recipe not in _OURS:
+def _our_trainer(path: str, name: str, row: Formulation) -> str:
+    """Return the name of our trainer of an algorithm."""
+    if name in ("ppo", "kwise", "orm", "prm") or not (trainer := pairs.own_trainer(row)):
         raise InputError(
-            f"{path}: a config for {name} is not compared: PPO needs its value model, KTO an order "
-            "of its own, and stock TRL trains reward models; give the stock trainer's config, if "
-            "there is one"
+            f"{path}: a config for {name} is not compared: PPO needs its value model, and other "
+            "reward models than those of pairs have heads of their own"
         )
-    home, _, stem = _OURS[recipe].partition(".")
-    module = import_module(f"rlhf_trl.trainers.{home}")
-    return getattr(module, f"{stem}Trainer"), getattr(module, f"{stem}Config")
+    return trainer
 
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
@@ -196,22 +191,17 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
 
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
-    own_class, config = _our_trainer(path, name)
+    own = _our_trainer(path, name, row)
+    own_class, config = pairs.trainer_classes(own)
     cls = _class(trainer) if trainer else own_class
     if not issubclass(cls, own_class):
         raise InputError(
             f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
             "out, or give a config of that trainer"
         )
-    own = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
-    values = read_fields(path, [config, ModelConfig], own)
-    fields = _deciding(values)
-    ours = {"correctness_reward": "right", "format_reward": "has_format"}
-    # no completion of the batches comes near the penalty, and no group is sampled again
-    ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
-    fields |= {key: value for key, value in ours.items() if key in row.trainer_reads}
-    if "soft_punish_cache" in fields:
-        fields["max_completion_length"] = 2 * policy.EXTREME.limit
+    runs = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
+    values = read_fields(path, [config, ModelConfig], runs)
+    fields = _deciding(values) | own_fields(row)
     if row.trainer == "GRPOTrainer":
         fields = dict(row.settings) | fields
     also = {"algorithm": name, "formulation": which}
@@ -256,8 +246,8 @@ def _checked(path: str | Path, config: type) -> dict[str, Any]:
     return read_fields(path, classes, unknown, words)
 
 
-def _told(path: str, given: Mapping[str, Any]) -> str:
-    """Tell the trainer from the keys that only its config has, and from loss_type."""
+def _told(path: str, given: Mapping[str, Any]) -> list[str]:
+    """Tell the trainer from the keys that only its config has, and from loss_type; then others."""
     configs = {name: pairs.trainer_classes(name)[1] for name in TRAINERS}
     names = {name: {f.name for f in fields_of(config)} for name, config in configs.items()}
     anywhere = set().union(*names.values())
@@ -271,7 +261,7 @@ def _told(path: str, given: Mapping[str, Any]) -> str:
     for preferred in (_USUAL, TRAINERS):
         chosen = [name for name in fitting if name in preferred]
         if len(chosen) == 1:
-            return chosen[0]
+            return [*chosen, *(name for name in fitting if name not in chosen)]
         if chosen:
             break
     raise InputError(
@@ -388,7 +378,8 @@ def _measured(
     # the baseline of REINFORCE spans the generation, which no window of several sees whole
     if fields.pop("steps_per_generation", None) or left.algorithm == "reinforce":
         batches = [b for b in batches if b.per_generation == b.accumulation]
-    right = Stock(fields, subject.label, subject.base, classes=subject.classes, also=subject.also)
+    trainer = pairs.own_trainer(left.row) if subject.also else subject.base
+    right = Stock(fields, subject.label, trainer, classes=subject.classes, also=subject.also)
     row = Row(left, right, variant=subject.label)
     return [matrix.compare(row, batch) for batch in batches]
 

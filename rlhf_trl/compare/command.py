@@ -23,8 +23,8 @@ def run(args: Namespace) -> None:
         print(paper_index.page(args.paper_index or None, args.format))
         return
     if args.config or args.trainer:
-        if args.batches or args.page:
-            raise InputError("--batches and --page belong to the matrix, without --config")
+        if args.batches or args.page or args.quick:
+            raise InputError("--batches, --quick and --page belong to the matrix, without --config")
         _subject(args)
         return
     _matrix(args)
@@ -40,6 +40,8 @@ def _matrix(args: Namespace) -> None:
             raise InputError("--page writes everything; leave the other options out")
         write_page(args.page)
         return
+    if args.quick:
+        batches = [name for name in batches if name in _QUICK]
     results = Matrix().run(rows, [batch for batch in BATCHES if batch.name in batches])
     if not results:
         raise InputError(f"--batches: {args.batches} does not apply to {args.algorithms}")
@@ -48,6 +50,11 @@ def _matrix(args: Namespace) -> None:
     if unexplained:
         found = ", ".join(f"{r.row.algorithm} on {r.batch}" for r in unexplained)
         raise InputError(f"differences that no identity explains: {found}")
+    if broken := {f"{r.row.right.label}: {r.why}" for r in results if r.verdict == "cannot run"}:
+        raise InputError(f"not computed on this TRL: {'; '.join(sorted(broken))}")
+
+
+_QUICK = ("accumulation", "clipped", "equal_rewards", "sampler")
 
 
 def _chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:

@@ -12,8 +12,17 @@ from typing import Any
 
 from rlhf_trl import trainers
 from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS
-from rlhf_trl.compare import stock
-from rlhf_trl.compare.surface import Surface, family_of, read, relied_on, shipped
+from rlhf_trl.compare.measure import sentence
+from rlhf_trl.compare.surface import (
+    ONLINE,
+    TOLERANCE,
+    Surface,
+    family_of,
+    read,
+    relied_on,
+    settings,
+    shipped,
+)
 from rlhf_trl.trainers.on_trl import OnTRL
 
 # Kept by hand: the release in which something took its place or value, what it was, what it is.
@@ -163,7 +172,7 @@ def _concerns(section: str, place: str) -> str:
         reached = ", ".join([f"the stock {family}Trainer", *others])
         return f"{reached}; not the {len(own)} formulations that name it"
     if section == "losses" and rows:
-        case = {**stock.ONLINE, **stock.settings(place.partition(" ")[2])}
+        case = ONLINE | settings(place)
         equal = [
             n
             for n, r in rows.items()
@@ -199,7 +208,7 @@ def _same(old: Any, new: Any) -> bool:
 
 def _near(old: Any, new: Any) -> bool:
     if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) <= stock.TOLERANCE * max(abs(old), abs(new))
+        return abs(old - new) <= TOLERANCE * max(abs(old), abs(new))
     return old == new
 
 
@@ -216,5 +225,5 @@ def _why_not(home: str, name: str) -> str:
     except (AttributeError, ModuleNotFoundError):
         return "absent"
     except Exception as error:
-        return stock.sentence(error)
+        return sentence(error)
     return "absent"

@@ -57,8 +57,9 @@ _COLUMNS = {
     "distillation": {"loss": "loss", "aggregation": "aggregation", "over": "normalized_over"},
 }
 _FOOT = {
-    "policy_gradient": "over: what the mean spans; KL: where beta * KL goes; TRL: whether the "
-    "stock trainer with the row's settings computes it.",
+    "policy_gradient": "over: what a mean over tokens spans (means over completions or prompts add "
+    "up); KL: where beta * KL goes; TRL: whether the stock trainer with the row's settings "
+    "computes it.",
     "direct_alignment": "log-probs: sum or mean over the tokens of a completion; reference: "
     "whether the reference policy's are read.",
     "reward_model": "aggregation: of the losses of tokens or steps; none where completions are "
@@ -163,7 +164,7 @@ def _in_full(form: Formulation) -> list[str]:
             continue
         equation, place = ours(module, about[part])
         line = f"  {part}: {about[part]}"
-        if part == "aggregation" and "normalized_over" in about:
+        if about[part] == "token_mean" and "normalized_over" in about:  # others add up
             line += f", normalized over the {about['normalized_over']}"
         lines += [line, f"    {equation}", f"    {place}"]
         if isinstance(form, PolicyGradient) and (found := in_trl(about[part])):
@@ -175,7 +176,8 @@ def _in_full(form: Formulation) -> list[str]:
     if isinstance(form, Preference):
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
         lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
-    lines.append("  reads: " + (", ".join(f"{k}={v}" for k, v in form.reads.items()) or "-"))
+    for which, values in (("reads", form.reads), ("fixes", form.constants)):
+        lines.append(f"  {which}: " + (", ".join(f"{k}={v}" for k, v in values.items()) or "-"))
     settings = ", ".join(f"{k}={v}" for k, v in about["trl_settings"].items())
     lines.append(f"  TRL settings: {settings or '-'}")
     lines.append("  stock TRL: " + ("equal" if form.trl is True else form.trl))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlhf_trl.compare.pairs import Micro, PairView
 from rlhf_trl.compare.policy import View
+from rlhf_trl.tiny.model import END
 
 
 @dataclass
@@ -96,6 +97,34 @@ STANDARDIZED = _surrogate(
     "divide advantages by s + 0.0001",
     lambda view, old: old / (view.group_std + 1e-4),
 )
+
+
+SPREAD_OF_THE_BATCH = _surrogate(
+    "standard deviation",
+    "multiply advantages by (s + 0.0001) / (s of all rewards + 0.0001)",
+    lambda view, old: old * (view.group_std + 1e-4) / (view.rewards.std() + 1e-4),
+)
+FINISHED_ONLY = _surrogate(
+    "mask",
+    "completions without an end token have no weight",
+    lambda view, old: old * (view.ids == END).any(1, keepdim=True),
+)
+
+
+def sampler_weight(mode: str, low: float, high: float) -> Identity:
+    """Weigh by how much likelier the policy finds tokens or completions than the sampler did."""
+    whole, masks = mode.startswith("sequence"), mode.endswith("mask")
+
+    def change(view: View, old: Tensor) -> Tensor:
+        away = view.sampler_log_ratio
+        weight = (away.sum(1, keepdim=True) if whole else away).exp()
+        kept = (weight >= low) & (weight <= high)
+        return old * (weight * kept if masks else weight.clamp(low, high))
+
+    weight = f"w = pi_old / pi_sampler of the {'completion' if whole else 'token'}"
+    bounded = "w, or by 0" if masks else "w, bounded"
+    says = f"multiply each token by {bounded} outside [{low:g}, {high:g}], {weight}"
+    return _surrogate("sampler", says.replace("bounded outside", "bounded to"), change)
 
 
 def _kl(slope: Callable[[View], Tensor], says: str) -> Identity:

@@ -12,17 +12,18 @@ from tqdm import tqdm
 from rlhf_trl.compare import distillation, pairs
 from rlhf_trl.compare.distillation import DistillationWindow
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
-from rlhf_trl.compare.measure import Book, Stock
+from rlhf_trl.compare.measure import Book, Stock, sentence
 from rlhf_trl.compare.models import quiet
 from rlhf_trl.compare.pairs import DOUBLE, TOKENS, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
 from rlhf_trl.compare.rows import Row
+from rlhf_trl.errors import InputError
 from rlhf_trl.losses import kl_estimate
 
 EQUAL, ZERO, RESIDUAL = 1e-5, 1e-8, 1e-5
 """Relative error up to which gradients are equal; norm of none; residual of an identity."""
 
-Verdict = Literal["equal", "scaled", "differs", "both zero"]
+Verdict = Literal["equal", "scaled", "differs", "both zero", "cannot run", "not on this TRL"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Result:
     # what each identity does alone, where there is a difference
     contributions: tuple[Contribution, ...] = ()
     residual: float | None = None  # relative error after all identities; None without a difference
+    why: str = ""  # why it cannot run
 
     @property
     def explained(self) -> bool:
@@ -80,17 +82,28 @@ class Matrix:
         batches = list(batches)
         pairs = [(row, batch) for row in rows for batch in batches if applies(row, batch)]
         with quiet():  # the bar shows on a terminal only
-            return [self.compare(*pair) for pair in tqdm(pairs, "compare", disable=None)]
+            return [self._tried(*pair) for pair in tqdm(pairs, "compare", disable=None)]
+
+    def _tried(self, row: Row, batch: PolicyBatch) -> Result:
+        try:
+            return self.compare(row, batch)
+        except InputError:
+            raise
+        except Exception as error:  # whatever another release breaks is named
+            gone: Verdict = "not on this TRL" if isinstance(error, ImportError) else "cannot run"
+            return Result(
+                row, batch.name, *[math.nan] * 3, None, *[math.nan] * 2, gone, why=sentence(error)
+            )
 
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
         """Measure one row on one batch."""
-        window = self.window(row, batch)
-        loss_left, left = self._side(row.left, window)
-        loss_right, right = self._side(row.right, window)
+        window = self.window(*kind_of(row), batch)
+        loss_left, left = self.side(row.left, window)
+        loss_right, right = self.side(row.right, window)
         error, cosine, ratio, verdict = judge(left, right)
         exact = None
         if isinstance(row.right, Stock) and row.right.trainer in DOUBLE:
-            exact = judge(left, self._side(row.right, window, double=True)[1])[0]
+            exact = judge(left, self.side(row.right, window, double=True)[1])[0]
         contributions: tuple[Contribution, ...] = ()
         residual = None
         if verdict in ("scaled", "differs"):
@@ -106,9 +119,8 @@ class Matrix:
         losses, numbers = (loss_left, loss_right), (error, exact, cosine, ratio)
         return Result(row, batch.name, *losses, *numbers, verdict, contributions, residual)
 
-    def window(self, row: Row, batch: PolicyBatch) -> Window:
-        """Return the window of a row on a batch, prepared."""
-        kind, columns = kind_of(row)
+    def window(self, kind: str, columns: tuple[str, ...], batch: PolicyBatch) -> Window:
+        """Return a window, prepared; kind and columns are what `kind_of` returns of a row."""
         key = (kind, columns, batch)
         if key not in self._windows:
             online = PolicyWindow if kind in POLICY else DistillationWindow
@@ -116,7 +128,8 @@ class Matrix:
             self._windows[key] = PairWindow(kind, batch, columns) if pair else online(batch)
         return self._windows[key]
 
-    def _side(self, side: Book | Stock, window: Window, double: bool = False) -> Measurement:
+    def side(self, side: Book | Stock, window: Window, double: bool = False) -> Measurement:
+        """Return loss and gradient of a side on a window."""
         key = (repr(side), id(window), double)
         if key not in self._measured:
             ours = isinstance(side, Book)
@@ -131,9 +144,13 @@ POLICY = ("GRPOTrainer", "RLOOTrainer")
 def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     """Return whose window a row needs: a trainer's name, and further columns of its data."""
     if isinstance(row.right, Stock):
-        name = "GRPOTrainer" if row.right.trainer in POLICY else row.right.trainer
-        return name, row.right.columns
+        return kind_of_stock(row.right), row.right.columns
     return (TOKENS if row.algorithm == "orm" else row.left.row.trainer), ()
+
+
+def kind_of_stock(side: Stock) -> str:
+    """Return the name of the trainer whose window a stock side needs."""
+    return "GRPOTrainer" if side.trainer in (*POLICY, "BookGRPOTrainer") else side.trainer
 
 
 def book(side: Book, window: Window) -> Measurement:
@@ -231,8 +248,11 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
 
 def applies(row: Row, batch: PolicyBatch) -> bool:
     """Whether a row has something to say about a batch."""
-    if row.batches or batch.reward is not None:
+    if row.batches or batch.reward is not None or batch.sampler:
         return batch.name in row.batches
+    rloo = isinstance(row.right, Stock) and row.right.trainer == "RLOOTrainer"
+    if rloo and batch.name in ("tools", "extreme"):
+        return False  # it knows no tools, and float32 rounds the product of 40 ratios
     if kind_of(row)[0] not in POLICY:
         return batch.name in pairs.BATCHES
     books = [side for side in (row.left, row.right) if isinstance(side, Book)]

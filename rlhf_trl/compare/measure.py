@@ -5,6 +5,7 @@ group and the number of the call. Everything behind generation is the trainer's 
 advantages, shuffling, splitting, loss, accumulation.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,13 +60,17 @@ class Stock:
     also: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the trainer
 
 
-def fix_completions(trainer: Any, completion: Completion) -> None:
+def fix_completions(
+    trainer: Any, completion: Completion, tools: bool = False, sampler: bool = False
+) -> None:
     """Let `completion(prompt_ids, index_in_group, call)` answer in place of the model.
 
     Args:
         trainer: a GRPOTrainer or RLOOTrainer; its `_generate_single_turn` is replaced.
         completion: returns the token ids of one completion. The index counts within the group over
             all processes, so that any number of processes trains on the same completions.
+        tools: every third token is said to come from a tool.
+        sampler: a sampler with log-probabilities of its own is said to have drawn them, as vLLM.
     """
     calls = 0
     original = trainer._generate_single_turn
@@ -82,9 +87,26 @@ def fix_completions(trainer: Any, completion: Completion) -> None:
         ids = [
             completion(tuple(ids), (first + i) % group, call) for i, ids in enumerate(prompt_ids)
         ]
-        return ids if bare else (ids, None)  # RLOOTrainer wants no log-probabilities
+        logps = [sampler_logps(each) for each in ids] if sampler else None
+        return ids if bare else (ids, logps)  # RLOOTrainer wants no log-probabilities
+
+    def rollout(prompts: list[Any], _: Any) -> dict[str, Any]:
+        prompt_ids = trainer._tokenize_prompts(prompts)[0]
+        ids, logps = generate(prompt_ids, None, {}, trainer.num_generations)
+        mask = [[int(place % 3 != 2) for place in range(len(each))] for each in ids]
+        said = {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": logps}
+        return said | {"env_mask": mask}
 
     trainer._generate_single_turn = generate
+    if tools:
+        trainer.rollout_func = rollout
+    if sampler:
+        trainer.use_vllm = True
+
+
+def sampler_logps(ids: Sequence[int]) -> list[float]:
+    """Return the log-probabilities of another sampler: a wave around those of 120 equal tokens."""
+    return [-4.8 + 0.5 * math.sin(token + place) for place, token in enumerate(ids)]
 
 
 def batches(trainer: Any) -> Iterator[Any]:
@@ -144,3 +166,8 @@ def flat_gradient(model: Module) -> Tensor:
         if p.requires_grad
     ]
     return torch.cat(parts).detach().double().cpu()
+
+
+def sentence(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]

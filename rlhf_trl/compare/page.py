@@ -9,7 +9,7 @@ from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation
 from rlhf_trl.compare import explain, kl_page, report
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
-from rlhf_trl.compare.rows import ROWS, stock
+from rlhf_trl.compare.rows import OWN_ROWS, ROWS, stock
 from rlhf_trl.output import write_whole
 
 FAMILIES = {
@@ -33,6 +33,8 @@ def write_page(folder: str | Path) -> None:
 def page(results: Sequence[Result]) -> str:
     """Return the page in Markdown, from the results of all rows on all batches."""
     groups = report.summary(results)
+    own = [g for g in groups if g[0].row in OWN_ROWS]
+    groups = [g for g in groups if g[0].row not in OWN_ROWS]
     about = {
         name: _table([group for group in groups if group[0].row.algorithm == name])
         for name in dict.fromkeys(group[0].row.algorithm for group in groups)
@@ -42,6 +44,7 @@ def page(results: Sequence[Result]) -> str:
     for family, title in FAMILIES.items():
         names = [name for name, row in ALGORITHMS.items() if row.family == family]
         sections += [f"## {title}", *(_algorithm(name, about.get(name)) for name in names)]
+    sections += ["## This project's trainers", _OWN, _own_table(own)]
     sections += ["## SFT", _SFT, about["sft"], "## The KL in TRL's loss", _KL, about["kl"]]
     sections.append(kl_page.page("kl.png").strip())
     return "\n\n".join(sections) + "\n"
@@ -72,8 +75,8 @@ constant that no step sees, so what counts is the gradient with respect to all p
 
 The last columns name the batch that the numbers are from, where the two sides differ most, and the
 batches on which they are equal, out of those that apply. Batches that change something on purpose
-(`temperature`, `small_rewards`, `beta`, `equal_rewards`) stand in the last column only, unless a
-row is about them; what a KL adds is explained below a table.
+(`temperature`, `small_rewards`, `beta`, `equal_rewards`, `tools`, `extreme`) stand in the last
+column only, unless a row is about them; what a KL adds is explained below a table.
 
 {batches}
 
@@ -88,6 +91,10 @@ this project chooses a side by `formulation: chapter`, `code` or `trl`."""
 
 _SFT = """Both minimize the mean of -log pi over the completion's tokens; they differ in whose mean.
 TRL: `SFTTrainer.compute_loss`."""
+
+_OWN = """Each trainer of this package, in each formulation, against the public function that it is
+to compute: the trainer's own data path, collator and reference log-probabilities, in float32. PPO
+and the token reward models, whose heads are others, are held against theirs in the tests."""
 
 _KL = """How GRPOTrainer's KL, with beta 0.1 in the loss, compares with the estimators of the book.
 What the estimators themselves estimate is the subject of the last section."""
@@ -115,6 +122,8 @@ What people copy and what it does:
   completion.
 - `loss_type: dr_grpo` alone still scales rewards; it takes `scale_rewards: none`, too.
 - CISPO's `epsilon_high` is the bound itself in TRL: write 1.4 for a paper's 0.4.
+- TRL's `cispo` and `dapo` take one mean over all tokens of a window. eq:CISPO_objective, and the
+  equation in DAPO's paper, take one over the completions of each prompt.
 - `label_smoothing` does nothing to DPO's `sigmoid`; cDPO takes two losses with weights.
 - `temperature` divides logits before log-probabilities are taken: with 0.6, rows that are equal
   otherwise have cosines between {min(cosines):.3f} and {max(cosines):.3f} and ratios between
@@ -189,6 +198,20 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
         for each in noted if result.residual is None or row.with_kl else noted[:1]:
             notes.append(_note(each))
     return report.table(lines, "markdown") + ("\n\n" + "\n".join(notes) if notes else "")
+
+
+def _own_table(groups: Sequence[Sequence[Result]]) -> str:
+    lines = [
+        {
+            "algorithm": group[0].row.algorithm,
+            "formulation": group[0].row.left.formulation,
+            "trainer": group[0].row.right.label,
+            "equal on": ", ".join(r.batch for r in group if r.agrees),
+            "differs on": ", ".join(r.batch for r in group if not r.agrees) or "-",
+        }
+        for group in groups
+    ]
+    return report.table(lines, "markdown")
 
 
 def _note(result: Result) -> str:

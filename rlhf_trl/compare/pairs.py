@@ -8,6 +8,7 @@ reference.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import pad
 
+from rlhf_trl.algorithms import Formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
@@ -102,7 +104,7 @@ class PairView:
         for part in self.micro:
             leaf = part.outputs.clone().requires_grad_()
             loss = _loss(side, part, leaf) / len(self.micro)
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
             weights.append(torch.autograd.grad(loss, leaf)[0])
         return sum(losses), weights
 
@@ -141,9 +143,31 @@ def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
 
 
 def trainer_classes(name: str) -> tuple[type, type]:
-    """Return a trainer of TRL, such as "DPOTrainer", and its config class."""
-    module = import_module(_EXPERIMENTAL.get(name, "trl"))
+    """Return a trainer, such as "DPOTrainer" or our "BookDPOTrainer", and its config class."""
+    if name in _OURS:
+        try:
+            module = import_module(f"rlhf_trl.trainers.{_OURS[name]}")
+        except Exception as error:  # whatever it misses in another release
+            raise ImportError(f"{name}: {measure.sentence(error)}") from error
+    else:
+        module = import_module(_EXPERIMENTAL.get(name, "trl"))
+        if not hasattr(module, name):  # where another release may have it
+            module = import_module(f"trl.experimental.{name.removesuffix('Trainer').lower()}")
     return getattr(module, name), getattr(module, name.replace("Trainer", "Config"))
+
+
+_OURS = {
+    **{"BookGRPOTrainer": "policy_gradient", "BookPPOTrainer": "ppo", "BookORPOTrainer": "orpo"},
+    **dict.fromkeys(("BookDPOTrainer", "BookKTOTrainer"), "direct_alignment"),
+    "BookRewardTrainer": "reward_models",
+}
+
+
+def own_trainer(row: Formulation) -> str:
+    """Return the name of our trainer that computes a formulation, "" for none that is compared."""
+    # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
+    name = f"Book{'DPOTrainer' if row.trainer == 'CPOTrainer' else row.trainer}"
+    return name if name in _OURS else ""
 
 
 def _text(length: int, *key: Any) -> str:
@@ -155,9 +179,9 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
     pairs = []
     for i in range(4 * PAIRS):
         rng = drawn("lengths", i)
-        lengths = [rng.randint(1, 12) for _ in range(2)] if batch.ragged else [8, 8]
+        lengths = [rng.randint(1, 40) for _ in range(2)] if batch.ragged else [8, 8]
         pair = {
-            "prompt": _text(rng.randint(3, 8) if batch.ragged else 5, "prompt", i),
+            "prompt": _text(rng.randint(3, 16) if batch.ragged else 5, "prompt", i),
             "chosen": _text(lengths[0], "chosen", i),
             "rejected": _text(lengths[1], "rejected", i),
         }
@@ -205,16 +229,16 @@ class PairWindow:
         DPOTrainer collates for it.
         """
         self.batch = batch
-        self.make = _MODELS.get(trainer, untrained)
-        # with this seed KTO's reference point is above 0, and clamped in one micro-batch only
-        self.current = drifted(self.make().state_dict(), batch.drift, seed=23)
         name = "DPOTrainer" if trainer == TOKENS else trainer
-        built = build_trainer(*trainer_classes(name), {}, batch, columns)
+        classes = trainer_classes(name)
+        self.make = _MODELS.get(TOKENS if trainer == TOKENS else base_name(classes[0]), untrained)
+        # with this seed KTO's reference point is above 0, and clamped in one micro-batch only
+        self.current = drifted(self.make().state_dict(), batch.drift, seed=3)
+        built = build_trainer(*classes, {}, batch, columns)
         if trainer != TOKENS:
             built.model.load_state_dict(self.current)
         _, self.prepared = measure.accumulate(built, measure.batches(built))
-        _check_collation(name, self.prepared, _rows(name, batch, columns))
-        self.view = self._view()
+        _check_collation(name, self.prepared, _rows(base_name(classes[0]), batch, columns))
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
         """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
@@ -226,7 +250,9 @@ class PairWindow:
         measure.check_same(trainer, prepared, self.prepared, key)
         return measured
 
-    def _view(self) -> PairView:
+    @cached_property
+    def view(self) -> PairView:
+        """The book's side of the window."""
         policy, reference = self.make().double(), self.make().double()
         policy.load_state_dict(self.current)
         parts = []
@@ -303,7 +329,7 @@ def _check_collation(
         for one, (_, _, prompt), kept in zip(attention, found, mask, strict=True):
             expected = torch.zeros_like(one)
             expected[one.bool().nonzero().flatten()[prompt:]] = 1
-            right = trainer == "RewardTrainer" or torch.equal(expected, kept.to(expected))
+            right = trainer.endswith("RewardTrainer") or torch.equal(expected, kept.to(expected))
             check(right, "which tokens are the completion's")
         if "KL_input_ids" in inputs:
             for place, row in enumerate(numbers):

@@ -55,9 +55,12 @@ class PolicyBatch:
     temperature: float = 1.0  # TRL's
     reward_scale: float = 1.0  # multiplies all rewards
     group: int = GROUP  # completions per prompt
+    rows: int = ROWS  # completions per micro-batch
     limit: int = LIMIT  # tokens of a completion at most
     weights: tuple[float, float] = WEIGHTS  # of the two rewards
     reward: float | None = None  # every completion's, in float32 as in training; None: they differ
+    tools: bool = False  # every third token came from a tool
+    sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
 
     @property
     def windows(self) -> int:
@@ -76,6 +79,19 @@ class PolicyBatch:
         }
 
 
+EXTREME = PolicyBatch(
+    "extreme",
+    "ratios from 0.1 to 8, groups of 16 with outliers among rewards of both signs, up to 40 "
+    "tokens, prompts of one to three words, two micro-batches",
+    drift=0.9,
+    ragged=True,
+    accumulation=2,
+    per_generation=2,
+    group=16,
+    rows=16,
+    limit=40,
+    weights=(1.0, -0.75),
+)
 _TWO = {"drift": 0.05, "ragged": True, "accumulation": 2}
 
 BATCHES = (
@@ -112,29 +128,31 @@ BATCHES = (
         group=8,
         reward=0.3,
     ),
+    PolicyBatch(
+        "tools", "every third token came from a tool", **_TWO, per_generation=2, tools=True
+    ),
+    PolicyBatch(
+        "sampler",
+        "another sampler, with log-probabilities of its own, drew the tokens; only for rows about "
+        "it",
+        **_TWO,
+        per_generation=2,
+        sampler=True,
+    ),
+    EXTREME,
 )
 
 
-# What only subjects are measured on: schedules and sizes that tell apart what is equal elsewhere.
 ACROSS = PolicyBatch(
     "several_generations",
-    "two generations feed one window of four micro-batches; ragged lengths",
+    "two generations feed one window of four micro-batches; groups of 8, ragged lengths",
     ragged=True,
     accumulation=4,
     per_generation=2,
     iterations=1,
-)
-EXTREME = PolicyBatch(
-    "extreme",
-    "ratios from 0.07 to 6.4, rewards of both signs, groups of 8, up to 40 tokens",
-    drift=0.9,
-    ragged=True,
-    accumulation=2,
-    per_generation=2,
     group=8,
-    limit=40,
-    weights=(1.0, -0.75),
 )
+"""What only subjects are measured on: no row has a reason for what TRL does here."""
 
 
 def completion(ragged: bool, limit: int = LIMIT) -> measure.Completion:
@@ -142,7 +160,7 @@ def completion(ragged: bool, limit: int = LIMIT) -> measure.Completion:
 
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
         rng = drawn(prompt_ids, index, call)
-        wanted = rng.randint(1, limit + 2) if ragged else LENGTH
+        wanted = rng.randint(1, limit + limit // 6) if ragged else LENGTH
         ids = [rng.randrange(7, 113) for _ in range(min(wanted, limit))]
         return ids if wanted > limit else [*ids[:-1], _END]
 
@@ -150,8 +168,12 @@ def completion(ragged: bool, limit: int = LIMIT) -> measure.Completion:
 
 
 def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """Reward a random half of all completions."""
-    return [float(drawn("right", tuple(ids)).random() < 0.5) for ids in completion_ids]
+    """Reward a random half of all completions, and a tenth of the long ones: outliers."""
+    share = [0.5 if len(ids) <= LIMIT else 0.1 for ids in completion_ids]
+    return [
+        float(drawn("right", tuple(ids)).random() < each)
+        for ids, each in zip(completion_ids, share, strict=True)
+    ]
 
 
 def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
@@ -166,15 +188,19 @@ def build_trainer(
 
     `fields` are those of its config; those of the window stand in for what they leave open.
     """
-    window = {"per_device_train_batch_size": ROWS, "num_generations": batch.group}
+    window = {"per_device_train_batch_size": batch.rows, "num_generations": batch.group}
     window |= {"max_completion_length": batch.limit, **batch.schedule}
     rewards = [right, has_format]
     if batch.reward is not None:
         each = batch.reward / sum(batch.weights)
         rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * 2
-    rows = [{"prompt": [{"role": "user", "content": word}]} for word in WORDS]
+    # prompts of like lengths, or from one word to three where completions are long
+    words = [1 + i % 3 if batch.limit > LIMIT else 1 for i in range(len(WORDS))]
+    texts = [" ".join([word] * count) for word, count in zip(WORDS, words, strict=True)]
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
     ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
-    measure.fix_completions(ready, completion(batch.ragged, batch.limit))
+    answer = completion(batch.ragged, batch.limit)
+    measure.fix_completions(ready, answer, batch.tools, batch.sampler)
     return ready
 
 
@@ -192,8 +218,10 @@ class PolicyWindow:
         trainer = build_trainer(GRPOTrainer, GRPOConfig, {}, batch)
         _, self.micro = self._run(trainer)
         generation = trainer._buffered_inputs
-        self.generation_tokens = sum(int(part["completion_mask"].sum()) for part in generation)
-        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        masks = (part["completion_mask"] * part.get("tool_mask", 1) for part in generation)
+        self.generation_tokens = int(sum(mask.sum() for mask in masks))
+        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+        keys = [key for key in keys if key in self.micro[0]]
         self.ids = {key: torch.cat([part[key] for part in self.micro]) for key in keys}
         pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
         completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
@@ -274,7 +302,8 @@ class PolicyWindow:
             logps=now.detach(),
             old_logps=old,
             ref_logps=ref,
-            mask=self.ids["completion_mask"].double(),
+            ids=self.ids["completion_ids"],
+            mask=(self.ids["completion_mask"] * self.ids.get("tool_mask", 1)).double(),
             rewards=rewards,
             binary_rewards=self.right * (self.format == 1),
             generation_tokens=self.generation_tokens,
@@ -310,6 +339,7 @@ class View:
     logps: Tensor  # (B, T) the same, detached
     old_logps: Tensor  # (B, T) those of the policy that generated
     ref_logps: Tensor  # (B, T) those of the reference
+    ids: Tensor  # (B, T) the tokens
     mask: Tensor  # (B, T) 1 on tokens that count
     rewards: Tensor  # (B,) weighted sums
     binary_rewards: Tensor  # (B,) 1 for a success
@@ -319,6 +349,12 @@ class View:
     def lengths(self) -> Tensor:
         """(B, 1) tokens of each completion."""
         return self.mask.sum(1, keepdim=True)
+
+    @property
+    def sampler_log_ratio(self) -> Tensor:
+        """(B, T) log pi_old - log pi of the other sampler."""
+        logps = torch.tensor([measure.sampler_logps(ids) for ids in self.ids.tolist()])
+        return (self.old_logps - logps) * self.mask
 
     @property
     def ratio(self) -> Tensor:
@@ -340,17 +376,20 @@ class View:
         """Return the weight that an aggregation gives to a token, (B, 1).
 
         Args:
-            kind: "sequence_sum", "sequence_mean", "fixed_length"; "token_mean" over the window,
+            kind: "sequence_sum", "sequence_mean", "fixed_length", "per_prompt"; "token_mean" over
+                the window,
                 "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
         """
         batch, count = self.batch, len(self.mask)
         ones = torch.ones_like(self.lengths)
         average = self.generation_tokens * (batch.accumulation / batch.per_generation)
-        tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(ROWS)
+        tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(batch.rows)
+        of_prompts = self.lengths.view(-1, batch.group).sum(1).repeat_interleave(batch.group)
         return {
             "sequence_sum": ones / count,
             "sequence_mean": 1 / self.lengths / count,
             "fixed_length": ones / batch.limit / count,
+            "per_prompt": batch.group / of_prompts.unsqueeze(1) / count,
             "token_mean": ones / self.mask.sum(),
             "token_mean_micro_batch": 1 / tokens.unsqueeze(1) / batch.accumulation,
             "token_mean_trl": ones / average,
@@ -387,7 +426,7 @@ class View:
         row = side.row
         also = {"num_generations": self.batch.group, "formulation": side.formulation}
         given = {**given, **also, "logps": leaf}
-        starts, size = range(0, len(leaf), ROWS), ROWS
+        starts, size = range(0, len(leaf), self.batch.rows), self.batch.rows
         if row.window == "window" or row.advantage == "batch_mean_baseline":
             starts, size = range(1), len(leaf)
         losses = []
@@ -399,4 +438,4 @@ class View:
             losses.append(policy_gradient_loss(side.algorithm, **part).loss)
         loss = torch.stack(losses).mean()
         (weights,) = torch.autograd.grad(loss, leaf)
-        return float(loss), weights
+        return float(loss.detach()), weights

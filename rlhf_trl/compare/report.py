@@ -16,7 +16,7 @@ from rlhf_trl.evaluation.tables import Line
 
 FORMATS = ("table", "markdown", "json", "html")
 
-SPECIAL = ("temperature", "small_rewards", "beta", "equal_rewards")
+SPECIAL = ("temperature", "small_rewards", "beta", "equal_rewards", "tools", "extreme")
 """Batches that change something else on purpose."""
 
 _TEMPERATURE = (
@@ -32,9 +32,9 @@ def verdict(result: Result) -> str:
 
 
 def explanation(result: Result) -> str:
-    """Return why the sides of a result differ; "" where they agree, else `unexplained`."""
+    """Return why the sides of a result differ; "" where they agree; or `unexplained`."""
     if result.residual is None:
-        return ""
+        return result.why
     if not result.explained:
         return "unexplained"
     moved = {part.term for part in result.contributions if part.relative_change > RESIDUAL}
@@ -195,11 +195,11 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
     equal = [f"{each.algorithm} ({each.formulation})" for each in found if each.equal]
     first = found[0]
     if equal:
-        head = f"{subject.label}: as {subject.base}, equal to {', '.join(equal)}"
+        head = f"{subject.label}: as {subject.trainer}, equal to {', '.join(equal)}"
     else:
         cells = _gradient_cells(first.worst)
         head = (
-            f"{subject.label}: as {subject.base}, equal to none of these; closest to "
+            f"{subject.label}: as {subject.trainer}, equal to none of these; closest to "
             f"{first.algorithm} ({first.formulation}): its gradient at a cosine of "
             f"{cells['cosine']}, {cells['ratio']} times as long"
         )

@@ -8,8 +8,9 @@ settings that remove the difference.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhf_trl.algorithms import formulation
+from rlhf_trl.algorithms import ALGORITHMS, Formulation, formulation
 from rlhf_trl.compare import identities as to
+from rlhf_trl.compare import pairs
 from rlhf_trl.compare.identities import Identity
 from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.policy import GROUP, WEIGHTS
@@ -61,8 +62,11 @@ _SIGN_SAYS = "The code's KL has the other sign."
 _AVERAGE_SAYS = "The code's KL is an average over the tokens, with the other sign."
 _NO_SETTING = "none in TRL"
 _UNCHANGED = ("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation")
+_ONE_GENERATION = _UNCHANGED[:-1]
 _TRL_MEAN = to.normalizer("token_mean", "token_mean_trl")
 _TRL_DAPO = to.normalizer("sequence_mean", "token_mean_trl")
+_OF_PROMPTS = to.normalizer("per_prompt", "token_mean_trl")
+_WINDOW_SAYS = "TRL divides by the tokens of the window, not of each prompt's completions"
 _SUM_TO_MEAN = to.normalizer("sequence_sum", "sequence_mean")
 _AVERAGED_KL = to.kl_in_reward("averaged")
 _TRL_RLOO = ("TRL RLOOTrainer", "RLOOTrainer")
@@ -94,6 +98,20 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
     )
     left, batches = Book("grpo", "code"), ("equal_rewards",)
     return Row(left, right, (_EPS_BACK,), says, settings, batches, variant="equal rewards")
+
+
+def _sampled(mode: str) -> Row:
+    correction = {"mode": mode, "clip_min": 0.8, "clip_max": 1.2}
+    fields = {f"vllm_importance_sampling_{name}": value for name, value in correction.items()}
+    return Row(
+        Book("grpo"),
+        stock("grpo", **fields),
+        (to.sampler_weight(mode, 0.8, 1.2),),
+        "With vLLM, TRL weighs each loss by what policy and sampler say of the same tokens.",
+        "vllm_importance_sampling_correction: false",
+        ("sampler",),
+        variant=mode,
+    )
 
 
 POLICY_ROWS = (
@@ -157,6 +175,26 @@ POLICY_ROWS = (
         with_kl="TRL's default KL is multiplied by the ratio.",
         variant="TRL's default",
     ),
+    Row(
+        Book("grpo"),
+        stock("grpo", scale_rewards="batch"),
+        (to.SPREAD_OF_THE_BATCH,),
+        "scale_rewards: batch divides by the standard deviation of all rewards of a generation.",
+        "scale_rewards: group",
+        (*_ONE_GENERATION, "extreme"),
+        variant="scaled by the batch",
+    ),
+    Row(
+        Book("grpo"),
+        stock("grpo", mask_truncated_completions=True),
+        (to.FINISHED_ONLY,),
+        "mask_truncated_completions drops completions that were cut off.",
+        "mask_truncated_completions: false",
+        (*_ONE_GENERATION, "extreme"),
+        variant="overlong filtering",
+    ),
+    *(_sampled(mode) for mode in ("token_truncate", "token_mask")),
+    *(_sampled(mode) for mode in ("sequence_truncate", "sequence_mask")),
     _code(
         "drgrpo",
         *(to.normalizer("fixed_length", "sequence_mean"), to.CODE_K3),
@@ -195,40 +233,59 @@ POLICY_ROWS = (
     ),
     _group_code(
         "cispo",
-        to.normalizer("token_mean", "sequence_mean"),
-        why="The equation divides by all tokens, the code by those of each completion. ",
+        to.normalizer("per_prompt", "sequence_mean"),
+        why="The equation divides by the tokens of all of a prompt's completions, the code by "
+        "those of each. ",
     ),
     Row(
         Book("cispo"),
         stock("cispo"),
-        (to.weight_bound(0.8, 1.4, 1.4), _TRL_MEAN),
-        "TRL bounds the weight from above only.",
-        "formulation: trl; the lower bound is not to be had in TRL",
+        (to.weight_bound(0.8, 1.4, 1.4), _OF_PROMPTS),
+        f"TRL bounds the weight from above only. {_WINDOW_SAYS}.",
+        "formulation: trl; neither bound nor normalizer is to be had in TRL",
         variant="bound 1 + epsilon_high",
     ),
     Row(
         Book("cispo", params={"epsilon": 1.0}),
         stock("cispo"),
-        (_TRL_MEAN,),
-        "TRL's window is an average one when one generation feeds several windows.",
-        "steps_per_generation: gradient_accumulation_steps",
+        (_OF_PROMPTS,),
+        f"{_WINDOW_SAYS}.",
+        "one prompt in each window, or algorithm: cispo_window",
         variant="no lower bound",
     ),
     Row(
         Book("cispo"),
         stock("cispo", epsilon_high=0.4),
-        (to.weight_bound(0.8, 1.4, 0.4), _TRL_MEAN),
-        "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4.",
-        "epsilon_high: 1.4, up to the lower bound",
+        (to.weight_bound(0.8, 1.4, 0.4), _OF_PROMPTS),
+        "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4. "
+        f"{_WINDOW_SAYS}.",
+        "epsilon_high: 1.4, up to the lower bound and the normalizer",
         variant="bound copied",
     ),
     Row(
         Book("cispo"),
         stock("cispo", epsilon_high=None),
-        (to.weight_bound(0.8, 1.4, 0.2), _TRL_MEAN),
-        "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2.",
-        "epsilon_high: 1.4, up to the lower bound",
+        (to.weight_bound(0.8, 1.4, 0.2), _OF_PROMPTS),
+        "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2. "
+        f"{_WINDOW_SAYS}.",
+        "epsilon_high: 1.4, up to the lower bound and the normalizer",
         variant="bound unset",
+    ),
+    Row(
+        Book("cispo_window"),
+        stock("cispo"),
+        (to.weight_bound(0.8, 1.4, 1.4), _TRL_MEAN),
+        "TRL bounds the weight from above only.",
+        "the lower bound is not to be had in TRL",
+        variant="bound 1 + epsilon_high",
+    ),
+    Row(
+        Book("cispo_window", params={"epsilon": 1.0}),
+        stock("cispo"),
+        (_TRL_MEAN,),
+        "TRL's window is an average one when one generation feeds several windows.",
+        "steps_per_generation: gradient_accumulation_steps",
+        variant="no lower bound",
     ),
     _group_code("sapo"),
     Row(Book("sapo"), stock("sapo"), settings="loss_type: sapo"),
@@ -252,6 +309,21 @@ POLICY_ROWS = (
         (_EPS_BACK,),
         f"{_EPS_SAYS}.",
         "loss_type: bnpo, up to that constant",
+    ),
+    Row(
+        Book("dapo_per_prompt"),
+        stock("dapo"),
+        (_OF_PROMPTS,),
+        f"{_WINDOW_SAYS}.",
+        "one prompt in each window",
+    ),
+    Row(
+        Book("dapo_per_prompt"),
+        stock("dapo", loss_type="grpo"),
+        (to.normalizer("per_prompt", "sequence_mean"),),
+        "loss_type: grpo divides by the tokens of each completion.",
+        _NO_SETTING,
+        variant="mean of each completion",
     ),
     _code("maxrl", _SUM_TO_MEAN, why="The paper sums over the tokens, the code takes their mean."),
 )
@@ -317,6 +389,7 @@ KL_ROWS = (
 
 _CDPO = "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"
 _SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
+_UNEQUAL = {"desirable_weight": 1.5, "undesirable_weight": 0.6}
 _KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
 
 PAIR_ROWS = (
@@ -383,6 +456,12 @@ PAIR_ROWS = (
     ),
     Row(Book("kto"), stock("kto"), settings="loss_type: kto"),
     Row(
+        Book("kto", params=_UNEQUAL),
+        stock("kto", **_UNEQUAL),
+        settings="desirable_weight, undesirable_weight",
+        variant="unequal weights",
+    ),
+    Row(
         Book("kto", "code"),
         stock("kto"),
         (to.kto_one_mean(),),
@@ -412,7 +491,7 @@ PAIR_ROWS = (
         Book("reward", params={"center_rewards_coefficient": 0.01}),
         stock("reward", center_rewards_coefficient=0.01),
         settings="center_rewards_coefficient",
-        variant="centring",
+        variant="centering",
     ),
     Row(
         Book("kwise"),
@@ -467,4 +546,35 @@ DISTILLATION_ROWS = (
     ),
 )
 
-ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS, *DISTILLATION_ROWS)
+
+def own_fields(row: Formulation) -> dict[str, Any]:
+    """Return what our trainer of a formulation needs on the batches."""
+    # no completion of the batches comes near the penalty, and no group is sampled again
+    ours = {"correctness_reward": "right", "format_reward": "has_format"}
+    ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
+    found = {name: value for name, value in ours.items() if name in row.trainer_reads}
+    return found | ({"max_completion_length": 80} if "soft_punish_cache" in found else {})
+
+
+def _own(name: str, which: str, row: Formulation) -> Row:
+    trainer = pairs.own_trainer(row)
+    right = Stock(own_fields(row), trainer, trainer, also={"algorithm": name, "formulation": which})
+    batches = ("heavy", "accumulation")
+    if row.trainer == "GRPOTrainer":
+        batches = ("extreme", "tools") + (("beta",) if "beta" in row.reads else ())
+        # a window of several has no batch mean, and TRL divides by the tokens of an average one
+        if which != "trl" and name != "reinforce":
+            batches += ("steps_per_generation",)
+    return Row(Book(name, which), right, batches=batches)
+
+
+OWN_ROWS = tuple(
+    _own(name, which, row)
+    for name in ALGORITHMS
+    for which, row in ALGORITHMS[name].formulations.items()
+    if pairs.own_trainer(row) and name not in ("ppo", "kwise", "orm", "prm")
+    if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
+)
+"""Our trainers, against the functions that they are to compute."""
+
+ROWS = (*POLICY_ROWS, *KL_ROWS, *PAIR_ROWS, *DISTILLATION_ROWS, *OWN_ROWS)

@@ -2,23 +2,26 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data.gym import Row
-from rlhf_trl.data.readers import PARTED, SIDES, UNANSWERED, split_prompt
+from rlhf_trl.data.readers import PARTED, SIDES, UNANSWERED, WrongRow, split_prompt
 from rlhf_trl.errors import InputError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+Names = Mapping[str, str]  # the data set's columns, by this package's names
+Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 
 
 def code() -> str:
-    """Return what tells the code here from other versions; `datasets` knows functions by name."""
+    """Return a hash of the code here, since `datasets` caches by the names of functions."""
     from datasets.fingerprint import Hasher
 
     return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
@@ -35,6 +38,15 @@ def cells(dataset: "Dataset", name: str) -> Iterator[Any]:
         yield from batch[name]
 
 
+@contextmanager
+def at(number: int, where: str) -> Iterator[None]:
+    """Say where a `WrongRow` is."""
+    try:
+        yield
+    except WrongRow as error:
+        raise InputError(f"dataset: row {number} of {where}: {error}.") from error
+
+
 def converted(
     dataset: "Dataset",
     convert: Callable[..., list[Row]],
@@ -42,7 +54,7 @@ def converted(
     features: dict[str, Any] | None = None,
     **options: Any,
 ) -> "Dataset":
-    """Return the rows that `convert` makes of each row; its second argument is the row's place."""
+    """Return the rows that `convert` makes of each row, or say which row is a `WrongRow`."""
     import pyarrow as pa
     from datasets import Features
 
@@ -75,11 +87,12 @@ def _convert(
 ) -> dict[str, list[Any]]:
     found: list[Row] = []
     for n, *row in zip(numbers, *batch.values(), strict=True):
-        found += convert(dict(zip(batch, row, strict=True)), f"row {n} of {where}", **options)
+        with at(n, where):
+            found += convert(dict(zip(batch, row, strict=True)), **options)
     return {name: [row.get(name) for row in found] for name in names or (found[:1] or [{}])[0]}
 
 
-def check_mapped(there: Sequence[str], columns: Mapping[str, str], where: str) -> None:
+def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
     """Refuse a column to map that is not there."""
     for theirs in columns.values():
         if theirs not in there:
@@ -92,16 +105,15 @@ def check_mapped(there: Sequence[str], columns: Mapping[str, str], where: str) -
 def renamed(
     dataset: "Dataset",
     where: str,
-    columns: Mapping[str, str],
+    columns: Names,
     shapes: Sequence[Sequence[str]],
     optional: Sequence[str] = (),
 ) -> "Dataset":
-    """Return the columns of a shape under this package's names, and no others.
+    """Return the columns of one shape, and no others, under this package's names.
 
-    The first of the `shapes` whose second column is there is meant, or else the last; those of
-    `optional` may be missing. Messages have no key that is None; conversations do not repeat the
-    prompt, which is taken out of them where it is missing, and rows with `UNSPLIT` ones are left
-    out.
+    The shape is the first of `shapes` whose second column is there, or else the last; `optional`
+    columns may be missing. Messages lose keys that are None. Conversations lose their prompt, which
+    becomes the column `prompt` where there is none; rows with `UNSPLIT` ones are left out.
     """
     from datasets import Json
 
@@ -132,8 +144,8 @@ def renamed(
         pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in zip(lacking, free, strict=False))
         remedy = f"map them with dataset.columns, as in {{{pairs}}}" if free else "add them"
         raise InputError(
-            f"dataset: row 0 of {where} lacks {', '.join(lacking)}; needed are "
-            f"{', '.join(shape)}{also}, and there are {', '.join(there)}; {remedy}."
+            f"dataset: row 0 of {where} lacks {', '.join(lacking)}; it needs "
+            f"{', '.join(shape)}{also} and has {', '.join(there)}; {remedy}."
         )
     return dataset
 
@@ -194,24 +206,24 @@ def _is_answer(cell: Any) -> bool:
     return len(cell) == 1 and isinstance(cell[0], dict) and cell[0].get("role") == "assistant"
 
 
-def _split_row(row: Row, place: str) -> list[Row]:
+def _split_row(row: Row) -> list[Row]:
     split = split_prompt(row)
     if isinstance(split, str):
         return []
     texts = {name: split.get(name) for name in ("prompt", *SIDES) if name in row}
     if any(isinstance(text, str) for text in texts.values()):  # the column's others are messages
         for name in (name for name, text in texts.items() if not text):
-            check_cell(name, None, place)
+            check_cell(name, None)
     return [split]
 
 
 def unsplit(given: "Dataset", found: "Dataset") -> dict[str, int]:
-    """Return how many of the given rows `renamed` left out, by the reason."""
+    """Return how many of the given rows `renamed` left out, by reason."""
     return {UNSPLIT: len(given) - len(found)} if len(found) < len(given) else {}
 
 
 def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
-    """Put a system message before prompts that begin with none; what is plain becomes messages."""
+    """Put a system message before prompts without one; plain texts become messages."""
     from datasets import Features, Json, List
 
     if text is None:
@@ -263,7 +275,7 @@ def check_alike(dataset: "Dataset", model: Row, where: str) -> None:
 
 
 def _form(name: str, value: Any) -> str:
-    """Return what a cell is; of columns that only rewards read, nothing is said."""
+    """Say what a cell is; just "a value" in columns that only rewards read."""
     if name in ("prompt", *SIDES, "ranked", "completions"):
         if isinstance(value, list):
             first = value[0]
@@ -277,18 +289,17 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
     """Refuse what `check_cell` refuses anywhere in these columns."""
     for name in names:
         for n, cell in enumerate(cells(dataset, name)):
-            check_cell(name, cell, f"row {n} of {where}")
+            with at(n, where):
+                check_cell(name, cell)
 
 
-def check_cell(name: str, value: Any, where: str) -> None:
+def check_cell(name: str, value: Any) -> None:
     """Refuse a label that is not boolean, and any other cell without a text."""
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
-            wrong = (
-                f"label is {value!r}, which is not boolean; write true for desirable and false for "
-                "undesirable"
-            )
+            told = "write true for desirable and false for undesirable"
+            wrong = f"label is {value!r}, which is not boolean; {told}"
     elif isinstance(value, list) and value:
         if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
             wrong = f"{name} is a list, but not of messages with role and content"
@@ -301,9 +312,7 @@ def check_cell(name: str, value: Any, where: str) -> None:
     elif not isinstance(value, str):
         wrong = f"{name} is {value!r}; write a text or a list of messages"
     elif re.match(WRITTEN_CHAT, value):
-        wrong = (
-            f"{name} is a text that spells out messages, as a CSV file has them; save them as "
-            "messages, in JSON lines or Parquet"
-        )
+        told = "save them as messages, in JSON lines or Parquet"
+        wrong = f"{name} is a text that spells out messages, as a CSV file has them; {told}"
     if wrong:
-        raise InputError(f"dataset: {where}: {wrong}.")
+        raise WrongRow(wrong)

@@ -1,11 +1,10 @@
 """Demonstrations for supervised fine-tuning: those of the gym's tasks, and answers of files."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
-from rlhf_trl.data.columns import check_cells, code, renamed
+from rlhf_trl.data.columns import Counted, Names, check_cells, code, renamed
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.readers import UNANSWERED, check_reader
@@ -22,10 +21,10 @@ UNASKED = "nothing comes before the answer"
 class AnswersToLearn(FileData):
     """A file or hub data set of `prompt` and `completion`, or of conversations in `messages`.
 
-    Trained are the `last` turn, which is the assistant's, or `all` turns of the assistant.
+    Training is on the `last` turn, which is the assistant's, or on `all` turns of the assistant.
     """
 
-    turns: str = field(default="last", metadata={"choices": ("last", "all")})
+    turns: str = field(default="last", metadata={"choices": ("last", "all")})  # to train on
 
 
 DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervised fine-tuning
@@ -50,9 +49,7 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
     return made.examples(train, made.demonstrations(tasks.held_out, "right"), tasks)
 
 
-def checked_demonstrations(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return prompts with their completions, and how many were left out.
 
     The last of the `messages` is the completion, and those before it the prompt.

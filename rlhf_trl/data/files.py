@@ -7,16 +7,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_trl.data.columns import (
-    cells,
-    check_alike,
-    code,
-    converted,
-    table,
-    with_system_prompt,
-)
+from rlhf_trl.data import columns
+from rlhf_trl.data.columns import Counted, cells, code, converted, table
 from rlhf_trl.data.gym import GymTasks, Row
-from rlhf_trl.data.readers import Misfit, examples_of, forms
+from rlhf_trl.data.readers import Misfit, WrongRow, examples_of, forms
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,48 +26,35 @@ FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "cs
 class FileData:
     """The `dataset:` block of a data set of one's own.
 
-    `path` is a JSON, JSONL, Parquet or CSV file, a folder of them or a hub name (of whose configs
-    `name` is one), read at `split`, such as `train[:90%]` (a file is all `train`). `reader` makes
-    examples of the rows of a published data set (see `READERS`); `columns` maps this package's
-    column names to the data set's, or the reader's, as in `{chosen: better}`. `system_prompt`, a
-    text, is put before prompts that begin with none.
-
-    Held out are, with all their rows, `eval_size` prompts chosen by a hash of their text; or, with
+    `eval_size` prompts, chosen by a hash of their text, are held out with all their rows; or, with
     `eval_path` (by default `path`) or `eval_split` (by default `split` without its slice), the
     first `eval_size` prompts there (by default 256) that are not trained on.
     """
 
-    path: str
+    path: str  # file (JSON, JSONL, Parquet, CSV), folder or hub name
     source: Literal["path"] = "path"
-    split: str = "train"
-    eval_path: str | None = None
-    eval_split: str | None = None
-    eval_size: int | None = None
-    columns: dict[str, str] = field(default_factory=dict)
-    name: str | None = None
-    reader: str | None = None
-    system_prompt: str | None = None
+    split: str = "train"  # of a hub data set, or a slice: train[:90%]
+    eval_path: str | None = None  # held-out rows from another file
+    eval_split: str | None = None  # held-out rows from another slice
+    eval_size: int | None = None  # prompts to hold out
+    columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
+    name: str | None = None  # config of a hub data set
+    reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
+    system_prompt: str | None = None  # for prompts without a system message
 
 
 @dataclass
 class Samples:
-    """The `samples:` block.
+    """The `samples:` block: a greedy and a sampled answer to each of some held-out prompts."""
 
-    Every `every` optimizer steps (0: never), and with `start` before the first one, `count` prompts
-    are answered, always the `fixed` first ones or the next ones in turn (`round_robin`). They are
-    held-out prompts of the data set, or those of `file`: a JSON list of texts, or one text per
-    line. Each gets a greedy answer and one sampled at `temperature` and `top_p`, of `max_tokens` at
-    most; null is as in evaluation.
-    """
-
-    every: int = 0
-    count: int = 4
-    choice: Literal["fixed", "round_robin"] = "round_robin"
-    file: str | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int | None = None
-    start: bool = True
+    every: int = 0  # steps between panels; 0: no panels
+    count: int = 4  # prompts in a panel
+    choice: Literal["fixed", "round_robin"] = "round_robin"  # always the first ones, or the next
+    file: str | None = None  # other prompts: a JSON list, or one per line
+    temperature: float = 1.0  # of the sampled answer
+    top_p: float = 1.0  # of the sampled answer
+    max_tokens: int | None = None  # null: as in evaluation
+    start: bool = True  # one panel before the first update
 
 
 @dataclass
@@ -84,7 +65,7 @@ class Examples:
     "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked lists (`prompt`,
     `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
     demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
-    examples like them for evaluation. `dropped` counts the rows left out, by the reason;
+    examples like them for evaluation. `dropped` counts the rows left out, by reason;
     `candidates` are outcomes to rank, those of one prompt in a row.
     """
 
@@ -107,11 +88,11 @@ def read(
     name: str | None = None,
     reader: str | None = None,
     key: str = "path",
-) -> tuple["Dataset", dict[str, int]]:
+) -> Counted:
     """Return the first `count` rows of a file, folder or hub data set, and what was left out.
 
-    With a `reader`, they are the examples that it makes of these rows; it counts the rows of which
-    it makes none, by the reason. `key` is what named the path or the split.
+    With a `reader`, return the examples that it makes of these rows, and count by reason the rows
+    of which it makes none. `key` is the field that named the path or the split.
     """
     from datasets import load_dataset
 
@@ -212,8 +193,8 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
     return {"data_files": found}
 
 
-def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[str, int]]:
-    """Return the examples that a reader makes of rows, and how many rows it makes none of."""
+def _made(dataset: "Dataset", name: str, where: str) -> Counted:
+    """Return the examples that a reader makes of rows, and how many rows it leaves out."""
     there = dataset.column_names
     each = [("text",) if form.lines and there == ["text"] else form.needs for form in forms(name)]
     number = next((n for n, needs in enumerate(each) if set(needs) <= set(there)), None)
@@ -242,14 +223,12 @@ def _made(dataset: "Dataset", name: str, where: str) -> tuple["Dataset", dict[st
     return made.with_format("arrow").map(_kept, **given).with_format(None), dropped
 
 
-def _make(row: Row, place: str, name: str, form: int) -> list[Row]:
+def _make(row: Row, name: str, form: int) -> list[Row]:
     try:
         made = examples_of(row, forms(name)[form])
     except Misfit as error:
-        raise InputError(
-            f"dataset: {place}: {error}; the reader {name} reads rows of another form, so mend or "
-            "remove the row, or name another reader."
-        ) from error
+        told = f"{error}; the reader {name} reads rows of another form"
+        raise WrongRow(f"{told}, so mend or remove the row, or name another reader") from error
     return [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
 
 
@@ -300,23 +279,20 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_sides(
-    config: FileData,
-    max_samples: int | None,
-    convert: Callable[..., tuple["Dataset", dict[str, int]]],
-    **options: Any,
+    config: FileData, max_samples: int | None, convert: Callable[..., Counted], **options: Any
 ) -> Examples:
     """Read what a block with `source: path` names.
 
-    `convert` makes examples of what was read, and counts what it leaves out; it takes its file or
-    name, `config.columns` and the `options`, too. None of the training examples (of the first
-    `max_samples` rows) has a prompt that is held out.
+    `convert` makes examples of what was read, and counts what it leaves out; it also takes the path
+    or name, `config.columns` and the `options`. No training example (of the first `max_samples`
+    rows) has a held-out prompt.
     """
     import numpy as np
 
     def side(key: str, path: str, split: str, count: int | None) -> Any:
         dataset, left_out = read(path, split, count, config.name, config.reader, key)
         found, dropped = convert(dataset, path, config.columns, **options)
-        return with_system_prompt(found, config.system_prompt), left_out | dropped
+        return columns.with_system_prompt(found, config.system_prompt), left_out | dropped
 
     size = 256 if config.eval_size is None else config.eval_size
     if size < 1:
@@ -325,19 +301,19 @@ def read_sides(
             "it."
         )
     train, dropped = side("path", config.path, config.split, max_samples)
-    check_alike(train, train[0], config.path)
+    columns.check_alike(train, train[0], config.path)
     keys = _keys(train)
     if config.eval_path or config.eval_split:
         key, path = "eval_path" if config.eval_path else "eval_split", config.eval_path
         path, split = path or config.path, config.eval_split or config.split.partition("[")[0]
         found, _ = side(key, path, split, None)
         found = found.select_columns([n for n in found.column_names if n in train.column_names])
-        check_alike(found, train[0], path)
+        columns.check_alike(found, train[0], path)
         others = _keys(found)
         fresh = np.flatnonzero(~np.isin(others, keys))
         if not len(fresh):
             raise InputError(
-                f"dataset.{key}: all prompts of {path} to evaluate on are trained on; give split "
+                f"dataset.{key}: every prompt of {path} to evaluate on is trained on; give split "
                 "and eval_split different slices, such as train[:90%] and train[90%:], evaluate on "
                 "another file, or write eval_size alone, which holds prompts out."
             )
@@ -351,25 +327,19 @@ def read_sides(
     if held.all():
         raise InputError(
             f"dataset.eval_size: {config.path} has {len(np.unique(keys))} different prompts, and "
-            f"{size} held out leave nothing to train on; write less."
+            f"{size} held out leave nothing to train on; hold out fewer."
         )
     sides = [train.select(np.flatnonzero(which)) for which in (~held, held)]
     return Examples(*sides, None, dropped)
 
 
 def _keys(dataset: "Dataset") -> "np.ndarray":
-    """Return a hash of each prompt (B,), equal where they are the same but for letter case."""
+    """Return a hash of each prompt (B,), as in the gym but for letter case and outer space."""
     import numpy as np
 
-    digests = (
-        blake2b(_same(prompt).encode(), digest_size=8).digest()
-        for prompt in cells(dataset, "prompt")
-    )
-    return np.frombuffer(b"".join(digests), dtype=np.uint64)
-
-
-def _same(prompt: Any) -> str:
-    """Return what makes two prompts the same: as in the gym, not letter case or outer space."""
-    if isinstance(prompt, list):
-        prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
-    return prompt.strip().lower()
+    digests = bytearray()
+    for prompt in cells(dataset, "prompt"):
+        if isinstance(prompt, list):
+            prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
+        digests += blake2b(prompt.strip().lower().encode(), digest_size=8).digest()
+    return np.frombuffer(bytes(digests), dtype=np.uint64)

@@ -24,19 +24,17 @@ class Spec:
 class GymData:
     """The `dataset:` block: a weighted mixture of reasoning-gym tasks.
 
-    `size` training rows are drawn with `seed`, `eval_size` different held-out rows with
-    `eval_seed`. Seeds s and s + 1 share nearly all rows, since reasoning-gym draws entry i of seed
-    s + 1 as entry i + 1 of seed s; for other rows, write one that is 100,000 away.
-    `system_prompt` is `none`, `deepseek_zero` (the gym's own text) or the text itself.
+    Seeds s and s + 1 share nearly all rows, since reasoning-gym draws entry i of seed s + 1 as
+    entry i + 1 of seed s; for other rows, write one that is 100,000 away.
     """
 
-    specs: list[Spec]
-    source: Literal["reasoning_gym"] = "reasoning_gym"
-    size: int = 2000
-    seed: int = 0
-    eval_size: int = 256
-    eval_seed: int = 1000
-    system_prompt: str = "none"
+    specs: list[Spec]  # reasoning-gym tasks: name, weight, config
+    source: Literal["reasoning_gym"] = "reasoning_gym"  # or files and hub sets: path
+    size: int = 2000  # training rows
+    seed: int = 0  # of the training rows
+    eval_size: int = 256  # held-out rows; of files: prompts
+    eval_seed: int = 1000  # of the held-out rows
+    system_prompt: str = "none"  # none, deepseek_zero (the gym's) or a text
 
 
 def is_held_out(entry: dict[str, Any]) -> bool:
@@ -56,10 +54,8 @@ def is_held_out(entry: dict[str, Any]) -> bool:
 class GymTasks:
     """The entries of a run, numbered, with the gym's scorer beside them.
 
-    Attributes:
-        train (`list[dict]`): `size` rows with `prompt`, `question`, `answer`, `task`, `id`.
-        held_out (`list[dict]`): `eval_size` rows with different questions, same columns.
-        passed_over (`int`): training candidates left out because they belong to the held-out side.
+    `train` holds `size` rows with `prompt`, `question`, `answer`, `task`, `id`, and `held_out` as
+    many as `eval_size`, whose questions are all different.
     """
 
     def __init__(self, config: GymData):
@@ -68,9 +64,14 @@ class GymTasks:
                 raise InputError(
                     f"dataset.{key}: {count} leaves the data set empty; write 1 or more."
                 )
-        self._system = _system_prompt(config.system_prompt)
+        prompt = config.system_prompt
+        if prompt == "deepseek_zero":
+            from reasoning_gym.utils import SYSTEM_PROMPTS
+
+            prompt = SYSTEM_PROMPTS["DeepSeekZero"]
+        self._system = [] if prompt == "none" else [{"role": "system", "content": prompt}]
         self._entries: list[tuple[Any, dict[str, Any]]] = []
-        self.passed_over = 0
+        self.passed_over = 0  # training candidates that belong to the held-out side
         self.train = [self._row(*e) for e in self._draw(config, config.seed, config.size, False)]
         self.held_out = [
             self._row(*e) for e in self._draw(config, config.eval_seed, config.eval_size, True)
@@ -114,16 +115,6 @@ class GymTasks:
             f"dataset.{key}: the tasks {[s.name for s in config.specs]} gave only {found} {side} "
             f"questions for the {count} asked; write {key}: {found} or widen the tasks' config."
         )
-
-
-def _system_prompt(name: str) -> list[dict[str, str]]:
-    if name == "none":
-        return []
-    if name == "deepseek_zero":
-        from reasoning_gym.utils import SYSTEM_PROMPTS
-
-        name = SYSTEM_PROMPTS["DeepSeekZero"]
-    return [{"role": "system", "content": name}]
 
 
 def _mixture(specs: list[Spec], seed: int, size: int) -> Any:

@@ -1,20 +1,13 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlhf_trl.data.columns import check_cell, converted, renamed, unsplit
+from rlhf_trl.data import made
+from rlhf_trl.data.columns import Counted, Names, check_cell, converted, renamed, unsplit
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
-from rlhf_trl.data.made import (
-    check_cut,
-    examples,
-    groups,
-    labeled_traces,
-    ranked_demonstrations,
-    synthetic_traces,
-)
 from rlhf_trl.data.pairs import (
     UNPAIRED,
     OfflinePairs,
@@ -23,7 +16,7 @@ from rlhf_trl.data.pairs import (
     check_max_samples,
     load_preferences,
 )
-from rlhf_trl.data.readers import PARTED, check_reader, split_prompt
+from rlhf_trl.data.readers import PARTED, WrongRow, check_reader, split_prompt
 from rlhf_trl.data.steps import LABELS, check_step_split
 from rlhf_trl.errors import InputError
 
@@ -37,8 +30,8 @@ GYM_COLUMNS = ("question", "answer", "task")
 class _Ranks:
     """Evaluation ranks `candidates` sampled answers of each held-out question (0: none)."""
 
-    candidates: int = 8
-    sampled_from: str | None = None
+    candidates: int = 8  # sampled answers to rank in evaluation
+    sampled_from: str | None = None  # null: the model that is trained
 
 
 @dataclass
@@ -61,7 +54,7 @@ class RankedLists(_Ranks, GymData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = 4
+    list_length: int = 4  # answers in a ranked list
 
 
 @dataclass
@@ -77,7 +70,7 @@ class RankedFile(FileData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = 4
+    list_length: int = 4  # answers in a ranked list
 
 
 RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairsFile | RankedFile
@@ -87,7 +80,7 @@ RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairs
 class SampledAnswers(_Ranks, GymData):
     """`samples_per_prompt` answers of each question, labeled by exact match."""
 
-    samples_per_prompt: int = 8
+    samples_per_prompt: int = 8  # sampled answers to each question
 
 
 @dataclass
@@ -102,23 +95,19 @@ OutcomeData = SampledAnswers | AnswersFile
 
 @dataclass
 class _Steps:
-    """How steps are put together: the text of a trace is each step followed by `step_separator`.
+    """How steps are put together; all rows of a long trace have its prompt."""
 
-    `step_split` is the regular expression that cuts a completion into steps. A trace of more than
-    `max_steps` becomes several rows with the same prompt, each with the next so many steps.
-    """
-
-    step_separator: str = "\n"
-    step_split: str = r"\n+"
-    max_steps: int | None = None
+    step_separator: str = "\n"  # follows every step
+    step_split: str = r"\n+"  # regular expression that cuts completions
+    max_steps: int | None = None  # of a row; longer traces become several rows
 
 
 @dataclass
 class SyntheticTraces(_Steps, _Ranks, GymData):
     """One demonstration of each question, a share of `errors` of them with an error."""
 
-    traces: Literal["synthetic"] = "synthetic"
-    errors: float = 0.6
+    traces: Literal["synthetic"] = "synthetic"  # demonstrations, or the model's answers
+    errors: float = 0.6  # share of traces with an error
 
 
 @dataclass
@@ -126,7 +115,7 @@ class SampledTraces(_Steps, _Ranks, GymData):
     """`samples_per_prompt` answers of a model to each question."""
 
     traces: Literal["sampled"] = "sampled"
-    samples_per_prompt: int = 8
+    samples_per_prompt: int = 8  # sampled answers to each question
 
 
 @dataclass
@@ -140,7 +129,7 @@ ProcessData = SyntheticTraces | SampledTraces | TracesFile
 def load_pairs_or_ranked(
     config: RewardData, max_samples: int | None, sample: Sample, margin: bool = True
 ) -> Examples:
-    """Make or read pairs, or lists for a K-wise model, of so many training rows or questions.
+    """Make or read pairs, or lists for a K-wise model, of at most `max_samples` questions.
 
     `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
     each, and their side, "train" or "held-out". `margin` says whether that column is read.
@@ -166,14 +155,14 @@ def load_pairs_or_ranked(
 
 def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Examples:
     length, asked = config.list_length, tasks.train[:max_samples]
-    train = ranked_demonstrations(asked, length, config.seed)
+    train = made.ranked_demonstrations(asked, length, config.seed)
     if not train:
         raise InputError(
-            f"dataset.list_length: no question has {length} different demonstrations; write less."
+            f"dataset.list_length: no question has {length} different demonstrations; lower it."
         )
-    held_out = ranked_demonstrations(tasks.held_out, length, config.eval_seed)
+    held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
-    return examples(train, held_out, tasks, dropped)
+    return made.examples(train, held_out, tasks, dropped)
 
 
 def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> Examples:
@@ -195,7 +184,7 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     train, held = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
     _check_labels((row["label"] for row in train), "the answers that were sampled")
     held_out = _first(held, tasks, config.samples_per_prompt)
-    return examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+    return made.examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
 
 
 def load_traces(
@@ -214,7 +203,7 @@ def load_traces(
     else:
         tasks, held = GymTasks(config), None
         asked = tasks.train[:max_samples]
-        check_cut(asked, config.step_split)
+        made.check_cut(asked, config.step_split)
         if isinstance(config, SampledTraces):
             where = "the sampled traces"
             train, held = _samples_of_both(config, tasks, asked, sample)
@@ -222,13 +211,13 @@ def load_traces(
         else:
             where = "the synthetic traces"
             if not 0 <= config.errors <= 1:
-                raise InputError(f"dataset.errors: {config.errors} is no share; write 0 to 1.")
-            train = synthetic_traces(asked, config.errors, config.seed)
-            held_out = synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
-        train, held_out = (labeled_traces(rows, config.step_split) for rows in (train, held_out))
+                raise InputError(f"dataset.errors: {config.errors} is not a share; write 0 to 1.")
+            train = made.synthetic_traces(asked, config.errors, config.seed)
+            held_out = made.synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
+        train, held_out = (made.labeled_traces(x, config.step_split) for x in (train, held_out))
         if not train:  # sampled, and all blank
             _check_labels((), where)
-        found = examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+        found = made.examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
     found.train = chunked(found.train, config.max_steps)
     if found.held_out is not None:
         found.held_out = chunked(found.held_out, config.max_steps)
@@ -240,16 +229,16 @@ def load_traces(
 
 
 def chunked(dataset: "Dataset", max_steps: int | None) -> "Dataset":
-    """Return traces of at most `max_steps` steps: row k of one has steps k * max_steps and on.
+    """Return traces of at most `max_steps` steps: row k of one starts at step k * max_steps.
 
-    Every one has the prompt and none the steps before it, as in the book's code.
+    Each row has the prompt, but not the steps before it, as in the book's code.
     """
     if max_steps is None:
         return dataset
     return converted(dataset, _chunks, "", dict(dataset.features), size=max_steps)
 
 
-def _chunks(row: Row, place: str, size: int) -> list[Row]:
+def _chunks(row: Row, size: int) -> list[Row]:
     return [
         {name: cell if name == "prompt" else cell[n : n + size] for name, cell in row.items()}
         for n in range(0, len(row["completions"]), size)
@@ -275,7 +264,7 @@ def _candidates(
 
 
 def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
-    return [row for group in groups(held, len(tasks.held_out)) for row in group[:count]]
+    return [row for group in made.groups(held, len(tasks.held_out)) for row in group[:count]]
 
 
 # The least that leaves something to train on or to rank, and what means "none".
@@ -297,8 +286,8 @@ def _check(config: Any, max_samples: int | None) -> None:
     answered = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
     if getattr(config, "sampled_from", None) and not (config.candidates or answered):
         raise InputError(
-            "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write 2 or "
-            "more candidates."
+            "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write "
+            "candidates: 2 or more."
         )
 
 
@@ -314,9 +303,7 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
 # --- files and the hub ---------------------------------------------------------------------------
 
 
-def checked_ranked(
-    dataset: "Dataset", where: str, columns: Mapping[str, str], length: int
-) -> tuple["Dataset", dict[str, int]]:
+def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
     """Return examples with `prompt` and `ranked`, best first, and how many were left out.
 
     They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
@@ -338,49 +325,41 @@ def checked_ranked(
     return converted(dataset, _ranked_row, where, length=length), dropped
 
 
-def _by_score(row: Row, where: str, length: int) -> list[Row]:
+def _by_score(row: Row, length: int) -> list[Row]:
     try:
         scored = {float(c["overall_score"]): c["response"] for c in reversed(row["completions"])}
     except (TypeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"dataset: {where}: completions are not each a mapping with response and a number "
-            "overall_score; write these, or a column ranked."
-        ) from error
+        wanted = "a mapping with response and a number overall_score; write these, or a column"
+        raise WrongRow(f"completions are not each {wanted} ranked") from error
     best = [scored[score] for score in sorted(scored, reverse=True)[:length]]
     return [{"prompt": row["prompt"], "ranked": best}] if len(best) == length else []
 
 
-def _ranked_row(row: Row, where: str, length: int) -> list[Row]:
+def _ranked_row(row: Row, length: int) -> list[Row]:
     prompt, ranked = row["prompt"], row["ranked"]
     if not isinstance(ranked, list) or len(ranked) < 2:
-        raise InputError(
-            f"dataset: {where}: ranked is {ranked!r:.80}; write a list of two or more completions, "
-            "the best one first."
-        )
+        wanted = "a list of two or more completions, the best one first"
+        raise WrongRow(f"ranked is {ranked!r:.80}; write {wanted}")
     if len(ranked) != length:
-        raise InputError(
-            f"dataset: {where}: ranked has {len(ranked)} completions and the rows before have "
-            f"{length}; make all lists equally long."
-        )
-    each = [_split({"prompt": prompt}, text, where) for text in ranked]
+        told = f"ranked has {len(ranked)} completions and the rows before have {length}"
+        raise WrongRow(f"{told}; make all lists equally long")
+    each = [_split({"prompt": prompt}, text) for text in ranked]
     if any(one["prompt"] != each[0]["prompt"] for one in each):
-        raise InputError(f"dataset: {where}: {PARTED} in ranked; write answers to one prompt.")
-    check_cell("prompt", each[0]["prompt"], where)
+        raise WrongRow(f"{PARTED} in ranked; write answers to one prompt")
+    check_cell("prompt", each[0]["prompt"])
     for n, one in enumerate(each):
-        check_cell(f"ranked[{n}]", one["completion"], where)
+        check_cell(f"ranked[{n}]", one["completion"])
     return [{"prompt": each[0]["prompt"], "ranked": [one["completion"] for one in each]}]
 
 
-def _split(row: Row, text: Any, where: str) -> Row:
+def _split(row: Row, text: Any) -> Row:
     found = split_prompt({**row, "completion": text})
     if isinstance(found, str):
-        raise InputError(f"dataset: {where}: {found}; end every completion with the assistant's.")
+        raise WrongRow(f"{found}; end every completion with the assistant's")
     return found
 
 
-def checked_outcomes(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completion`, boolean `label` and `finished`.
 
     They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
@@ -393,26 +372,24 @@ def checked_outcomes(
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 
-def _outcomes(row: Row, where: str) -> list[Row]:
+def _outcomes(row: Row) -> list[Row]:
     own = ("completions", "labels", "completion", "label", "finished")
     rest = {name: cell for name, cell in row.items() if name not in own}
     both = [(row.get("completion"), row.get("label"))]
     if "completions" in row:
-        both = zip(*_lists(row, where), strict=True)
+        both = zip(*_lists(row), strict=True)
     found = []
     for text, label in both:
-        one = _split(rest, text, where)
-        check_cell("prompt", one["prompt"], where)
-        check_cell("completion", one["completion"], where)
-        one["right"] = _boolean("label", label, where)
-        one["ended"] = _boolean("finished", row.get("finished", True), where)
+        one = _split(rest, text)
+        check_cell("prompt", one["prompt"])
+        check_cell("completion", one["completion"])
+        one["right"] = _boolean("label", label)
+        one["ended"] = _boolean("finished", row.get("finished", True))
         found.append(one)
     return found
 
 
-def checked_traces(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_traces(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completions` (the steps) and `labels`.
 
     Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.
@@ -421,43 +398,32 @@ def checked_traces(
     return converted(dataset, _trace, where).rename_columns({"marks": "labels"}), {}
 
 
-def _trace(row: Row, where: str) -> list[Row]:
-    check_cell("prompt", row["prompt"], where)
-    steps, labels = _lists(row, where)
+def _trace(row: Row) -> list[Row]:
+    check_cell("prompt", row["prompt"])
+    steps, labels = _lists(row)
     for k, (step, label) in enumerate(zip(steps, labels, strict=True)):
         if not isinstance(step, str) or not step.strip():
-            raise InputError(
-                f"dataset: {where}: step {k} is {step!r}; write a text, or remove the step with "
-                "its label."
-            )
+            raise WrongRow(f"step {k} is {step!r}; write a text, or remove the step with its label")
         if not isinstance(label, int | float) or label not in LABELS:
-            raise InputError(
-                f"dataset: {where}: the label of step {k} is {label!r}; write -1 (bad), 0 "
-                "(neutral), 1 (good), or true and false."
-            )
+            wanted = "-1 (bad), 0 (neutral), 1 (good), or true and false"
+            raise WrongRow(f"the label of step {k} is {label!r}; write {wanted}")
     marks = [(1 if y else -1) if isinstance(y, bool) else int(y) for y in labels]
     return [{"prompt": row["prompt"], "completions": steps, "marks": marks}]
 
 
-def _lists(row: Row, where: str) -> tuple[list[Any], list[Any]]:
+def _lists(row: Row) -> tuple[list[Any], list[Any]]:
     texts, labels = row["completions"], row["labels"]
     if not isinstance(texts, list) or not isinstance(labels, list) or not texts:
-        raise InputError(
-            f"dataset: {where}: completions and labels are not two lists with something in them; "
-            "write a label for each completion."
-        )
+        told = "completions and labels are not two lists with something in them"
+        raise WrongRow(f"{told}; write a label for each completion")
     if len(texts) != len(labels):
-        raise InputError(
-            f"dataset: {where} has {len(texts)} completions and {len(labels)} labels; write one "
-            "label for each."
-        )
+        counts = f"{len(texts)} completions and {len(labels)} labels"
+        raise WrongRow(f"it has {counts}; write one label for each")
     return texts, labels
 
 
-def _boolean(name: str, value: Any, where: str) -> bool:
+def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, int | float) or value not in (0, 1):
-        raise InputError(
-            f"dataset: {where}: {name} is {value!r}, which is neither boolean nor 0 or 1; write "
-            "true or false."
-        )
+        told = "which is neither boolean nor 0 or 1; write true or false"
+        raise WrongRow(f"{name} is {value!r}, {told}")
     return bool(value)

@@ -50,8 +50,8 @@ def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
     """Return one `prompt` and `completion` per row of `GymTasks`.
 
     `kind` is `imperfect` (the demonstrator's mixture of right and wrong), `right`, or `hinted`:
-    imperfect ones, and one more per row whose prompt ends with an answer, which is repeated. That
-    answer is random letters, or the word's in another order: nothing but copying is learned.
+    imperfect ones, and one more per row, which repeats an answer given at the end of its prompt.
+    That answer is random letters, or the word's in another order: only copying is learned.
     """
     rng = random.Random(seed)
     if kind == "hinted":
@@ -86,7 +86,7 @@ def _said(text: str) -> list[dict[str, str]]:
 
 
 def groups(rows: list[Row], number: int) -> list[list[Row]]:
-    """Cut rows into so many groups of neighbors, equally many in each."""
+    """Cut rows into `number` groups of neighbors of equal size."""
     size = len(rows) // number
     return [rows[first : first + size] for first in range(0, len(rows), size)]
 
@@ -107,9 +107,9 @@ def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
 def on_policy_pairs(
     rows: Sequence[Row], completions: Sequence[Sequence[str]], seed: int
 ) -> list[Row]:
-    """Return a pair for each row among whose completions some are right and some wrong.
+    """Return a pair for each row that has right and wrong completions.
 
-    `seed` is that of the choice among the right and among the wrong ones.
+    `seed` draws one of the right ones and one of the wrong ones.
     """
     rng = random.Random(seed)
     pairs = []
@@ -134,7 +134,7 @@ def mixed_pairs(offline: list[Row], on_policy: list[Row], seed: int) -> list[Row
 def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[Row]:
     """Return, for each question, the right answer and `length` - 1 errors of different kinds.
 
-    They are in `ORDER`. Questions for which there are not so many different texts are left out.
+    They are in `ORDER`. Questions with too few different texts are left out.
     """
     rng = random.Random(seed)
     found = []
@@ -159,9 +159,9 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
 
 
 def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]:
-    """Return one demonstration of each question: right, or with one of the errors equally often.
+    """Return one demonstration of each question, a share `errors` of them with an error.
 
-    The share of `errors` has one of the demonstrator's, or `REPEATED`, which writes a letter twice.
+    That is one of the demonstrator's or `REPEATED` (a letter written twice), equally often.
     """
     rng = random.Random(seed)
     found = []

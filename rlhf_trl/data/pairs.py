@@ -1,11 +1,11 @@
 """Preference data: pairs made of reasoning-gym tasks, and pairs or labeled answers of files."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from rlhf_trl.data.columns import check_cells, differing, renamed, unsplit
+from rlhf_trl.data.columns import Counted, Names, check_cells, differing, renamed, unsplit
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
@@ -25,20 +25,16 @@ Sample = Callable[[list[Row], int, str], list[Row]]
 class OfflinePairs(GymData):
     """Pairs of the right answer and one of the demonstrator's errors."""
 
-    pairs: Literal["offline"] = "offline"
+    pairs: Literal["offline"] = "offline"  # right answers beside errors, or sampled ones
 
 
 @dataclass
 class SampledPairs(GymData):
-    """Pairs of a right and a wrong answer among `samples_per_prompt` that a model samples.
-
-    The model is `sampled_from`, or the one that is trained. `mixed` are these (`on_policy`) and the
-    offline pairs of all questions, shuffled.
-    """
+    """Pairs of right and wrong answers of a model; `mixed`: and of all offline pairs, shuffled."""
 
     pairs: Literal["on_policy", "mixed"] = "on_policy"
-    samples_per_prompt: int = 8
-    sampled_from: str | None = None
+    samples_per_prompt: int = 8  # answers to choose from
+    sampled_from: str | None = None  # null: the model that is trained
 
 
 PreferenceData = OfflinePairs | SampledPairs | FileData  # the `dataset:` block of preference data
@@ -56,7 +52,7 @@ def load_preferences(
     `unpaired` says whether examples with `UNPAIRED` columns are accepted beside pairs, and `margin`
     whether that column is read. `sample` returns answers, as rows with a `completion`, those of one
     question in a row; it takes rows of `GymTasks`, the number of answers to each, and their side,
-    "train" or "held-out". Pairs are made of the first so many, should there be more.
+    "train" or "held-out". Answers beyond that number are ignored.
     """
     check_max_samples(max_samples)
     if isinstance(config, FileData):
@@ -69,7 +65,7 @@ def load_preferences(
         return examples(train, offline_pairs(tasks.held_out, config.eval_seed), tasks)
     count = config.samples_per_prompt
     if count < 2:
-        raise InputError(f"dataset.samples_per_prompt: {count} is no pair; write 2 or more.")
+        raise InputError(f"dataset.samples_per_prompt: {count} makes no pair; write 2 or more.")
 
     def pairs(rows: list[Row], side: str) -> list[Row]:
         each = groups(sample(rows, count, side), len(rows))
@@ -79,8 +75,8 @@ def load_preferences(
     rows = pairs(asked, "train")
     if not rows:
         raise InputError(
-            "dataset.pairs: on no prompt did the model give both right and wrong answers, so there "
-            "is no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
+            "dataset.pairs: the model gave no prompt both a right and a wrong answer, so there is "
+            "no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
         )
     dropped = {f"right and wrong not both among {count} samples": len(asked) - len(rows)}
     held_out = pairs(tasks.held_out, "held-out")
@@ -98,12 +94,8 @@ def check_max_samples(max_samples: int | None) -> None:
 
 
 def checked_pairs(
-    dataset: "Dataset",
-    where: str,
-    columns: Mapping[str, str],
-    unpaired: bool = False,
-    margin: bool = False,
-) -> tuple["Dataset", dict[str, int]]:
+    dataset: "Dataset", where: str, columns: Names, unpaired: bool = False, margin: bool = False
+) -> Counted:
     """Return pairs, or `unpaired` examples where accepted, and how many were left out."""
     from datasets import Value
 
@@ -121,8 +113,11 @@ def checked_pairs(
             )
         return dataset, dropped
     if "margin" in dataset.column_names:
+        told = "which is not a number; write how much better chosen is, or remove the column"
         for n, value in enumerate(dataset["margin"][:]):
-            _check_margin(value, f"row {n} of {where}")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value):
+                raise InputError(f"dataset: row {n} of {where}: margin is {value!r}, {told}.")
         dataset = dataset.cast_column("margin", Value("float64"))
     found = differing(dataset, "chosen", "rejected")
     if not len(found):
@@ -141,11 +136,3 @@ def checked_pairs(
         if ties := len(found) - len(apart):
             found, dropped = found.select(apart), dropped | {"a tie: margin is 0": ties}
     return found, dropped
-
-
-def _check_margin(value: Any, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(
-            f"dataset: {where}: margin is {value!r}, which is not a number; write how much better "
-            "chosen is, or remove the column."
-        )

@@ -1,9 +1,8 @@
 """Prompts of one's own to learn from by rewards: a file or hub set whose columns rewards read."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlhf_trl.data.columns import check_cells, check_mapped, without_none
+from rlhf_trl.data.columns import Counted, Names, check_cells, check_mapped, without_none
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
@@ -31,9 +30,7 @@ def load_prompts(config: PromptData) -> Examples:
     return examples(tasks.train, tasks.held_out, tasks)
 
 
-def checked_prompts(
-    dataset: "Dataset", where: str, columns: Mapping[str, str]
-) -> tuple["Dataset", dict[str, int]]:
+def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return prompts, texts or messages, and all other columns under the names that are asked."""
     there = dataset.column_names
     check_mapped(there, columns, where)

@@ -26,7 +26,11 @@ SCORED = [{"response": "string", "overall_score": "float64"}]
 PAIR = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES}
 
 
-class Misfit(ValueError):
+class WrongRow(ValueError):
+    """What is wrong with a row, and what to write; who called knows where the row is."""
+
+
+class Misfit(WrongRow):
     """What a row of another kind has where a reader looks."""
 
     def __init__(self, column: str, value: Any, wanted: str):
@@ -220,7 +224,7 @@ def prm800k(row: Row) -> list[Row] | str:
 
 
 def _chosen(step: Row, where: str) -> tuple[Row, bool]:
-    """Return the completion of a step that counts, and whether the solution went on from it."""
+    """Return the completion that counts for a step, and whether the solution went on from it."""
     completions, chosen = step.get("completions") or [], step.get("chosen_completion")
     if chosen is not None:
         if not isinstance(chosen, int) or not 0 <= chosen < len(completions):
@@ -251,7 +255,7 @@ def _rated_pair(row: Row, *columns: str) -> list[Row] | str:
 
 
 def ultrafeedback_openbmb(row: Row) -> list[Row] | str:
-    """openbmb/UltraFeedback: completions with a score, of which lists are ranked."""
+    """openbmb/UltraFeedback: scored completions, from which ranked lists are made."""
     prompt = [_said("user", _text(row["instruction"], "instruction"))]
     scored = []
     for n, one in enumerate(_list(row["completions"], "completions")):

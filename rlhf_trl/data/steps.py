@@ -24,8 +24,8 @@ def check_step_split(step_split: str) -> None:
         ) from error
     if groups:
         raise InputError(
-            f"dataset.step_split: {step_split!r} has a group, which would be a step of its own; "
-            "write (?:...) in place of (...)."
+            f"dataset.step_split: {step_split!r} has a capturing group, which re.split would "
+            "return as a step of its own; write (?:...) in place of (...)."
         )
 
 

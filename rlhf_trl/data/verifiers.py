@@ -153,7 +153,6 @@ def _compared(
 
 
 def _written(answer: Any) -> str:
-    """Return a right answer as a text."""
     if not isinstance(answer, str | int | float):
         raise InputError(
             f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; a "

@@ -9,15 +9,8 @@ from typing import Any
 from rlhf_trl.data.verifiers import completion_text, extract_answer, normalize
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, mean_and_spread
-from rlhf_trl.reward_models.metrics import (
-    budgets,
-    majority_by_budget,
-    prompt_groups,
-    ranking_by_budget,
-    ranking_metrics,
-)
-
-FILE = "scores.jsonl"
+from rlhf_trl.reward_models import metrics
+from rlhf_trl.reward_models.report import SCORES as FILE
 
 
 @dataclass(frozen=True)
@@ -42,21 +35,16 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
     Rows: a random candidate, the majority of n, each run's scores, the oracle (right if any is).
     Columns: best of n = 1, 2, 4, ... up to the candidates that every prompt has, the AUC over all
     candidates, and the pairwise accuracy within prompts. Each is exact over the subsets of n, but
-    for the majority where there are very many.
-
-    Args:
-        runs: folders of runs, each with a scores.jsonl.
-        seeds: the folders hold a run per seed instead, in seed-*; the table is mean and standard
-            deviation over the seeds, each on its own candidates.
-
-    Raises:
-        InputError: no run, a file that is missing or broken, runs that scored other candidates, or
-            other seeds.
+    for the majority where there are very many. With `seeds`, each folder holds a run per seed, in
+    seed-*, and the table is mean and standard deviation over them, each on its own candidates.
     """
     named = _named(runs)
     if not seeds:
         return _table([_compare(named)])
-    by_run = {name: _seeds(folder) for name, folder in named.items()}
+    by_run = {n: {p.name: p for p in sorted(at.glob("seed-*"))} for n, at in named.items()}
+    if lacking := [named[name] for name, found in by_run.items() if not found]:
+        told = f"{lacking[0]} holds no seed-* folders"
+        raise InputError(f"{told}; leave --seeds out for a single run.")
     first, *others = by_run
     for name in others:
         if set(by_run[name]) != set(by_run[first]):
@@ -70,11 +58,7 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
 
 
 def read_candidates(folder: str | Path) -> Candidates:
-    """Return what stands in the scores.jsonl of a run.
-
-    Raises:
-        InputError: there is none, it is empty, or a line is not a scored candidate.
-    """
+    """Return what stands in the scores.jsonl of a run."""
     path = Path(folder) / FILE
     if not path.is_file():
         hint = "; add --seeds, since it holds seeds" if any(Path(folder).glob("seed-*")) else ""
@@ -121,13 +105,6 @@ def _named(runs: Sequence[str | Path]) -> dict[str, Path]:
     return dict(zip(names, folders, strict=True))
 
 
-def _seeds(folder: Path) -> dict[str, Path]:
-    found = {path.name: path for path in sorted(folder.glob("seed-*"))}
-    if not found:
-        raise InputError(f"{folder} holds no seed-* folders; leave --seeds out for a single run.")
-    return found
-
-
 def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
     """Return the table's numbers by row and column, of runs that scored the same candidates."""
     runs = {name: read_candidates(folder) for name, folder in folders.items()}
@@ -138,20 +115,19 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
                 f"{folders[first] / FILE} and {folders[name] / FILE} hold other candidates; let "
                 "both runs score the same samples-held-out.jsonl."
             )
-    groups, labels = prompt_groups(one.prompts), one.labels
-    sizes = budgets(groups)
+    groups, labels = metrics.prompt_groups(one.prompts), one.labels
+    sizes = metrics.budgets(groups)
 
     def row(scores: Sequence[float]) -> dict[str, float]:
-        budget = ranking_by_budget(scores, labels, groups, sizes)
-        metrics = ranking_metrics(scores, labels, groups)
+        budget = metrics.ranking_by_budget(scores, labels, groups, sizes)
+        over_all = metrics.ranking_metrics(scores, labels, groups)
+        found = {f"n = {n}": share for n, share in budget.items()}
         columns = {"AUC": "auc", "pairwise": "pairwise_accuracy"}
-        return {f"n = {n}": share for n, share in budget.items()} | {
-            column: metrics[key] for column, key in columns.items() if key in metrics
-        }
+        return found | {name: over_all[key] for name, key in columns.items() if key in over_all}
 
     table = {"random": row([0.0] * len(labels))}
     if any(answer is not None for answer in one.answers):  # else there is nothing to vote on
-        votes = majority_by_budget(one.answers, labels, groups, sizes)
+        votes = metrics.majority_by_budget(one.answers, labels, groups, sizes)
         table["majority of n"] = {f"n = {n}": share for n, share in votes.items()}
     for name, run in runs.items():
         for score, scores in run.scores.items():

@@ -1,17 +1,21 @@
 """Evaluation by answering: held-out prompts, greedily and by sampling, scored by the task."""
 
+import asyncio
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import TrainerState
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
 from rlhf_trl.data.verifiers import checked, completion_text
-from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Sampling, generate, seeded
+from rlhf_trl.rollouts import generate as rollouts
+from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
 from rlhf_trl.rollouts.store import Store
 
 Score = Callable[..., list[float | None]]
@@ -23,37 +27,32 @@ class AnswersHeldOut:
 
     Replaces `transformers.Trainer.evaluate`, so that `eval_strategy`, `eval_steps`,
     `eval_on_start`, trackers and `metric_for_best_model` work as usual. TRL's own evaluation of a
-    policy-gradient run reports the loss on fresh samples, which says nothing about the task; it is
-    what an `eval_dataset` that is passed gets, and a trainer without `held_out`.
+    policy-gradient run reports the loss on fresh samples, which says nothing about the task; it
+    still runs where an `eval_dataset` is passed, and in a trainer without `held_out`.
 
     Metrics are `eval_<score>` for greedy answers and `eval_sampled_<score>` for answers sampled at
     temperature 1 under a fixed seed, whatever the checkpoint's generation_config asks for. A score
     is averaged over the answers to which it applies (is not None); where there is none, it is left
     out. `length` is in tokens, `cut_off` the share of answers that max_completion_length ended. The
     training's random state is left untouched.
-
-    Attributes:
-        held_out (`list[dict]`): rows with a `prompt`, and the columns that the scores read.
-        scores (`dict[str, Score]`): reward-like functions; the data set's columns come as keywords.
-        on_answers (`Callable`): called on the main process with (step, metrics, answers).
-        rollouts (`Store`): takes what is answered, on the main process.
     """
 
-    held_out: Sequence[dict[str, Any]] = ()
-    scores: dict[str, Score]
+    held_out: Sequence[dict[str, Any]] = ()  # rows with a `prompt` and what the scores read
+    scores: dict[str, Score]  # reward-like; the data set's columns come as keywords
     max_completion_length: int
+    measured: tuple[str, ...] = ()  # the metrics of the trainer's own evaluation that are told
+    # called on the main process with step, metrics and answers
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
-    rollouts: Store | None = None
+    rollouts: Store | None = None  # takes what is answered, on the main process
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
         if eval_dataset is not None or not self.held_out:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            if eval_dataset is None and self.measured:
+                names = [f"{metric_key_prefix}_{name}" for name in self.measured]
+                self._tell({name: metrics[name] for name in names if name in metrics}, [])
+            return metrics
         was_training = self.model.training
         metrics, answers = self._scored_answers(metric_key_prefix)
         self.log(dict(metrics))  # a copy: it adds the epoch
@@ -65,7 +64,6 @@ class AnswersHeldOut:
         return metrics
 
     def _scored_answers(self, prefix: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return the metrics of the held-out prompts, and the answers."""
         completions, scores = self.scored(prefix)
         metrics = {}
         for name, values in scores.items():
@@ -92,7 +90,7 @@ class AnswersHeldOut:
             scores |= {f"{infix}{name}": values for name, values in each.items()}
         return completions, scores
 
-    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
+    def judge(self, rows: Rows, said: Said) -> Scores:
         """Return the scores of the answers to rows, by name."""
         columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
         texts = [one.text for one in said]
@@ -107,13 +105,7 @@ class AnswersHeldOut:
             when = self.state.global_step, self.state.epoch or 0.0
             self.rollouts.write(split, generation, when, *told)
 
-    def record_answers(
-        self,
-        split: str,
-        rows: Sequence[dict[str, Any]],
-        said: Sequence[Completion],
-        scores: dict[str, list[float | None]],
-    ) -> None:
+    def record_answers(self, split: str, rows: Rows, said: Said, scores: Scores) -> None:
         """Record answers to rows; the step is their generation."""
         if self.rollouts is None:
             return
@@ -130,10 +122,7 @@ class AnswersHeldOut:
             self.on_answers(self.state.global_step, metrics, answers)
 
     def answer(
-        self,
-        rows: Sequence[dict[str, Any]],
-        sampling: Sampling = SAMPLED,
-        max_new_tokens: int | None = None,
+        self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
         completions = self.complete(rows, sampling, max_new_tokens)
@@ -143,13 +132,13 @@ class AnswersHeldOut:
 
     @property
     def template(self) -> dict[str, Any] | None:
-        """What the chat template gets for all rows, where it is the same: see `prompt_texts`."""
+        """The chat template's arguments, where all rows share them: see `prompt_texts`."""
         if not hasattr(self, "chat_template_kwargs"):  # GRPOTrainer's
             return None
         own = {"tools": self.tools or None, "chat_template": self.chat_template}
         return own | self.chat_template_kwargs
 
-    def share(self, rows: Sequence[dict[str, Any]]) -> list[int]:
+    def share(self, rows: Rows) -> list[int]:
         """Return the places of the rows of this process: equally many everywhere.
 
         The last ones repeat, since generation is collective under ZeRO-3 and FSDP.
@@ -159,10 +148,7 @@ class AnswersHeldOut:
         return [i % len(rows) for i in range(first, first + count)]
 
     def complete(
-        self,
-        rows: Sequence[dict[str, Any]],
-        sampling: Sampling = SAMPLED,
-        max_new_tokens: int | None = None,
+        self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> tuple[list[Completion], list[Completion]]:
         """Return a greedy and a sampled completion of every row, in order."""
         mine, found = self.share(rows), []
@@ -174,7 +160,7 @@ class AnswersHeldOut:
                 gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
                 gradient_checkpointing_kwargs=self.args.activation_checkpointing_kwargs,
             ) as model,
-            seeded(self.args.seed + self.accelerator.process_index, device),
+            rollouts.seeded(self.args.seed + self.accelerator.process_index, device),
             DistributedBackend(self.accelerator).summon_full_params(
                 self.model_wrapped, recurse=False
             ),
@@ -182,7 +168,7 @@ class AnswersHeldOut:
             size = self.args.per_device_eval_batch_size
             for batch in (mine[i : i + size] for i in range(0, len(mine), size)):
                 greedy, sampled = (
-                    generate(
+                    rollouts.generate(
                         model,
                         self.processing_class,
                         [rows[i] for i in batch],
@@ -199,10 +185,27 @@ class AnswersHeldOut:
         return list(greedy), list(sampled)
 
 
-def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Scores:
-    """Return (B, R) rewards by the names of their functions, and the `reward` that they come to.
+def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) -> Scores:
+    """Score answers to rows with functions, by name, that take what TRL gives reward functions."""
+    texts: list[Any] = [one.text for one in said]
+    if not isinstance(rows[0]["prompt"], str):
+        texts = [[{"role": "assistant", "content": text}] for text in texts]
+    given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
+        "prompts": [row["prompt"] for row in rows],
+        "completions": texts,
+        "completion_ids": [list(one.ids) for one in said],
+        "finished": [one.finished for one in said],
+        "trainer_state": TrainerState(),
+        **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
+    }
+    found = {name: function(**given) for name, function in functions.items()}
+    return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
 
-    What is not a number does not apply, and is None.
+
+def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Scores:
+    """Return (B, R) rewards by the names of their functions, and their weighted sum as `reward`.
+
+    NaN, where a reward does not apply, becomes None.
     """
     weights = weights.to(rewards.device)
     total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
@@ -211,9 +214,7 @@ def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Sco
     return dict(zip([*names, "reward"], columns, strict=True))
 
 
-def shown(
-    rows: Sequence[dict[str, Any]], greedy: Sequence[Completion], sampled: Sequence[Completion]
-) -> list[dict[str, Any]]:
+def shown(rows: Rows, greedy: Said, sampled: Said) -> list[dict[str, Any]]:
     """Return question, right answer, greedy and sampled text for every row."""
     return [
         {
@@ -233,18 +234,14 @@ class AnswersBesideLoss(AnswersHeldOut):
     """
 
     # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
         if eval_dataset is None and self.eval_dataset is None:
             return super().evaluate(None, ignore_keys, metric_key_prefix)
         self._answers = []
         metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        known = ("loss", "rewards/", "logps/", *self._names())
+        names = (*getattr(self, "scores", ()), "length", "cut_off")
+        known = ("loss", "rewards/", "logps/", *names, *(f"sampled_{name}" for name in names))
         told = {
             key: value
             for key, value in metrics.items()
@@ -253,23 +250,10 @@ class AnswersBesideLoss(AnswersHeldOut):
         self._tell(told, self._answers)
         return metrics
 
-    def _names(self) -> list[str]:
-        names = (*getattr(self, "scores", ()), "length", "cut_off")
-        return [name for score in names for name in (score, f"sampled_{score}")]
-
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
-    def evaluation_loop(
-        self,
-        dataloader,
-        description,
-        prediction_loss_only=None,
-        ignore_keys=None,
-        metric_key_prefix="eval",
-    ):
-        """Run the loop without keeping logits, then answer."""
-        output = super().evaluation_loop(
-            dataloader, description, True, ignore_keys, metric_key_prefix
-        )
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """Run the loop, then answer."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self.held_out:
             metrics, self._answers = self._scored_answers(metric_key_prefix)
             output.metrics.update(metrics)

@@ -134,17 +134,18 @@ def _ends(evaluations: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
 def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], title: str) -> None:
     """Draw reward (or loss) per step and exact match per evaluation into a PNG.
 
-    Where completions are compared in pairs, their log-probabilities stand below: on the training
-    batches (pale) and on the held-out pairs.
+    Where completions are compared in pairs, log-probabilities of the chosen and of the rejected
+    stand below, each on its own scale: on the training batches (pale) and on the held-out pairs.
     """
     from matplotlib.figure import Figure
 
     key = "reward" if any("reward" in entry for entry in log) else "loss"
     pairs = any("logps/chosen" in entry for entry in log)
-    figure = Figure(figsize=(7, 7 if pairs else 4), layout="constrained")
-    axes = figure.subplots(1 + pairs, 1, squeeze=False)
-    axis = axes[0, 0]
-    axis.plot(*_points(log, key), color="tab:blue", label=f"training {key}")
+    figure = Figure(figsize=(7, 9 if pairs else 4), layout="constrained")
+    axis, *below = figure.subplots(1 + 2 * pairs, 1, squeeze=False)[:, 0]
+    points = _points(log, key)
+    few = "." if len(points[0]) < 30 else ""  # a line through one point is not seen
+    axis.plot(*points, f"{few}-", color="tab:blue", label=f"training {key}")
     axis.set(xlabel="optimizer step", ylabel=key, title=title)
     axis.xaxis.get_major_locator().set_params(integer=True)
     measured = [{"step": n, **e["metrics"]} for n, e in evaluations.items()]
@@ -158,19 +159,18 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
         for name, style in ((key, "o-"), (f"sampled_{key}", "s--")):
             points = _points(measured, f"eval_{name}")
             axis.plot(*points, style, color="tab:orange", label=f"held-out {name}")
-    if pairs:
-        for side, color in (("chosen", "tab:green"), ("rejected", "tab:red")):
-            points = _points(log, f"eval_logps/{side}") if evaluations else ((), ())
-            axes[1, 0].plot(*_points(log, f"logps/{side}"), color=color, alpha=0.4)
-            axes[1, 0].plot(*points, "o-", color=color, label=f"log-probability, {side}")
-        axes[1, 0].set(xlabel="optimizer step", ylabel="nats per completion")
+    sides = {"chosen": "tab:green", "rejected": "tab:red"}
+    for axis, (side, color) in zip(below, sides.items(), strict=bool(below)):
+        points = _points(log, f"eval_logps/{side}") if evaluations else ((), ())
+        axis.plot(*_points(log, f"logps/{side}"), f"{few}-", color=color, alpha=0.4)
+        axis.plot(*points, "o-", color=color, label=f"log-probability, {side}")
+        axis.set(xlabel="optimizer step", ylabel=f"{side}, nats")
     if evaluations:
         figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
 
 
 def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps at which a metric was logged, and its values there."""
     found = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
     return [step for step, _ in found], [value for _, value in found]
 
@@ -225,10 +225,20 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
             told["merge it"] = f"rlhf-trl merge {folder}"
         load = f"answer = pipeline('text-generation', '{folder}/model', do_sample=False)"
         told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
-    told["train on"] = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
+    longer = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
+    told["train on"] = f"{longer}; the learning rate then follows the longer schedule"
     if not numbered(Path(folder), "checkpoint-"):
-        told["train on"] = "a run that keeps checkpoints can: --save_strategy steps"
+        told["train on"] = "possible after a run with --save_strategy steps"
     return "\n".join(f"  {f'{name}:':15}{line}" for name, line in told.items())
+
+
+def told_of(model: str) -> str:
+    """Return the name of a model, and which run of ours left it there, if one did."""
+    path = Path(model).parent / "summary.json"
+    if Path(model).name != "model" or not path.is_file():
+        return model
+    made = json.loads(path.read_text())
+    return f"{model} ({made['name']}, {made['model_step']} steps, seed {made['seed']})"
 
 
 def versions() -> dict[str, str | None]:

@@ -12,16 +12,7 @@ from rlhf_trl.rollouts.generate import Sampling
 
 
 def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> None:
-    """Let a trainer write `<output_dir>/samples/step-N.json`, and a table to wandb where it is on.
-
-    Args:
-        trainer: a trainer with `AnswersHeldOut`.
-        config: the block.
-        rows: with a `prompt`; used where the block names no file.
-
-    Raises:
-        InputError: no prompts, or a file that cannot be read.
-    """
+    """Let a trainer write `<output_dir>/samples/step-N.json`, and a table to wandb where it is."""
     if config.every < 0 or config.count < 1:
         raise InputError("samples: write every: 0 (never) or more, and count: 1 or more.")
     limit = 1 if config.max_tokens is None else config.max_tokens

@@ -1,7 +1,5 @@
 """Policies side by side: the same held-out prompts and scores, with errors, in one table."""
 
-import asyncio
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,12 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from pandas import DataFrame
-from transformers import TrainerState
 
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
+from rlhf_trl.evaluation.held_out import AnswersHeldOut, Rows, Said, Scores, called, named_rewards
+from rlhf_trl.evaluation.tables import text
 from rlhf_trl.models import load_policy, load_tokenizer
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
 
@@ -22,22 +19,11 @@ Numbers = dict[str, dict[str, float | None]]  # by metric
 
 
 class Policy(AnswersHeldOut):
-    """A policy outside training, which answers and is scored as in the evaluation of a run.
+    """A policy outside training, which answers and is scored as in the evaluation of a run."""
 
-    Args:
-        name: for people.
-        config (`ModelConfig`): what to load, and how.
-        args (`TrainingArguments`): the run's, with `max_completion_length`.
-        conversational: whether prompts are messages.
-
-    Attributes:
-        rewards: the run's reward functions, and their `weights`; None: 1 each.
-        scorers: functions like them, by name, that are no part of the reward.
-    """
-
-    rewards: Sequence[Callable[..., Any]] = ()
-    weights: Sequence[float] | None = None
-    scorers: Mapping[str, Callable[..., Any]] = {}
+    rewards: Sequence[Callable[..., Any]] = ()  # the run's
+    weights: Sequence[float] | None = None  # of these; None: 1 each
+    scorers: Mapping[str, Callable[..., Any]] = {}  # like them, but no part of the reward
 
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
         self.name, self.args, self._config, self.scores = name, args, config, {}
@@ -50,7 +36,7 @@ class Policy(AnswersHeldOut):
             self.chat_template_kwargs = args.chat_template_kwargs or {}
             self.tools = self.chat_template = None
 
-    def check(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def check(self, rows: Rows) -> None:
         """Refuse prompts whose answers may not fit the context."""
         check_prompts(rows, self.processing_class, self._config, self.args, self.model.config)
 
@@ -62,41 +48,22 @@ class Policy(AnswersHeldOut):
         options = {"sampling": sampling, "max_new_tokens": self.max_completion_length}
         options |= {"device": device, "template": self.template, "streamer": streamer}
         said = generate(self.model_wrapped, self.processing_class, rows, **options)
-        return said[0], self._called(self.scorers, rows, said)
+        return said[0], called(self.scorers, rows, said)
 
-    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
+    def judge(self, rows: Rows, said: Said) -> Scores:
         """Return the scores, those of the rewards, the reward they come to, and the scorers'."""
         scores = super().judge(rows, said)
         if self.rewards:
-            given = self._called({f.__name__: f for f in self.rewards}, rows, said)
+            given = called({f.__name__: f for f in self.rewards}, rows, said)
             columns = [[math.nan if v is None else v for v in each] for each in given.values()]
             weights = torch.tensor(self.weights or [1.0] * len(columns))
             named = named_rewards(torch.tensor(columns).T, weights, list(given))
             scores = {**scores, **named, **scores}  # the first ones keep their place and value
-        return scores | self._called(self.scorers, rows, said)
-
-    def _called(self, functions: Any, rows: Sequence[Any], said: Sequence[Completion]) -> Scores:
-        texts: list[Any] = [one.text for one in said]
-        if not isinstance(rows[0]["prompt"], str):
-            texts = [[{"role": "assistant", "content": text}] for text in texts]
-        given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
-            "prompts": [row["prompt"] for row in rows],
-            "completions": texts,
-            "completion_ids": [one.ids for one in said],
-            "finished": [one.finished for one in said],
-            "trainer_state": TrainerState(),
-            **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
-        }
-        found = {name: function(**given) for name, function in functions.items()}
-        return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
+        return scores | called(self.scorers, rows, said)
 
     @torch.no_grad()
-    def kl(self, other: "Policy", said: Sequence[Completion]) -> list[float]:
-        """Return the KL to another policy along answers to the held-out prompts (`book.kl.exact`).
-
-        Raises:
-            InputError: the other one has another vocabulary.
-        """
+    def kl(self, other: "Policy", said: Said) -> list[float]:
+        """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`)."""
         tokenizer, found = self.processing_class, []
         if tokenizer.get_vocab() != other.processing_class.get_vocab():
             raise InputError(
@@ -105,8 +72,8 @@ class Policy(AnswersHeldOut):
             )
         special = isinstance(self.held_out[0]["prompt"], str)  # a chat template has them
         texts = prompt_texts(tokenizer, self.held_out, self.template)
-        for text, one in zip(texts, said, strict=True):
-            start = tokenizer(text, add_special_tokens=special)["input_ids"]
+        for asked, one in zip(texts, said, strict=True):
+            start = tokenizer(asked, add_special_tokens=special)["input_ids"]
             ids = torch.tensor([[*start, *one.ids]], device=self.accelerator.device)
             # what is beyond the vocabulary only fills up
             mine, others = (
@@ -138,9 +105,7 @@ def mean_and_error(
 def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Numbers]:
     """Return, by policy and metric, `value` and `difference` from the first policy, and `error`s.
 
-    Args:
-        scores: by policy; a difference is taken row by row, where the score applies to both.
-        groups: the number of each row's prompt.
+    A difference is taken row by row, where the score applies to both; `groups` numbers the prompts.
     """
     first, found = next(iter(scores.values())), {name: {} for name in scores}
     for policy, each in scores.items():
@@ -155,16 +120,17 @@ def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Nu
 
 
 def table(found: Mapping[str, Numbers]) -> str:
-    """Return one table: a line for each metric, a column for each policy."""
-    cells, legend = {}, "±: standard error, by prompt"
+    """Return one table that fits the terminal: a line for each metric, a column for each policy."""
+    first, legend = next(iter(found)), "±: standard error, by prompt"
+    lines: dict[str, dict[str, str]] = {}
     for policy, numbers in found.items():
-        cells[policy] = column = {}
         for key, told in numbers.items():
             value, error, gap, gap_error = told.values()
             cell = f"{value:.3f} ± {error or 0:.3f}"
-            if gap is not None and len(cells) > 1:
+            if gap is not None and policy != first:
                 cell += f"  ({gap:+.3f} ± {gap_error or 0:.3f})"
-            column[key.removeprefix("eval_").replace("_", " ")] = cell
-    if len(cells) > 1:
-        legend += f"; in brackets: less {next(iter(cells))}, prompt by prompt"
-    return f"{DataFrame(cells).fillna('-').to_string()}\n\n{legend}"
+            name = key.removeprefix("eval_").replace("_", " ")
+            lines.setdefault(name, {"": name, **dict.fromkeys(found, "-")})[policy] = cell
+    if len(found) > 1:
+        legend += f"; in brackets: difference from {first}, prompt by prompt"
+    return f"{text([*lines.values()])}\n\n{legend}"

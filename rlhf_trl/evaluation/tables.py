@@ -21,8 +21,8 @@ def text(
 ) -> str:
     """Return lines as text of at most `width` characters, by default those of the terminal.
 
-    As many columns as fit stand side by side, the others below each line, where `below` (for each
-    line, some sentences) goes as well.
+    As many columns as fit stand side by side; each line's other columns, and its sentences in
+    `below`, follow under it.
     """
     width = width or shutil.get_terminal_size().columns
     sizes = {name: max(len(name), *(len(line[name]) for line in lines)) for name in lines[0]}

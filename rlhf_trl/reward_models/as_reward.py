@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_trl.data.verifiers import checked
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import whole_weights
+from rlhf_trl.models import ADAPTER, loading, whole_weights
 from rlhf_trl.reward_models.reader import Reader
 
 BATCH = 64  # texts scored at once
@@ -24,21 +24,14 @@ def load_reward_model(
     """Return a reward function that scores prompt and completion with a trained reward model.
 
     The text is that of training (see `Reader.encode`), with the end-of-sequence token exactly where
-    the policy ended its completion, so that a cut-off answer does not look finished.
+    the policy, whose `tokenizer` this is, ended its completion, so that a cut-off answer does not
+    look finished. With `strip_think`, completions are read `without_thoughts`.
 
     Args:
         path: folder or hub name of a sequence classifier with one label, or the folder of a model
             that recipes/reward.py, orm.py or prm.py has trained; a LoRA adapter is merged.
-        tokenizer: the policy's, whose end-of-sequence token ends a completion.
-        args (`TrainingArguments`): where the model goes.
-        aggregate: which of the scores of a token or step model is the reward: "mean" (default)
-            or "last" (default with formulation: code) of an outcome model; "min" (default), "last"
-            or "product" of a process model.
-        strip_think: whether completions are read `without_thoughts`.
-
-    Raises:
-        InputError: no such model; several labels; no trained score; a tokenizer that is not the
-            model's, or that cannot write the policy's text; or an aggregate that the model lacks.
+        aggregate: which of the scores of a token or step model is the reward: see `Reader.scores`;
+            None: the first of its `names`.
     """
     reader = Reader.read(path)
     name = aggregate or reader.names[0]
@@ -89,30 +82,27 @@ def without_thoughts(completion: Any) -> Any:
 
 
 def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
-    """Return model and tokenizer, in evaluation form."""
     from transformers import (
         AutoModelForSequenceClassification,
         AutoModelForTokenClassification,
         AutoTokenizer,
     )
 
-    auto = (
-        AutoModelForTokenClassification if reader.per_token else AutoModelForSequenceClassification
+    auto = AutoModelForSequenceClassification
+    if reader.per_token:
+        auto = AutoModelForTokenClassification
+    fault = "is neither a reward model's folder here nor a hub model that can be reached"
+    remedy = (
+        "name a sequence classifier, or what recipes/reward.py, orm.py or prm.py left in model/"
     )
-    try:
-        with whole_weights(args):
-            if (adapter := Path(path) / "adapter_config.json").is_file():
-                model, missing = _with_adapter(path, adapter, auto)
-            else:
-                model, loading = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
-                missing = loading["missing_keys"]
+    name = f"reward_model: {path!r}"
+    with loading(name, remedy, fault, new_head=True), whole_weights(args):
+        if (adapter := Path(path) / ADAPTER).is_file():
+            model, missing = _with_adapter(path, adapter, auto)
+        else:
+            model, told = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
+            missing = told["missing_keys"]
         own = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"reward_model: {path!r} is neither a reward model's folder here nor a hub model that "
-            f"can be reached ({str(error).splitlines()[0]}); name a sequence classifier, or what "
-            "recipes/reward.py, orm.py or prm.py left in model/."
-        ) from error
     if model.config.num_labels != reader.num_labels:
         raise InputError(
             f"reward_model: {path!r} has num_labels {model.config.num_labels}, but a reward is "
@@ -140,23 +130,15 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     """Return the base model that an adapter names, with the adapter merged, and what both lack."""
     from peft import PeftModel, load_peft_weights
     from transformers import AutoConfig
-    from transformers.utils import logging
 
     base = json.loads(file.read_text())["base_model_name_or_path"]
     own = (Path(path) / "config.json").is_file()  # what is trained here says what its head is
-    config = (
-        AutoConfig.from_pretrained(path) if own else AutoConfig.from_pretrained(base, num_labels=1)
-    )
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that the base has no head is no news: the adapter brings it
-    try:
-        model, loading = auto.from_pretrained(
-            base, config=config, dtype="auto", output_loading_info=True
-        )
-    finally:
-        logging.set_verbosity(verbosity)
+    given = (path, {}) if own else (base, {"num_labels": 1})
+    config = AutoConfig.from_pretrained(given[0], **given[1])
+    how = {"config": config, "dtype": "auto", "output_loading_info": True}
+    model, told = auto.from_pretrained(base, **how)
     saved = load_peft_weights(path, device="cpu")
-    missing = {k for k in loading["missing_keys"] if not any(s.endswith(k) for s in saved)}
+    missing = {k for k in told["missing_keys"] if not any(s.endswith(k) for s in saved)}
     if missing:
         return model, missing  # PEFT would stop at them
     return PeftModel.from_pretrained(model, path).merge_and_unload(), missing
@@ -199,5 +181,5 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
 
 
 def _plain(text: str) -> str:
-    """Return a text as tokenizers normalize it that keep its letters."""
+    """Drop what a tokenizer may change without harm: Unicode form (NFKC) and white space."""
     return "".join(unicodedata.normalize("NFKC", text).split())

@@ -56,19 +56,12 @@ def pair_calibration(
 def calibration(
     probabilities: Any, outcomes: Any, bins: int = 10
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return how often what is given probability p happens, in bins of p of equal width.
+    """Return how often outcomes of predicted probability p happen, in bins of p of equal width.
 
     error = sum_k n_k / N |mean p in bin k - mean outcome in bin k|
 
-    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. Empty bins are left out.
-
-    Args:
-        probabilities: (N,) between 0 and 1; N > 0.
-        outcomes: (N,) truth values.
-        bins: number of bins.
-
-    Returns:
-        Mean probability, mean outcome and count of each bin that is not empty, and the error.
+    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. The result is the
+    mean probability, mean outcome and count of each bin that is not empty, and the error.
     """
     probabilities, outcomes = finite(probabilities, "probabilities"), truth(outcomes, "outcomes")
     _same_length(probabilities=probabilities, outcomes=outcomes)
@@ -110,12 +103,8 @@ def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dic
     best_of_n = the same, mean over all prompts; random_of_n = mean over prompts of the share that
     is right; oracle_of_n = share of prompts with a right one; right_mean, wrong_mean = mean scores.
 
-    Of candidates that share the best score each is chosen with equal probability.
-
-    Args:
-        scores: (N,) scores.
-        labels: (N,) whether the candidate is right.
-        groups: (N,) its prompt's id; candidates of a prompt need not be neighbors.
+    Of candidates that share the best score each is chosen with equal probability. Scores, labels
+    (whether it is right) and groups (its prompt's id) are (N,), in any order.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
     if not prompts:
@@ -210,13 +199,7 @@ def majority_by_budget(
 
     A candidate without an answer votes for itself alone and never counts as right. Where a prompt
     has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them
-    and exact; else it is over `draws` random ones.
-
-    Args:
-        answers: (N,) answers, equal strings where the answers are equal; None: no answer.
-        labels: this, `groups` and `sizes` as in `ranking_by_budget`.
-        seed: of the random subsets.
-        draws: most subsets per prompt and n.
+    and exact; else it is over `draws` random ones. Equal answers are equal strings; None: none.
     """
     _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
     random = np.random.default_rng(seed)

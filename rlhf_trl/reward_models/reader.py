@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.utils import cached_file
+from trl.trainer.utils import pad
 
 from rlhf_trl import algorithms
 from rlhf_trl.data.steps import check_step_split, split_steps
@@ -26,29 +27,18 @@ AGGREGATES = {"orm": ("mean", "last"), "prm": ("min", "last", "product")}  # the
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text for a reward model.
+    """A text for a reward model."""
 
-    Attributes:
-        ids: its token ids, without padding.
-        places: the positions whose outputs are read; empty: the pooled output of a classifier.
-    """
-
-    ids: list[int]
-    places: list[int]
+    ids: list[int]  # without padding
+    places: list[int]  # whose outputs are read; empty: the pooled output of a classifier
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a reward model reads texts and what its outputs mean.
+    """How a reward model, of a row of the table, reads texts and what its outputs mean.
 
-    Args:
-        algorithm: "reward", "kwise", "orm" or "prm".
-        formulation: "chapter", "code" or "trl"; decides the number of classes of "prm".
-        step_separator: what ends each step in a process model's text.
-        step_split: regular expression that cuts a completion into steps.
-
-    Raises:
-        InputError: no such reward model, or steps that nothing ends or that cannot be cut.
+    In a process model's text `step_separator` ends each step; `step_split`, a regular expression,
+    cuts a completion into steps.
     """
 
     algorithm: str
@@ -92,14 +82,7 @@ class Reader:
 
     @classmethod
     def read(cls, name: str | Path) -> "Reader":
-        """Return the reader of a trained model; that of a plain classifier where none is saved.
-
-        Args:
-            name: folder, or name on the hub.
-
-        Raises:
-            InputError: a file that does not describe a reward model.
-        """
+        """Return the reader of a trained model; that of a plain classifier where none is saved."""
         path = Path(name) / FILE
         try:
             if not Path(name).is_dir():
@@ -123,14 +106,9 @@ class Reader:
     def encode(
         self, tokenizer: Any, prompt: Any, completion: Any, finished: bool = True
     ) -> Encoded:
-        """Return a prompt with a completion as the model sees it.
+        """Return a prompt with a completion as the model, whose own tokenizer this is, sees it.
 
-        Args:
-            tokenizer: the reward model's own.
-            prompt: a text, or messages.
-            completion: a text, or one assistant message.
-            finished: whether the completion ended by itself: only then its end-of-sequence token
-                follows.
+        Only if the completion has ended by itself does its end-of-sequence token follow.
         """
         text = completion_text(completion)
         if self.algorithm == "prm":
@@ -163,11 +141,7 @@ class Reader:
         return Encoded(ids, places)
 
     def check_separator(self, tokenizer: Any, steps: Sequence[str]) -> None:
-        """Refuse a separator that does not end each step in one and the same token.
-
-        Raises:
-            InputError: if the tokenizer drops it, or merges it with the text of some step.
-        """
+        """Refuse a separator that does not end each step in one and the same token."""
         own = tokenizer(self.step_separator, add_special_tokens=False)["input_ids"]
         if not own:
             raise InputError(
@@ -188,15 +162,7 @@ class Reader:
     def outputs(
         self, model: Any, tokenizer: Any, texts: Sequence[Encoded], batch: int, device: Any
     ) -> list[Tensor]:
-        """Return the model's logits: () of a whole text, (places,) or (places, classes).
-
-        Args:
-            model: in evaluation mode.
-            tokenizer: the reward model's own, for its pad token.
-            texts: what `encode` returned.
-            batch: texts at a time.
-            device: of the model.
-        """
+        """Return the model's logits: () of a whole text, (places,) or (places, classes)."""
         found = []
         for first in range(0, len(texts), batch):
             part = texts[first : first + batch]
@@ -252,26 +218,8 @@ def pad_texts(
     side: str = "right",
     multiple: int | None = None,
 ) -> dict[str, Tensor]:
-    """Return `input_ids`, `attention_mask` and, where the rows have them, `labels` (-100 outside).
-
-    Args:
-        rows: with `input_ids` and perhaps `labels`.
-        pad_token_id: fills up; it may be a token that also occurs in the texts.
-        side: "right" or "left".
-        multiple: of which the length is one.
-    """
-    longest = max(len(row["input_ids"]) for row in rows)
-    longest += -longest % (multiple or 1)
-
-    def padded(values: Sequence[int], filler: int) -> list[int]:
-        filling = [filler] * (longest - len(values))
-        return [*values, *filling] if side == "right" else [*filling, *values]
-
-    ones = [[1] * len(row["input_ids"]) for row in rows]
-    batch = {
-        "input_ids": torch.tensor([padded(row["input_ids"], pad_token_id) for row in rows]),
-        "attention_mask": torch.tensor([padded(each, 0) for each in ones]),
-    }
-    if "labels" in rows[0]:
-        batch["labels"] = torch.tensor([padded(row["labels"], -100) for row in rows])
-    return batch
+    """Return `input_ids`, `attention_mask` and, if the rows have them, `labels` (-100 outside)."""
+    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
+    columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
+    fillers = {"input_ids": pad_token_id, "attention_mask": 0, "labels": -100}
+    return {n: pad(columns[n], fillers[n], side, multiple) for n in fillers if n in columns}

@@ -1,6 +1,6 @@
 """The figure of a reward model's scores."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.output import write_whole
+from rlhf_trl.output import write_lines, write_whole
 from rlhf_trl.reward_models.metrics import (
     STEP_CLASSES,
     budgets,
@@ -23,11 +23,22 @@ from rlhf_trl.reward_models.metrics import (
     truth,
 )
 
+SCORES = "scores.jsonl"  # of a run: every candidate, and how it was scored
+CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 COLORS = {
     **dict.fromkeys(("chosen", "right", "good"), "tab:green"),
     **dict.fromkeys(("rejected", "wrong", "bad"), "tab:red"),
     "neutral": "tab:gray",
 }
+
+
+def write_candidates(
+    folder: Path, rows: Iterable[Mapping[str, Any]], scores: Iterable[Mapping[str, float]]
+) -> None:
+    """Write labeled answers with what they score, for `rlhf-trl best-of-n`."""
+    pairs = zip(rows, scores, strict=True)
+    kept = ({**{k: row[k] for k in CANDIDATE if k in row}, "scores": each} for row, each in pairs)
+    write_lines(folder / SCORES, kept)
 
 
 def draw_reward_report(
@@ -42,8 +53,6 @@ def draw_reward_report(
     """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
 
     Args:
-        path: where the figure goes.
-        title: above it.
         pairs: rewards (N,) of chosen and of rejected completions.
         candidates: scores (N,), labels (N,) and prompt ids (N,). Scores that all lie between 0 and
             1 are read as probabilities of being right and get a calibration diagram, unless `steps`
@@ -52,9 +61,6 @@ def draw_reward_report(
             1) of each step.
         selecting: whether the candidates are what is trained on; then `coverage` is drawn in place
             of a calibration.
-
-    Raises:
-        InputError: nothing to draw, or bad numbers (see `trainers.reward_metrics`).
     """
     panels: list[Callable[[Any], None]] = []
     if pairs is not None and len(pairs[0]):
@@ -64,7 +70,9 @@ def draw_reward_report(
         panels.append(partial(_calibration, event="the first of two wins", fit=fit))
     if candidates is not None and len(candidates[0]):
         scores, labels = finite(candidates[0], "scores"), truth(candidates[1], "labels")
-        curves = _budget_curves(scores, labels, candidates[2])
+        by = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
+        sizes = budgets(candidates[2])
+        curves = {n: ranking_by_budget(s, labels, candidates[2], sizes) for n, s in by.items()}
         sides = {"right": scores[labels], "wrong": scores[~labels]}
         panels.append(partial(_distribution, label="score", sides=sides))
         if selecting:
@@ -98,13 +106,18 @@ def draw_reward_report(
 
 
 def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> None:
-    """Draw how scores are distributed in each class, as shares of the class."""
+    """Draw how the scores of each class are distributed, and say what piles up at an end."""
     sides = {name: values for name, values in sides.items() if len(values)}
     edges = np.histogram_bin_edges(np.concatenate(list(sides.values())), 30)
     for name, values in sides.items():
         weights = np.full(len(values), 1 / len(values))
         style = {"color": COLORS[name], "alpha": 0.5, "label": f"{name} ({len(values)})"}
-        axis.hist(values, edges, weights=weights, **style)
+        shares, _, _ = axis.hist(values, edges, weights=weights, **style)
+        for bin, x, side in ((0, 0.1, "left"), (len(shares) - 1, 0.9, "right")):
+            if shares[bin] > 0.3:  # many scores pile up at an end
+                text = f"{shares[bin]:.0%} of {name}:\n{edges[bin]:.2f} to {edges[bin + 1]:.2f}"
+                place = {"transform": axis.transAxes, "ha": side, "fontsize": "small"}
+                axis.text(x, 0.5, text, color=COLORS[name], **place)
     axis.set(xlabel=label, ylabel="share of its class", title=f"{label} by class")
     axis.legend(fontsize="small")
 
@@ -117,12 +130,6 @@ def _calibration(axis: Any, event: str, fit: tuple[Any, Any, Any, float]) -> Non
     axis.scatter(confidence, outcome, 10 + 190 * counts / counts.max(), color="tab:blue")
     axis.set(xlabel=f"predicted: {event}", ylabel="happened", xlim=(-0.05, 1.05))
     axis.set(ylim=(-0.05, 1.05), title=f"calibration (error {error:.3f})")
-
-
-def _budget_curves(scores: Any, labels: Any, groups: Sequence[int]) -> dict[str, dict[int, float]]:
-    choices = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
-    sizes = budgets(groups)
-    return {name: ranking_by_budget(s, labels, groups, sizes) for name, s in choices.items()}
 
 
 def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:

@@ -13,6 +13,8 @@ from trl.data_utils import is_conversational
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, from_pretrained
 
+Rows = Sequence[Mapping[str, Any]]  # with a `prompt`
+
 
 class Sampling(NamedTuple):
     """How tokens are drawn: at a `temperature` (0: the likeliest), from all tokens by default."""
@@ -27,26 +29,23 @@ GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
 
 
 class Completion(NamedTuple):
-    """A generated completion: its text without special tokens, and whether the model ended it.
+    """A generated completion."""
 
-    `ids` are its tokens, up to the one that ended it.
-    """
+    text: str  # without special tokens
+    finished: bool  # whether the model ended it
+    ids: Sequence[int] = ()  # up to the one that ended it
 
-    text: str
-    finished: bool
-    ids: Sequence[int] = ()
+
+Said = Sequence[Completion]
 
 
 def prompt_texts(
-    tokenizer: Any, rows: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
+    tokenizer: Any, rows: Rows, template: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return the texts that a model is given.
+    """Return the texts of prompts; the chat template turns conversations into texts.
 
-    Args:
-        tokenizer: its chat template writes the prompts that are conversations.
-        rows: with a `prompt`.
-        template: what the chat template gets for all rows, as in GRPOTrainer; None: what each row
-            has in `tools` and `chat_template_kwargs`, as in TRL's trainers on data sets.
+    It gets `template` for all rows, as in GRPOTrainer, or (None) each row's own `tools` and
+    `chat_template_kwargs`, as in TRL's trainers on data sets.
     """
 
     def own(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,20 +66,12 @@ def prompt_texts(
     ]
 
 
-def _conversational(rows: Sequence[Mapping[str, Any]]) -> bool:
+def _conversational(rows: Rows) -> bool:
     return is_conversational({"prompt": rows[0]["prompt"]})
 
 
-def check_prompts(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: Any, args: Any, config: Any = None
-) -> None:
-    """Stop before loading the model if a prompt plus its completion cannot fit the context.
-
-    Without the model's `config`, it is looked up.
-
-    Raises:
-        InputError: a prompt of no tokens, or one longer than the model's context allows.
-    """
+def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any = None) -> None:
+    """Stop before loading the model if a prompt plus its completion cannot fit the context."""
     if config is None and model.model_name_or_path == UNTRAINED:
         return
     config = config or from_pretrained(AutoConfig, model, args)
@@ -107,11 +98,13 @@ def check_prompts(
 
 def _batches(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
     """Return rows by the thousand; those of a data set are not read one by one."""
-    if isinstance(rows, list):
-        yield from (rows[first : first + 1000] for first in range(0, len(rows), 1000))
-        return
-    for batch in rows.iter(1000):
-        yield [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    for first in range(0, len(rows), 1000):
+        batch = rows[first : first + 1000]
+        if isinstance(batch, dict):
+            batch = [
+                dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)
+            ]
+        yield batch
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -148,7 +141,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 def generate(
     model: Any,
     tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     *,
     sampling: Sampling,
     max_new_tokens: int,
@@ -157,22 +150,11 @@ def generate(
     template: Mapping[str, Any] | None = None,
     streamer: Any = None,
 ) -> list[Completion]:
-    """Answer, whatever the generation_config that came with the model asks for.
+    """Return `count` completions of each prompt, those of one prompt in a row.
 
-    Args:
-        model: a language model; what its generation_config asks for counts for nothing but the
-            tokens that end a completion.
-        tokenizer: it pads and reads; any of `end_tokens` ends a completion.
-        rows: with a `prompt`, all conversations or all texts.
-        sampling: how tokens are drawn.
-        max_new_tokens: where a completion is cut off.
-        device: where the model is.
-        count: completions of each prompt.
-        template: see `prompt_texts`.
-        streamer: of transformers; is given the tokens of a single completion as they come.
-
-    Returns:
-        The completions, those of one prompt in a row.
+    The model's generation_config decides nothing but `end_tokens`. The prompts are
+    all conversations or all texts; see `prompt_texts` for the `template`. A `streamer`, of
+    transformers, is given the tokens of a single completion as they come.
     """
     ends = end_tokens(model, tokenizer)
     config = GenerationConfig(

@@ -18,17 +18,13 @@ ROW = 60  # bytes that a sample takes beside its completion
 
 
 def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
-    """Write the page of the runs in these folders.
-
-    Raises:
-        InputError: a run without rollouts, or a file that cannot be read or written.
-    """
+    """Write the page of the runs in these folders."""
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     # nothing in it may end the script element, or begin a comment there
     content = _dump([_fitting(run) for run in runs]).replace("</", "<\\/").replace("<!", "\\u003c!")
     page = template.replace("DATA", content, 1)
     try:
-        write_whole(target, lambda part: part.write_text(page, encoding="utf-8"))
+        write_whole(target, page)
     except OSError as error:
         raise InputError(
             f"--output: {str(target)!r} cannot be written ({error.strerror}); name another file."

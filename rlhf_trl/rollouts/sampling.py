@@ -17,7 +17,7 @@ from rlhf_trl.data.judgments import GYM_COLUMNS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import EMBEDDED, load_policy, load_tokenizer, whole_weights
-from rlhf_trl.output import write_whole
+from rlhf_trl.output import write_lines
 from rlhf_trl.rollouts.generate import (
     SAMPLED,
     Completion,
@@ -33,10 +33,10 @@ FIRST = itemgetter(0)
 
 
 def sampler(model: Any, args: Any, config: Any, record: Record) -> Any:
-    """Return what samples the answers of which a `dataset:` block is made; None: it is of files.
+    """Return the function that samples answers for a `dataset:` block; None if it reads files.
 
-    The `model` (`ModelConfig`) to train answers, unless `config`, the block, names another one;
-    `record` is the `rollouts:` block.
+    The answers come from `model`, the `ModelConfig` to train, unless `config` (the block) names
+    another model; `record` is the `rollouts:` block.
     """
     if isinstance(config, FileData):
         return None
@@ -58,41 +58,30 @@ def kept_samples(
 ) -> list[dict[str, Any]]:
     """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
 
-    Args:
-        model (`ModelConfig`): whose model answers.
-        args (`TrainingArguments`): see `sample_completions`.
-        seed: of the sampling.
-        record: the `rollouts:` block; the answers are recorded, too, as `data-<side>`.
-        rows: rows of `GymTasks`.
-        count: answers to each.
-        side: "train" or "held-out".
-
-    Raises:
-        InputError: the file holds something else than would be sampled now.
+    The side is "train" or "held-out". A resumed run finds the file, and it can be the
+    `dataset.path` of an outcome reward model. The answers are recorded, too, as `data-<side>`.
     """
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest, name = args.max_completion_length, model.model_name_or_path
     how = {"sampled_from": name, "max_completion_length": longest}
-    if not broadcast_object_list([path.exists()])[0]:
+
+    def make() -> list[Any]:
         answers = sample_completions(model, args, rows, count, seed)
-        if args.process_index == 0:
-            pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
-            outcomes = [_outcome(*pair) for pair in pairs]
-            if record != "off":
-                store = Store(args.output_dir, record, {})
-                samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
-                labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
-                store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
-                store.flush()
-                store.close()
-            lines = (json.dumps({**outcome, **how}) for outcome in outcomes)
-            text = "".join(f"{line}\n" for line in lines)
-            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
-        wait_for_everyone()
+        pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
+        outcomes = [_outcome(*pair) for pair in pairs]
+        if record != "off" and args.process_index == 0:
+            store = Store(args.output_dir, record, {})
+            samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
+            labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
+            store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
+            store.flush()
+            store.close()
+        return [{**outcome, **how} for outcome in outcomes]
+
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = kept(path, make)
         asked = [(row["question"], {key: row.pop(key) for key in how}) for row in found]
-    except (ValueError, KeyError, TypeError, AttributeError):  # not as it was written
+    except (KeyError, TypeError, AttributeError):  # not as it was written
         asked = None
     if asked != [(row["question"], how) for row in rows for _ in range(count)]:
         raise InputError(
@@ -126,23 +115,8 @@ def sample_completions(
     """Sample completions, so that any number of processes gets the same ones.
 
     Every process samples all of them with a whole model, under ZeRO-3 too, and none waits for
-    another until the launch times out; or it samples those batches that it is `dealt`.
-
-    Args:
-        model (`ModelConfig`): whose model answers.
-        args (`TrainingArguments`): its device, `per_device_eval_batch_size` (completions at a
-            time) and `max_completion_length`.
-        rows: with prompts; a list, or a data set.
-        count: completions of each prompt.
-        seed: of the sampling; the caller's random state is left alone.
-        sampling: how tokens are drawn.
-        dealt: whether processes share the batches, each of which then has a seed of its own.
-
-    Returns:
-        For each row, `count` completions.
-
-    Raises:
-        InputError: see `load_policy`, `load_tokenizer` and `check_prompts`.
+    another until the launch times out; or it samples those batches that it is `dealt`, each of
+    which then has a seed of its own. The caller's random state is left alone.
     """
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
@@ -176,12 +150,8 @@ def in_batches(
 ) -> list[Any]:
     """Return what a function makes of each row, in order; it takes a batch and its first place.
 
-    Args:
-        answer: returns a value for each row of the batch.
-        args (`TrainingArguments`): `per_device_eval_batch_size` is that of completions.
-        rows: a list, or a data set.
-        count: completions of each row.
-        dealt: whether the processes share the batches; all then get all values.
+    A batch has so many rows, of a list or data set, that `count` completions of each come to
+    `per_device_eval_batch_size`. The processes share the batches if `dealt`; all get all values.
     """
     size = max(1, args.per_device_eval_batch_size // count)
     firsts = range(0, len(rows), size)
@@ -193,24 +163,17 @@ def in_batches(
     return [value for _, value in sorted(gather_object(found) if dealt else found, key=FIRST)]
 
 
-def kept(path: Path, count: int, make: Callable[[], list[Any]]) -> list[Any]:
-    """Return what a file holds, a value of JSON on each line; all processes make it if need be.
-
-    Raises:
-        InputError: it does not hold `count` of them.
-    """
+def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
+    """Return the lines of a JSON file, none if it is broken; all processes make it if need be."""
     if not broadcast_object_list([path.exists()])[0]:
-        text = "".join(f"{json.dumps(value)}\n" for value in make())
+        made = make()
         if PartialState().is_main_process:
-            write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+            write_lines(path, made)
         wait_for_everyone()
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError:  # not as it was written
-        found = []
-    if len(found) != count:
-        raise InputError(f"answers: {path} does not hold {count} lines of JSON; remove it.")
-    return found
+        return []
 
 
 def fingerprint(name: str, revision: str | None = None) -> str:

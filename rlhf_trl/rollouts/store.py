@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     reward REAL, advantage REAL, rewards TEXT NOT NULL, PRIMARY KEY (split, generation, sample)
 );
 """
-# How file systems begin whose memory is not shared between machines, as WAL needs.
+# Prefixes of file systems that share no memory between machines, which WAL would need.
 REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
 
 Job = Callable[[sqlite3.Connection], object]
@@ -34,13 +34,10 @@ Job = Callable[[sqlite3.Connection], object]
 
 @dataclass
 class Rollouts:
-    """The `rollouts:` block: every `every`-th generation of training is kept, in `cap` GB at most.
+    """The `rollouts:` block."""
 
-    At the cap, every other generation of training goes, and from then on half as many are kept.
-    """
-
-    every: int = 1
-    cap: float = 1.0
+    every: int = 1  # 1: keep all generations of training; 10: every tenth
+    cap: float = 1.0  # GB; there every other one goes, and half as many are kept
 
     def __post_init__(self) -> None:
         if self.every < 1 or not self.cap > 0:
@@ -57,12 +54,7 @@ class Store:
 
     Only that thread ever touches the connection; it starts, and the file appears, with the first
     thing to do. A full queue blocks. What goes wrong is raised by the next call. What is queued is
-    still written when the process ends, unless it is killed.
-
-    Args:
-        folder: where the file is.
-        config: the block.
-        facts: what the table `run` tells, as text or JSON.
+    still written when the process ends, unless it is killed. The table `run` tells the `facts`.
     """
 
     def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, Any]):
@@ -114,21 +106,21 @@ class Store:
         self._put(job)
 
     def rewind(self, step: int, generation: int) -> None:
-        """Delete what was recorded behind a checkpoint: by steps, or generations of training."""
+        """Delete what was recorded after a checkpoint: training by generation, the rest by step."""
         if self.path.exists():
             behind = "CASE WHEN split LIKE 'train%' THEN generation >= ? ELSE step > ? END"
             self._put(lambda connection: _delete(connection, behind, generation, step))
             self.flush()
 
     def flush(self) -> None:
-        """Wait until all that was written is on the disk."""
+        """Wait until everything queued is on the disk; raise what went wrong."""
         if self._thread is not None:
             self._put(lambda connection: connection.execute("PRAGMA wal_checkpoint"))
             self._jobs.join()
             self._check()
 
     def close(self) -> None:
-        """Write what is queued, and close the file; `flush` before tells what goes wrong."""
+        """Write what is queued and close the file; call `flush` first to learn of errors."""
         if self._thread is not None:
             atexit.unregister(self.close)
             self._jobs.put(None)
@@ -219,7 +211,6 @@ def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) 
 
 
 def _is_remote(path: Path) -> bool:
-    """Return whether a file is on a network file system."""
     import psutil
 
     mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}

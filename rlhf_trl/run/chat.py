@@ -29,20 +29,13 @@ class Answer(NamedTuple):
 
 
 class Chat:
-    """Policies that answer what is typed, as they were asked in training.
+    """Policies, named as in `named`, that answer what is typed, asked as in training.
 
-    Args:
-        models: words that `named` takes.
-        config: whose system prompt, lengths and temperature; None: those of the first run.
-        words: options that change it, as on a recipe's command line.
-        temperature: of sampled answers; None: that of training.
-        reward_model: scores the answers.
-        history: whether a prompt follows on the last ones and their greedy answers; None: unless
-            the model is of the embedded one's kind, which has seen single turns only.
-
-    Attributes:
-        frame: what all questions of the run begin and end with, which is put around what is typed.
-        system: the system prompt, if any; only prompts that are `messages` have one.
+    System prompt, lengths and temperature are those of `config` (None: of the first run's), with
+    `words` as on a recipe's command line. `history` says whether a prompt continues from the last
+    ones and their greedy answers; None: yes, except for models of the embedded one's kind, which
+    have seen single turns only. `frame` is the beginning and end that all questions of the run
+    share; they go around what is typed.
     """
 
     def __init__(
@@ -76,9 +69,7 @@ class Chat:
     def ask(self, text: str, streamer: Any = None) -> Iterator[Answer]:
         """Yield each policy's greedy and sampled answer.
 
-        Args:
-            text: what is typed.
-            streamer: takes a policy and how it answers; returns what is given tokens as they come.
+        `streamer` takes a policy and how it answers; it returns what gets the tokens as they come.
         """
         start, end = self.frame
         text = text if start and text.startswith(start) else f"{start}{text}{end}"
@@ -116,7 +107,7 @@ def talk(chat: Chat) -> None:
         return TextStreamer(policy.processing_class, skip_prompt=True, skip_special_tokens=True)
 
     if any(chat.frame):
-        print(f"asked is: {'...'.join(chat.frame)} (in place of the dots: what you type)")
+        print(f"each question reads: {'...'.join(chat.frame)} (the dots stand for what you type)")
     turns = "follow on each other" if chat.history else "start anew"
     print(f"temperature {chat.sampled.temperature:g}; prompts {turns}; Ctrl-D ends")
     while True:

@@ -56,11 +56,7 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
 
 
 def serve(*options: Any) -> None:
-    """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C.
-
-    Raises:
-        InputError: gradio is not installed; and what `Chat` says.
-    """
+    """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C."""
     if find_spec("gradio") is None:
         raise InputError("--ui: gradio is not installed; run scripts/setup.sh chat, or omit --ui.")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which reads it

@@ -103,8 +103,10 @@ def load_config(
         InputError: one sentence that names the file, the key and the remedy.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in words or "-h" in words:
-        _print_help(own, trl)
+    if {"--help", "-h"} & {*words}:
+        from rlhf_trl.run.help import recipe_help
+
+        print(recipe_help(own, getattr(trl, "__name__", trl).rpartition(".")[2], "all" in words))
         raise SystemExit(0)
     path, overrides = _read_command_line(words)
     config = _Config(path)
@@ -115,11 +117,11 @@ def load_config(
     if "env" in config.values:
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
-    own_fields, fixed = _fields(own), {}
+    own_fields, fixed = fields_of(own), {}
     runs = own_fields["algorithm"][1].metadata.get("runs", ()) if "algorithm" in own_fields else ()
     name = config.value(("algorithm",))
     if runs and name not in runs and name in list(algorithms.ALGORITHMS):
-        what = f"is {_show(name)}, which this recipe does not run; write {_one_of(runs)}"
+        what = f"is {show(name)}, which this recipe does not run; write {_one_of(runs)}"
         config.fail(("algorithm",), what)  # before its other data are checked
     own_given = config.take(own_fields)
     own_run = config.build(own_given, own, ())
@@ -127,7 +129,7 @@ def load_config(
         fixed = _check_algorithm(config, own_run, runs)
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
-    trl_fields, model_fields = _fields(trl_class), _fields(model_class)
+    trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
     if twice := own_fields.keys() & (trl_fields.keys() | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
@@ -139,11 +141,9 @@ def load_config(
                 if word not in (allowed := CHOICES[key]()):
                     config.refuse_choice(word, allowed, (key,))
         least = LEAST.get(key)
-        if least is None or value is None:
-            continue
-        if value <= 0 if least == ">0" else value < least:
+        if None not in (least, value) and (value <= 0 if least == ">0" else value < least):
             wanted = "a number above 0" if least == ">0" else f"{least} or more"
-            config.fail((key,), f"is {_show(value)}; write {wanted}")
+            config.fail((key,), f"is {show(value)}; write {wanted}")
     fixed = {key: value for key, value in fixed.items() if key in trl_fields}
     settings = config.check_block(fixed, trl_fields, ()) | trl_given
     _check_generation_batch(config, settings, trl_fields)
@@ -177,14 +177,8 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
 
-    Args:
-        path: the file; what it `extends` is folded in.
-        classes: the dataclasses; the first that has a field decides its type.
-        ignore: keys that may stand there, whatever they hold.
-        words: by key, what takes the place of booleans that its type does not have.
-
-    Raises:
-        InputError: if a key belongs to none of them, or a value does not fit its type.
+    The first of the `classes` that has a field decides its type; keys to `ignore` may hold
+    anything. `words` has, by key, what takes the place of booleans that its type does not have.
     """
     config = _Config(path)
     for key in ignore:
@@ -192,7 +186,7 @@ def read_fields(
     for key, means in (words or {}).items():
         if isinstance(config.values.get(key), bool):
             config.values[key] = means[config.values[key]]
-    known = {name: field for each in reversed(classes) for name, field in _fields(each).items()}
+    known = {name: field for each in reversed(classes) for name, field in fields_of(each).items()}
     config.refuse_unknown(config.values, known, ())
     return config.check_block(config.values, {k: known[k] for k in config.values}, ())
 
@@ -208,24 +202,21 @@ class _Words(tuple[str, ...]):
 
 def _read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, _Words]]]:
     """Return the path after `--config`, and the other options in order."""
-    options: list[tuple[str, list[str]]] = []
-    takes_more = False
+    options, equals = [], "="  # a value behind = is all that an option has
     for word in argv:
         if re.match("--?$|-[A-Za-z]", word):
             raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             options.append((name, [value] if equals else []))
-            takes_more = not equals
-        elif not takes_more:
+        elif equals:
             raise InputError(f"{COMMAND_LINE}: {word!r} belongs to no option; write --key value.")
         else:
             options[-1][1].append(word)
-    configs = [words for name, words in options if name == "config"]
-    if len(configs) != 1 or len(configs[0]) != 1 or not configs[0][0]:
-        raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
-    overrides = [(name, _Words(words)) for name, words in options if name != "config"]
-    return configs[0][0], overrides
+    match [words for name, words in options if name == "config"]:
+        case [[str(path)]] if path:
+            return path, [(name, _Words(words)) for name, words in options if name != "config"]
+    raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
 
 
 def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
@@ -242,7 +233,7 @@ def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[st
         return [(name, content)]
     base = content.pop("extends")
     if not isinstance(base, str):
-        raise InputError(f"{name}: extends is {_show(base)}; write the path of one YAML file.")
+        raise InputError(f"{name}: extends is {show(base)}; write the path of one YAML file.")
     return [*_read_files(path.parent / base, (*extended_by, path)), (name, content)]
 
 
@@ -286,19 +277,17 @@ class _Config:
         if head.startswith("no_") and not tail and not new:
             head, new = head.removeprefix("no_"), False
         path, written, node = (head, *tail), self.layers[-1][1], self.values
-        for depth, key in enumerate(path):
-            parent, place = ".".join(path[:depth]), key
+        for depth, place in enumerate(path):
+            here = f"{COMMAND_LINE}: --{option}: {'.'.join(path[:depth])} is"
             if isinstance(node, list):
-                if not key.isdecimal() or int(key) >= len(node):
+                if not place.isdecimal() or int(place) >= len(node):
                     raise InputError(
-                        f"{COMMAND_LINE}: --{option}: {parent} is a list of {len(node)}, and "
-                        f"{key!r} is not the index of one of them (the first is 0)."
+                        f"{here} a list of {len(node)}, and {place!r} is not the index of one of "
+                        "them (the first is 0)."
                     )
-                place = int(key)
+                place = int(place)
             elif not isinstance(node, dict):
-                raise InputError(
-                    f"{COMMAND_LINE}: --{option}: {parent} is neither a mapping nor a list."
-                )
+                raise InputError(f"{here} neither a mapping nor a list.")
             if depth == len(path) - 1:
                 node[place] = new
                 break
@@ -354,13 +343,13 @@ class _Config:
                 self.refuse_choice(given[tag], allowed, tag)
         missed = [{t: v for t, v in each.items() if given[t] not in v} for each in tags]
         chosen = missed.index({}) if {} in missed else 0
-        known = _fields(kinds[chosen])
+        known = fields_of(kinds[chosen])
         for key in [key for key in value if (*path, key) not in tags[chosen]]:
             others = {
                 tag: allowed
                 for kind, each in zip(kinds, missed, strict=True)
                 for tag, allowed in each.items()
-                if key in _fields(kind)
+                if key in fields_of(kind)
             }
             # another source, the first tag, starts the block anew
             choices = [next(iter(tags[chosen]))] if key in known else others
@@ -403,11 +392,11 @@ class _Config:
 
     def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
         """Raise an `InputError` about a value that is none of the allowed ones."""
-        self.fail(path, f"is {_show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
+        self.fail(path, f"is {show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
 
     def check(self, value: Any, kind: Any, path: Key) -> Any:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
-        members = _members(kind)
+        members = members_of(kind)
         if isinstance(value, _Words):
             value = self._mean(value, kind, path)
         if isinstance(value, str) and list[str] in members and str not in members:
@@ -415,16 +404,16 @@ class _Config:
         member = next((m for m in members if _fits(value, m)), UNSET)
         if member is UNSET:
             name = f", {NAMES[type(value)]}" if value is not None else ""
-            self.fail(path, f"is {_show(value)}{name}; write {_remedy(value, kind)}")
+            self.fail(path, f"is {show(value)}{name}; write {_remedy(value, kind)}")
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
-            return self.check_block(value, _fields(member), path)
+            return self.check_block(value, fields_of(member), path)
         item = (type_args(member) or (Any,))[-1]  # TRL's tuples are of one type, too
         if isinstance(value, list):
             return [self.check(v, item, (*path, str(i))) for i, v in enumerate(value)]
         if isinstance(value, dict):
             return {key: self.check(v, item, (*path, key)) for key, v in value.items()}
-        if (allowed := _choices(member)) and value not in allowed:
+        if (allowed := choices_of(member)) and value not in allowed:
             self.refuse_choice(value, allowed, path)
         if isinstance(value, float) and isnan(value):
             self.fail(path, "is not a number (nan); write one")
@@ -432,12 +421,12 @@ class _Config:
 
     def _mean(self, words: _Words, kind: Any, path: Key) -> Any:
         """Return the plain value that command-line words have for a field of this type."""
-        members = _members(kind)
+        members = members_of(kind)
         if not words and bool not in members and Any not in members:
             self.fail(path, f"has no value; write {_describe(kind)}")
         if not words or Any in members:
             return words.untyped()
-        lists = [(type_args(m) or (Any,))[0] for m in members if _shape(m) in (list, tuple)]
+        lists = [(type_args(m) or (Any,))[0] for m in members if shape_of(m) in (list, tuple)]
         if len(words) == 1:
             value = read_word(words[0])
             if bool in members and str not in members:
@@ -450,12 +439,12 @@ class _Config:
         return [self._mean(_Words([word]), lists[0], path) for word in words]
 
     def build(self, value: Any, kind: Any, path: Key) -> Any:
-        """Turn a checked plain value into instances of the dataclasses and enums of its type."""
-        members = _members(kind)
+        """Turn a checked plain value into the dataclasses and enums that its type `kind` names."""
+        members = members_of(kind)
         member = next(m for m in members if _fits(value, m))
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
-            known = _fields(member)
+            known = fields_of(member)
             inner = {k: self.build(v, known[k][0], (*path, k)) for k, v in value.items()}
             try:
                 return member(**inner)
@@ -470,7 +459,7 @@ class _Config:
         if isinstance(value, list):
             item = (type_args(member) or (Any,))[0]
             built = [self.build(v, item, (*path, str(i))) for i, v in enumerate(value)]
-            return tuple(built) if _shape(member) is tuple else built
+            return tuple(built) if shape_of(member) is tuple else built
         if isinstance(value, dict):
             return _copy(value)
         return member(value) if isinstance(member, EnumType) else value
@@ -503,7 +492,7 @@ def _keys(content: Any, path: Key = ()) -> dict[Key, Any]:
 
 def _tags(kind: Any, path: Key) -> dict[Key, list[Any]]:
     """Return what chooses a dataclass among those that a block may be, and its allowed values."""
-    literals = {(*path, n): _choices(k) for n, (k, _) in _fields(kind).items() if _choices(k)}
+    literals = {(*path, n): choices_of(k) for n, (k, _) in fields_of(kind).items() if choices_of(k)}
     outside = {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
     return literals | outside
 
@@ -519,20 +508,20 @@ def _copy(value: Any) -> Any:
     return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
-def _fields(cls: Any) -> dict[str, tuple[Any, Field]]:
+def fields_of(cls: Any) -> dict[str, tuple[Any, Field]]:
     """Return name -> (type, field) for what a dataclass takes."""
     hints = get_type_hints(cls)
     return {field.name: (hints[field.name], field) for field in fields(cls) if field.init}
 
 
-def _members(kind: Any) -> list[Any]:
+def members_of(kind: Any) -> list[Any]:
     """Return the alternatives of a type; beside an enum, `str` only stands for its values."""
     members = list(type_args(kind)) if type_origin(kind) in (Union, UnionType) else [kind]
     has_enum = any(isinstance(m, EnumType) for m in members)
     return [m for m in members if not (has_enum and m is str)]
 
 
-def _choices(member: Any) -> list[Any]:
+def choices_of(member: Any) -> list[Any]:
     """Return the values that a Literal or an Enum allows, or [] for another type."""
     if type_origin(member) is Literal:
         return list(type_args(member))
@@ -541,7 +530,7 @@ def _choices(member: Any) -> list[Any]:
     return []
 
 
-def _shape(member: Any) -> Any:
+def shape_of(member: Any) -> Any:
     """Return the class that a plain value of a type has, or Any."""
     if is_dataclass(member):
         return dict
@@ -550,9 +539,9 @@ def _shape(member: Any) -> Any:
 
 def _fits(value: Any, member: Any) -> bool:
     """Whether a plain value has the shape of one alternative of a type."""
-    if choices := _choices(member):
+    if choices := choices_of(member):
         return type(value) in {type(choice) for choice in choices}
-    shape = _shape(member)
+    shape = shape_of(member)
     if shape is tuple:
         return isinstance(value, list) and len(value) == len(type_args(member))
     if shape not in REMEDIES:
@@ -562,32 +551,33 @@ def _fits(value: Any, member: Any) -> bool:
 
 def _describe(kind: Any) -> str:
     """Return what to write for a value of this type."""
-    words = []
-    for member in _members(kind):
-        if choices := _choices(member):
-            words.append(_one_of(choices))
-        elif _shape(member) is tuple:
-            words.append(f"a list of {len(type_args(member))}")
-        else:
-            words.append(REMEDIES[_shape(member)])
-    return " or ".join(dict.fromkeys(words))
+
+    def words(member: Any) -> str:
+        if choices := choices_of(member):
+            return _one_of(choices)
+        if shape_of(member) is tuple:
+            return f"a list of {len(type_args(member))}"
+        return REMEDIES[shape_of(member)]
+
+    return " or ".join(dict.fromkeys(map(words, members_of(kind))))
 
 
 def _remedy(value: Any, kind: Any) -> str:
-    members = set(_members(kind))
+    members = set(members_of(kind))
     if int in members and isinstance(value, float) and value.is_integer():
         return f"{int(value)}"
     if str in members and {str, NoneType} >= members and isinstance(value, bool | int | float):
-        return f'it in quotes ("{_show(value)}")'
+        return f'it in quotes ("{show(value)}")'
     return _describe(kind)
 
 
 def _one_of(choices: Sequence[Any]) -> str:
-    words = [choice if isinstance(choice, str) else _show(choice) for choice in choices]
+    words = [choice if isinstance(choice, str) else show(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """Return a value as JSON, cut where it is long."""
     text = dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -604,11 +594,8 @@ def _check_algorithm(config: _Config, run: Any, runs: Sequence[str]) -> dict[str
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
     given = {key: _plain(value) for key, value in config.values.items()}
-    others = {
-        other: each
-        for other in runs or algorithms.ALGORITHMS
-        if (each := algorithms.ALGORITHMS[other].formulations.get(formulation))
-    }
+    known = {name: algorithms.ALGORITHMS[name] for name in runs or algorithms.ALGORITHMS}
+    others = {n: each for n, a in known.items() if (each := a.formulations.get(formulation))}
     try:
         values = algorithms.resolve(row, given, others)
     except algorithms.FieldError as error:
@@ -626,25 +613,19 @@ def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known)
     def value(name: str) -> Any:
         return args.get(name, known[name][1].default)
 
-    generations, batch = value("num_generations"), value("generation_batch_size")
-    how = "generation_batch_size"
+    batch, how = value("generation_batch_size"), "generation_batch_size"
     if batch is None:
-        per_device, processes = value("per_device_train_batch_size"), world_size()
-        steps = "steps_per_generation"
-        if value(steps) is None:
-            steps = "gradient_accumulation_steps"
-        batch = per_device * processes * value(steps)
-        how = (
-            f"per_device_train_batch_size {per_device} x {processes} "
-            f"process{'es' * (processes > 1)} x {steps} {value(steps)}"
-        )
-    if batch <= 0 or not generations or batch % generations:
+        each, processes = value("per_device_train_batch_size"), world_size()
+        names = ("steps_per_generation", "gradient_accumulation_steps")
+        steps = next((name for name in names if value(name) is not None), names[1])
+        batch = each * processes * value(steps)
+        many = f"{processes} process{'es' * (processes > 1)}"
+        how = f"per_device_train_batch_size {each} x {many} x {steps} {value(steps)}"
+    if batch <= 0 or not (generations := value("num_generations")) or batch % generations:
         divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
-        remedy = (
-            f"write {_one_of(divisors)}, or change the batch" if divisors else "raise the batch"
-        )
-        shown = f"is {_show(generations)}, which does not divide the generation batch of {batch}"
-        config.fail(("num_generations",), f"{shown} ({how}); {remedy}")
+        remedy = f"write {_one_of(divisors)}, or change" if divisors else "raise"
+        shown = f"is {show(value('num_generations'))}, which does not divide the generation batch"
+        config.fail(("num_generations",), f"{shown} of {batch} ({how}); {remedy} the batch")
 
 
 def _import(name: Any) -> Any:
@@ -653,16 +634,3 @@ def _import(name: Any) -> Any:
         return name
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module or "trl"), attribute)
-
-
-def _print_help(own: Any, trl: Any) -> None:
-    from trl import TrlParser
-
-    print("usage: --config FILE [--key VALUE ...] [--block.key VALUE ...]\n\nthis recipe's fields:")
-    for name, (kind, _) in _fields(own).items():
-        print(f"  --{name}: {_describe(kind)}")
-        for block in filter(is_dataclass, _members(kind)):
-            for inner, (inner_kind, _) in _fields(block).items():
-                print(f"  --{name}.{inner}: {_describe(inner_kind)}")
-    parser = TrlParser([_import(trl), _import("ModelConfig")], usage="see above", add_help=False)
-    print(parser.format_help())

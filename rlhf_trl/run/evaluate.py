@@ -8,7 +8,7 @@ from rlhf_trl.data.verifiers import task_metrics
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import shown
 from rlhf_trl.evaluation.side_by_side import compare, table
-from rlhf_trl.output import write_whole
+from rlhf_trl.output import write_lines
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.run.named import config_of, load_run, named
@@ -24,20 +24,11 @@ def evaluate(
     reference: str | None = None,
     as_json: bool = False,
 ) -> str:
-    """Let models answer the same held-out prompts, and return one table of their scores.
+    """Let models answer the same held-out prompts, and return one table (or JSON) of their scores.
 
-    Args:
-        models: see `named`; differences are from the first.
-        answers: JSONL file to write: each prompt with all answers and scores.
-        config: whose prompts and rewards; None: those of the first run.
-        words: options that change it, as on a recipe's command line.
-        reward_model: scores the answers, too.
-        reference: what the KL of sampled answers is measured to.
-        as_json: whether to return JSON.
-
-    Raises:
-        InputError: see `named` and `load_run`; no config, nothing held out, a model named twice, or
-            a file of answers that exists.
+    Prompts and rewards are those of `config` (None: of the first run's), with `words` as on a
+    recipe's command line. A `reward_model` scores the answers, too, and the KL of sampled ones is
+    measured to a `reference`. `answers` is the JSONL file that gets them all.
     """
     if len(set(models)) < len(models):
         raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")
@@ -80,8 +71,8 @@ def evaluate(
     for n, row in enumerate(rows):
         each = {word: {name: v[n] for name, v in told.items()} for word, told in scores.items()}
         told = {word: {**texts[n], "scores": each[word]} for word, texts in said.items()}
-        lines.append(json.dumps({"prompt": row["prompt"], **told}, ensure_ascii=False) + "\n")
-    write_whole(answers, lambda part: part.write_text("".join(lines), encoding="utf-8"))
+        lines.append({"prompt": row["prompt"], **told})
+    write_lines(answers, lines, ensure_ascii=False)
     numbers = compare(scores, prompt_groups([row["prompt"] for row in rows]))
     if as_json:
         told = {"config": path, "held_out": len(rows), "reference": reference, "answers": answers}

@@ -26,42 +26,44 @@ def algorithm_of(recipe: str, default: str | None = None) -> Any:
 class AnyRun:
     """The fields of every recipe."""
 
-    expect: Expect | None = None
-    save_checksums: bool = True  # False: a flipped bit or an edited row is not noticed
+    expect: Expect | None = None  # refuse any other launch
+    save_checksums: bool = True  # false: a flipped bit or an edited row goes unnoticed
     resume_changed: list[str] = field(default_factory=list)  # what may differ in a resumed run
-    rollouts: Record = field(default_factory=Rollouts)
+    rollouts: Record = field(default_factory=Rollouts)  # off: no completion is kept
 
 
 @dataclass(kw_only=True)
 class Run(AnyRun):
     """The fields of every recipe with a row."""
 
-    algorithm: str
-    formulation: str = "chapter"
+    algorithm: str  # `rlhf-trl algorithms` explains each
+    formulation: str = "chapter"  # chapter, code or trl: whose equation
 
 
 @dataclass(kw_only=True)
 class PolicyGradientRun(Run):
     """The fields of recipes that answer prompts and learn from rewards."""
 
-    dataset: PromptData
-    reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
-    reward_model: str | None = None
-    reward_aggregate: str | None = None
-    reward_model_strips_think: bool = False  # it reads completions without <think>...</think>
-    samples: Samples = field(default_factory=Samples)
+    dataset: PromptData  # where prompts come from
+    reward_funcs: list[str] = field(
+        default_factory=lambda: ["exact_match", "format"]
+    )  # names, dotted paths
+    reward_model: str | None = None  # folder or hub name: one more reward
+    reward_aggregate: str | None = None  # of its tokens: mean, last, min or product
+    reward_model_strips_think: bool = False  # it reads answers without <think>...</think>
+    samples: Samples = field(default_factory=Samples)  # panels of answers
 
 
 @dataclass(kw_only=True)
 class ExamplesRun(Run):
     """The fields of recipes that learn from a data set of examples."""
 
-    max_samples: int | None = None  # the first so many rows or questions only
+    max_samples: int | None = None  # use at most this many rows or questions
 
 
 @dataclass(kw_only=True)
 class AlignmentRun(ExamplesRun):
     """The fields of recipes that learn from preferences."""
 
-    dataset: PreferenceData
-    samples: Samples = field(default_factory=Samples)
+    dataset: PreferenceData  # where pairs come from
+    samples: Samples = field(default_factory=Samples)  # panels of answers

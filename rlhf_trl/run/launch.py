@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ UNWRITABLE = (
     "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
     "inline_container|PytorchStreamWriter|iostream error"
 )
+WAIT = 5.0  # seconds in which the first process of a machine may say what all of them met
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -24,8 +26,8 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 class Expect:
     """The `expect:` block: the launch a config is meant for; a different one is refused."""
 
-    processes: int | None = None
-    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None
+    processes: int | None = None  # how many
+    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None  # how the model is wrapped
 
 
 def recipe(main: Callable[[], None]) -> None:
@@ -33,18 +35,26 @@ def recipe(main: Callable[[], None]) -> None:
 
     So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
     traceback, and its message is repeated as the last line.
+
+    Of several processes, all but the first wait before they report an error: if the first one meets
+    the same error, it reports it, and the launcher ends the others.
     """
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         try:
             check_process_count_asked()
             main()
+        except Exception:
+            time.sleep(0 if first else WAIT)
+            raise
         finally:
             for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
                 bar.close()
     except InputError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
+        if first:
+            print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
         sys.exit(130)
     except Exception as error:  # of no kind of its own where tokenizers writes
         said = " ".join(str(error).split())
@@ -52,6 +62,11 @@ def recipe(main: Callable[[], None]) -> None:
             sys.exit(
                 f"error: a file could not be written ({said}); checkpoints saved before are whole: "
                 "make room, then --resume_from_checkpoint auto goes on."
+            )
+        if type(error).__module__.startswith("wandb"):
+            sys.exit(
+                f"error: report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, "
+                "set WANDB_MODE=offline, or write report_to: none."
             )
         if not isinstance(error, ValueError):
             raise
@@ -79,19 +94,10 @@ def check_process_count_asked() -> None:
 
 
 def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """Return the TRL fields that a run takes on a CPU: float32, unless its config names bf16.
+    """Return `use_cpu` and `bf16` for a run on a CPU, where TRL alone would ask for a GPU.
 
-    Without them TRL would take bf16, and stop where there is no GPU.
-
-    Args:
-        given: TRL's fields that the config sets.
-        processes: how many were launched.
-
-    Returns:
-        `use_cpu` and `bf16`; nothing where the run is on a GPU.
-
-    Raises:
-        InputError: a precision that is for GPUs, or several processes that would all look for one.
+    It computes in float32, unless the fields that its config sets, `given`, name bf16. Precisions
+    for GPUs are refused, and so are several processes that would all look for one.
     """
     import torch
     from accelerate.utils import parse_flag_from_env
@@ -128,12 +134,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
 
 
 def check_processes(args: Any, expect: Expect | None = None) -> None:
-    """Stop unless the processes that were launched are the ones that found each other.
-
-    Args:
-        args (`TrainingArguments`): holds the live world size.
-        expect (`Expect`, *optional*): what the config is meant for.
-    """
+    """Stop unless the processes that were launched found each other, and are those expected."""
     live, launched = args.world_size, world_size()
     if live != launched:
         raise InputError(
@@ -189,11 +190,7 @@ def check_wrapper(trainer: Any) -> None:
 
 
 def describe_launch(args: Any, name: str) -> str:
-    """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic.
-
-    Raises:
-        InputError: see `innermost_optimizer`.
-    """
+    """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic."""
     processes = args.world_size
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
@@ -213,11 +210,7 @@ def describe_launch(args: Any, name: str) -> str:
 
 
 def innermost_optimizer(args: Any) -> str:
-    """Return the name of the optimizer that steps, which under DeepSpeed may not be `optim`.
-
-    Raises:
-        InputError: accelerate would silently put Adam in the place of another optimizer.
-    """
+    """Return the name of the optimizer that steps, unless DeepSpeed would replace it by Adam."""
     config = _deepspeed_config(args)
     if "optimizer" in config:  # which overrules `optim`
         return config["optimizer"]["type"]

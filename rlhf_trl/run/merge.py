@@ -20,14 +20,11 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
     Returns:
         The folder (`merged`, beside the adapter, unless `output` names another), and by how much
         the logits of the model differ from the unmerged ones.
-
-    Raises:
-        InputError: no adapter, a folder that exists, or logits that differ.
     """
     source = Path(named(word).path)
     folder = Path(output or source.parent / "merged")
     if not (source / ADAPTER).is_file():
-        raise InputError(f"{word} is no adapter but a whole model; there is nothing to merge.")
+        raise InputError(f"{word} is a whole model, not an adapter; there is nothing to merge.")
     if folder.exists():
         raise InputError(f"--output: {folder} exists; name a new folder.")
     with loading(word):

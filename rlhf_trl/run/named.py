@@ -66,12 +66,7 @@ def loading(word: str) -> Iterator[None]:
 
 
 def named(word: str, reward_model: bool = False) -> Named:
-    """Return what is named: a folder of a run, checkpoint, model or adapter; a hub name; `tiny`.
-
-    Raises:
-        InputError: a file, a folder that is missing or holds no (whole) model, a run that has not
-            ended, an adapter whose base is gone, or a reward model where no `reward_model` may be.
-    """
+    """Return what is named: a folder of a run, checkpoint, model or adapter; a hub name; `tiny`."""
     if word in (EMBEDDED, UNTRAINED):
         return Named(word, word)
     folder = Path(word).expanduser()
@@ -104,8 +99,8 @@ def named(word: str, reward_model: bool = False) -> Named:
     base = Path(told.get("base_model_name_or_path") or "")
     if base.is_absolute() and not base.is_dir():
         raise InputError(
-            f"{word} is an adapter, and its base {base} is gone; put that model there again, or "
-            f"write its place into {folder / ADAPTER}."
+            f"{word} is an adapter whose base model {base} is gone; put it back, or write its new "
+            f"path as base_model_name_or_path into {folder / ADAPTER}."
         )
     return Named(word, str(folder), str(run / "config.yaml") if run else None)
 
@@ -119,15 +114,7 @@ def config_of(models: Sequence[Named], config: str | None) -> str | None:
 
 
 def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
-    """Return what the config of a policy's run says, and its examples.
-
-    Args:
-        config: its path.
-        words: options of the recipe, as on its command line.
-
-    Raises:
-        InputError: the run is of a reward model; and what the recipe would say.
-    """
+    """Return what a config of a policy's run says, with options of its recipe, and its examples."""
     given = read_config(config)
     script = recipe_of(given.get("algorithm"), given)
     if (recipe := Path(script).stem) not in CONFIGS:

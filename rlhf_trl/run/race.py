@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, algorithm, names
+from rlhf_trl.algorithms import algorithm, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
@@ -22,24 +22,15 @@ from rlhf_trl.run.yaml_loader import dump_yaml
 ASKED = "asked.json"  # beside a run: what it was started with
 CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
 LAST = 10  # logged steps that the final training metrics are averaged over
-COLUMNS = {
-    "exact match": "eval_exact_match",
-    "sampled": "eval_sampled_exact_match",
-    "reward": "reward",
-    "clipped": "clipped",
-    "KL": "kl",
-    "entropy": "entropy",
-    "CPU s": "train_cpu_seconds",
-}
-PREFERENCE_COLUMNS = {
-    "exact match": "eval_exact_match",
-    "sampled": "eval_sampled_exact_match",
+ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
+COST = {"CPU s": "train_cpu_seconds"}
+TRAINING = {"reward": "reward", "clipped": "clipped", "KL": "kl", "entropy": "entropy"}
+PREFERENCES = {
     "pair accuracy": "eval_rewards/accuracies",
     "log p chosen": "eval_logps/chosen",
     "log p rejected": "eval_logps/rejected",
-    "CPU s": "train_cpu_seconds",
 }
-REWARD_COLUMNS = {
+REWARDS = {
     "pair accuracy": "eval_pair_accuracy",
     "on-policy": "eval_pair_accuracy_on_policy",
     "offline": "eval_pair_accuracy_offline",
@@ -51,7 +42,6 @@ REWARD_COLUMNS = {
     "best of n": "eval_best_of_n",
     "random": "eval_random_of_n",
     "oracle": "eval_oracle_of_n",
-    "CPU s": "train_cpu_seconds",
 }
 
 
@@ -68,24 +58,13 @@ def race(
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
-    stopped.
+    stopped. `jobs` run side by side. The result is the lines of the table.
 
     Args:
         algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
-            unless `config` is given.
-        seeds: runs per algorithm.
-        folder: where the runs and the results go.
-        config: one config for all; the algorithm is then set on the command line.
-        jobs: runs side by side, each on one thread.
+            unless there is one `config` for all, with the algorithm set on the command line.
         extra: further options of the recipe, the same for all.
         iterations: num_iterations of the policy gradients, unless `extra` has one.
-
-    Returns:
-        The lines of the table.
-
-    Raises:
-        InputError: a config is missing, a run failed, or `folder` holds such a run with other
-            settings.
     """
     runs = []
     for name in algorithms:
@@ -110,31 +89,25 @@ def race(
     }
     write_json(folder / "race.json", results)
     lines = table(results)
-    write_whole(folder / "race.md", lambda p: p.write_text(markdown(lines) + "\n"))
+    write_whole(folder / "race.md", markdown(lines) + "\n")
     draw(folder / "race.png", results)
     return lines
 
 
-def recipe_of(algorithm: str | None, given: Collection[str] = ()) -> str:
+def recipe_of(name: str | None, given: Collection[str] = ()) -> str:
     """Return the script that trains an algorithm, below `home()`.
 
     None is rejection sampling where a `strategy` is `given`, else supervised fine-tuning.
     """
-    if algorithm is None:
+    if name is None:
         return f"recipes/{'rejection_sampling' if 'strategy' in given else 'sft'}.py"
-    return f"recipes/{ALGORITHMS[algorithm].recipe}.py"
+    return f"recipes/{algorithm(name).recipe}.py"
 
 
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
 
-    Args:
-        runs: of each the folder, the recipe and its options, of which the first are `--config` and
-            a path.
-        jobs: at least 1.
-
-    Raises:
-        InputError: a run failed or is there with other settings, or there are no jobs.
+    Each run is a folder, a recipe and its options, which begin with `--config` and a path.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")
@@ -196,14 +169,13 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
         said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
         raise InputError(f"{' '.join(words)} failed: {said[0] if said else 'no output'}")
     config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
-    write_whole(part / "config.yaml", lambda path: path.write_text(config, encoding="utf-8"))
+    write_whole(part / "config.yaml", config)
     write_json(part / ASKED, asked)
     os.replace(part, folder)
     print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return the final numbers of a run and its exact match by step."""
     summary = json.loads((folder / "summary.json").read_text())
     log = json.loads((folder / "log.json").read_text())
     trained = [entry for entry in log if entry["step"] <= summary["model_step"]]
@@ -227,11 +199,9 @@ def _read(folder: Path) -> dict[str, Any]:
 def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
     """Return mean and spread (standard deviation over seeds) of each algorithm."""
     known = {key for runs in results.values() for run in runs for key in run}
-    columns = COLUMNS
-    if "eval_rewards/margins" in known:
-        columns = PREFERENCE_COLUMNS
-    elif "eval_exact_match" not in known:
-        columns = {name: key for name, key in REWARD_COLUMNS.items() if key in known}
+    columns = ANSWERS | (PREFERENCES if "eval_rewards/margins" in known else TRAINING) | COST
+    if not known & {"eval_rewards/margins", "eval_exact_match"}:
+        columns = {name: key for name, key in (REWARDS | COST).items() if key in known}
     lines = []
     for name, runs in results.items():
         line = {"algorithm": name}
@@ -244,29 +214,39 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
 
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
-    """Draw exact match (or best of n) over steps, a line for the mean and a band for the spread."""
+    """Draw exact match (or best of n) over steps: a panel for each algorithm, the others in gray.
+
+    A line is the mean over seeds, and a band their spread.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
-    for place, (name, runs) in enumerate(results.items()):
-        # the ten colors come round again, dashed
-        draw_band(axis, [run["curve"] for run in runs], name, "-" if place < 10 else "--")
+    curves = {name: [run["curve"] for run in runs] for name, runs in results.items()}
+    columns = min(4, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(1 + 2.4 * columns, 1 + 2 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    for name in curves:
+        axis = next(axes)
+        for other in curves.keys() - {name}:
+            draw_band(axis, curves[other], other, color="lightgray")
+        draw_band(axis, curves[name], name, color="tab:blue")
+        axis.set_title(name, fontsize="medium")
+    for axis in axes:
+        axis.set_axis_off()
     answers = any("eval_exact_match" in run for runs in results.values() for run in runs)
-    ylabel = f"held-out exact match, {'greedy' if answers else 'best of n'}"
-    axis.set(xlabel="optimizer step", ylabel=ylabel, ylim=(0, 1.02))
-    axis.legend(loc="lower right", ncols=3, fontsize="small")
+    figure.supylabel(f"held-out exact match, {'greedy' if answers else 'best of n'}")
+    figure.supxlabel("optimizer step")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
 
 
-def draw_band(axis: Any, curves: list[list[list[float]]], label: str, style: str = "-") -> None:
+def draw_band(axis: Any, curves: list[list[list[float]]], label: str, **look: Any) -> None:
     """Draw the mean of one [step, value] curve per seed, and their standard deviation about it."""
     values = [dict(curve) for curve in curves]
     steps = sorted(set.intersection(*map(set, values)))  # a metric may be missing somewhere
     by_step = [[value[step] for value in values] for step in steps]
     mean = [statistics.fmean(ys) for ys in by_step]
     spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
-    (line,) = axis.plot(steps, mean, style, label=label)
+    (line,) = axis.plot(steps, mean, label=label, **look)
     low = [m - s for m, s in zip(mean, spread, strict=True)]
     high = [m + s for m, s in zip(mean, spread, strict=True)]
     axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -1,12 +1,12 @@
 """A run of rejection sampling: answers are sampled, scored and selected, then trained on."""
 
-import asyncio
-import inspect
 import json
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from inspect import getmodule, getsource, signature, unwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from rlhf_trl.data.files import Examples, code
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import VERIFIERS, load_rewards
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.samples import add_panels
+from rlhf_trl.evaluation.held_out import called
 from rlhf_trl.models import load_tokenizer
-from rlhf_trl.output import write_json, write_whole
+from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
-from rlhf_trl.reward_models.report import draw_reward_report
+from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
@@ -78,19 +78,18 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     Beside what `train.run` leaves, `<output_dir>` then holds `selection.json`, `scores.jsonl` and
     `reward_report.png` (where it is known which answers are right), and the `answers` unless they
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
-
-    Raises:
-        InputError: a field, data, rewards, tokenizer or model that is missing or does not fit.
     """
     own, args = loaded.own, loaded.trl
     _check(loaded)
     resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
-    with train.reading(args, own.dataset):
-        data = load_prompts(own.dataset)
-    if own.chat_template_kwargs:
-        _tell_template(data, own.chat_template_kwargs)
-    train.report_dropped(data, args)
+    data = train.read(args, load_prompts, own.dataset)
+    if column := own.chat_template_kwargs and {"chat_template_kwargs": own.chat_template_kwargs}:
+        # where TRL and `prompt_texts` look for what the template gets
+        data.train = data.train.map(lambda _: column)
+        data.held_out = data.held_out and data.held_out.map(lambda _: column)
+        for row in data.tasks.held_out if data.tasks else ():
+            row.update(column)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     args.max_completion_length = own.max_completion_length
@@ -105,26 +104,9 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
         _train(each, data, tokenizer, trainer_class)
 
 
-def _tell_template(data: Examples, given: dict[str, Any]) -> None:
-    """Let prompts have what the chat template gets, where TRL and `prompt_texts` look for it."""
-    column = {"chat_template_kwargs": given}
-    data.train = data.train.map(lambda _: column)
-    if data.held_out is not None:
-        data.held_out = data.held_out.map(lambda _: column)
-    for row in data.tasks.held_out if data.tasks else ():
-        row.update(column)
-
-
 def _check(loaded: Any) -> None:
-    """Refuse what contradicts the method."""
-    own, args, given = loaded.own, loaded.trl, loaded.given
-    for key, value in FIXED.items():
-        if given.get(key) not in (None, value):
-            raise InputError(
-                f"{key}: {str(given[key]).lower()} contradicts rejection sampling, which trains "
-                "answers as they were sampled, and nothing else; remove it."
-            )
-        setattr(args, key, value)
+    own = loaded.own
+    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
     for key in ("num_generations", "max_completion_length", "rounds", "k"):
         if (value := getattr(own, key)) is not None and value < 1:
             raise InputError(f"{key}: {value} is too few; write 1 or more.")
@@ -178,24 +160,21 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     rollouts, correctness = roll_out(loaded, data, tokenizer)
     strategy = STRATEGIES[own.strategy]
     given = {"k": own.k or len(data.train), "seed": args.seed, "ties": own.ties}
-    reads = inspect.signature(strategy).parameters
+    reads = signature(strategy).parameters
     pairs = strategy(rollouts.rewards, **{k: v for k, v in given.items() if k in reads})
     told = rollouts.told(pairs)
     if args.process_index == 0:
         known = [f"{k} {v:.4g}" for k, v in told.items() if not isinstance(v, dict)]
         print(f"{own.strategy}: {', '.join(known)}", flush=True)
     dataset = Dataset.from_list(list(map(partial(_learned, rollouts, tokenizer), pairs)))
-    trainer = trainer_class(
-        **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=dataset,
-        # answered are the held-out prompts, but transformers wants a data set to evaluate on
-        eval_dataset=None if args.eval_strategy == "no" else dataset.select([0]),
-    )
+    # answered are the held-out prompts, but transformers wants a data set to evaluate on
+    asked = None if args.eval_strategy == "no" else dataset.select([0])
+    sides = {"train_dataset": dataset, "eval_dataset": asked}
+    trainer = train.build(loaded, trainer_class, data, tokenizer, **sides)
     trainer.max_completion_length = own.max_completion_length
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    add_panels(trainer, own.samples, data.held_out or data.train)
     also = partial(_report, rollouts=rollouts, told=told)
     train.run(trainer, loaded, data, NAME, extra=also)
 
@@ -225,17 +204,22 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         how=[count, *sampling, own.max_completion_length, args.seed, model.dtype],
         also=[args.per_device_eval_batch_size, own.chat_template_kwargs],
     )
-    folder = Path(own.answers)
+
+    def lines(name: str, make: Callable[[], list[Any]]) -> list[Any]:
+        path = Path(own.answers, f"{name}.jsonl")
+        if len(found := kept(path, make)) != len(rows):
+            raise InputError(f"answers: {path} does not hold {len(rows)} lines of JSON; remove it.")
+        return found
 
     def sample() -> list[Any]:
         given = (model, args, rows, count, args.seed, sampling)
         return sample_completions(*given, dealt=True)
 
-    found = kept(folder / f"answers-{asked}.jsonl", len(rows), sample)
-    answers = [[Completion(*one) for one in each] for each in found]
+    answers = [[Completion(*one) for one in each] for each in lines(f"answers-{asked}", sample)]
     judged = _key(
         code=code(),
-        functions=[(f.__name__, _source(f)) for f in functions],
+        # with the text of the module that each is from
+        functions=[(f.__name__, getsource(getmodule(unwrap(f)))) for f in functions],
         reward_model=own.reward_model and fingerprint(own.reward_model),
         how=[own.reward_aggregate, own.reward_model_strips_think],
         rows=[{k: v for k, v in row.items() if k != "prompt"} for row in rows],
@@ -247,12 +231,9 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
             functions.append(load_reward_model(own.reward_model, tokenizer, args, *how))
         return in_batches(partial(_rewards, functions, answers), args, rows, count)
 
-    rewards = kept(folder / f"rewards-{asked}-{judged}.jsonl", len(rows), score)
-    name = own.correctness or ("exact_match" if data.tasks else None)
-    if name is None and own.reward_funcs:
-        name = next(
-            (each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS), None
-        )
+    rewards = lines(f"rewards-{asked}-{judged}", score)
+    verifiers = [each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS]
+    name = own.correctness or ("exact_match" if data.tasks else next(iter(verifiers), None))
     if name is None:
         return Rollouts(rows, answers, rewards, None), None
     (correctness,) = load_rewards([name], data.tasks, columns)
@@ -265,11 +246,6 @@ def _key(**what: Any) -> str:
     return sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _source(function: Any) -> str:
-    """Return the text of the module that a reward function is from."""
-    return inspect.getsource(inspect.getmodule(inspect.unwrap(function)))
-
-
 def _rewards(
     functions: list[Any], answers: list[list[Completion]], batch: list[dict[str, Any]], first: int
 ) -> list[list[float]]:
@@ -277,17 +253,7 @@ def _rewards(
     count = len(answers[first])
     said = [one for i in range(first, first + len(batch)) for one in answers[i]]
     rows = [row for row in batch for _ in range(count)]
-    chat = is_conversational({"prompt": rows[0]["prompt"]})
-    texts = [[{"role": "assistant", "content": one.text}] if chat else one.text for one in said]
-    given = {
-        "prompts": [row["prompt"] for row in rows],
-        "completions": texts,
-        "completion_ids": [list(one.ids) for one in said],
-        "finished": [one.finished for one in said],
-        **{name: [row[name] for row in rows] for name in rows[0].keys() - {"prompt"}},
-    }
-    columns = [function(**given) for function in functions]
-    columns = [asyncio.run(each) if inspect.iscoroutine(each) else each for each in columns]
+    columns = called(dict(enumerate(functions)), rows, said).values()
     found = [[value for value in each if value is not None] for each in zip(*columns, strict=True)]
     if not all(found):
         place = next(n for n, each in enumerate(found) if not each)
@@ -304,14 +270,12 @@ def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, told: An
     write_json(folder / "selection.json", told)
     if rollouts.labels is None:
         return
-    lines = []
-    each = zip(rollouts.prompts, rollouts.answers, rollouts.rewards, rollouts.labels, strict=True)
-    for row, answers, rewards, labels in each:
-        columns = {k: row[k] for k in ("prompt", "answer", "task") if k in row}
-        for one, reward, label in zip(answers, rewards, labels, strict=True):
-            answer = {"completion": one.text, "label": label, "finished": one.finished}
-            lines.append(json.dumps({**columns, **answer, "scores": {"reward": reward}}))
-    text = "\n".join(lines) + "\n"
-    write_whole(folder / "scores.jsonl", lambda part: part.write_text(text, encoding="utf-8"))
+    candidates = rollouts.candidates()
+    rows = (
+        {**row, "completion": one.text, "label": label, "finished": one.finished}
+        for row, *each in zip(rollouts.prompts, rollouts.answers, rollouts.labels, strict=True)
+        for one, label in zip(*each, strict=True)
+    )
+    write_candidates(folder, rows, ({"reward": score} for score in candidates[0]))
     path = folder / "reward_report.png"
-    draw_reward_report(path, title, candidates=rollouts.candidates(), selecting=True)
+    draw_reward_report(path, title, candidates=candidates, selecting=True)

@@ -1,26 +1,16 @@
 """A reward-model run: its data are read, made or sampled once, and its scores are kept."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data import judgments
 from rlhf_trl.data.files import Examples
-from rlhf_trl.data.judgments import (
-    OutcomeData,
-    ProcessData,
-    load_outcomes,
-    load_pairs_or_ranked,
-    load_traces,
-)
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, load_tokenizer
-from rlhf_trl.output import write_whole
 from rlhf_trl.reward_models.reader import good, judged_class
-from rlhf_trl.reward_models.report import draw_reward_report
+from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
-
-CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
 
 
 @train.a_run
@@ -29,14 +19,6 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
 
     Beside what `train.run` leaves, `<output_dir>` then holds `reward_report.png` where anything was
     scored and, where completions of one prompt were ranked, `scores.jsonl`.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-        **arguments: for the trainer.
-
-    Raises:
-        InputError: an algorithm, a field, data, tokenizer or model that is missing or does not fit.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
@@ -51,13 +33,7 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         )
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
-    train.check_held_out(args, data.held_out)
-    trainer = trainer_class(
-        **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=data.train,
-        eval_dataset=data.held_out,
-        **arguments,
-    )
+    trainer = train.build(loaded, trainer_class, data, tokenizer, **arguments)
     trainer.candidates = data.candidates
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():
@@ -66,33 +42,14 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
 
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
-    """Return the examples of a run and the tokenizer.
-
-    Sampled answers are kept in `<output_dir>/samples-<side>.jsonl`, where a resumed run finds them;
-    such a file can be the `dataset.path` of an outcome reward model.
-
-    Args:
-        own: the recipe's fields: `dataset` (`RewardData`, `OutcomeData` or `ProcessData`),
-            `max_samples`, `formulation`, and `algorithm`, which is "kwise" where lists are wanted.
-        args (`TrainingArguments`): the config of the trainer, with `max_completion_length` of the
-            answers that are sampled.
-        model (`ModelConfig`): the model to train, and to sample from unless the data set names one.
-
-    Raises:
-        InputError: see the loaders in `data/judgments.py`, and `load_tokenizer`.
-    """
-    config = own.dataset
-    sample = sampler(model, args, config, own.rollouts)
-    with train.reading(args, config):
-        if isinstance(config, ProcessData):
-            neutral = own.formulation == "code"  # the chapter's loss has two classes
-            data = load_traces(config, own.max_samples, sample, neutral)
-        elif isinstance(config, OutcomeData):
-            data = load_outcomes(config, own.max_samples, sample)
-        else:
-            margin = own.formulation != "code"  # the code has none
-            data = load_pairs_or_ranked(config, own.max_samples, sample, margin)
-    train.report_dropped(data, args)
+    """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
+    config, sample = own.dataset, sampler(model, args, own.dataset, own.rollouts)
+    load, more = judgments.load_outcomes, ()
+    if isinstance(config, judgments.ProcessData):  # the chapter's loss has no neutral class
+        load, more = judgments.load_traces, (own.formulation == "code",)
+    elif not isinstance(config, judgments.OutcomeData):  # the code has no margin
+        load, more = judgments.load_pairs_or_ranked, (own.formulation != "code",)
+    data = train.read(args, load, config, own.max_samples, sample, *more)
     return data, load_tokenizer(model, args, data.conversational)
 
 
@@ -103,12 +60,7 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
     rows, scores = trainer.judged["rows"], trainer.judged["scores"]
     panels: dict[str, Any] = {}
     if scores:
-        lines = [
-            json.dumps({**{k: row[k] for k in CANDIDATE if k in row}, "scores": each})
-            for row, each in zip(trainer.candidates, scores, strict=True)
-        ]
-        text = "\n".join(lines) + "\n"
-        write_whole(folder / "scores.jsonl", lambda part: part.write_text(text, encoding="utf-8"))
+        write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
         right = [good(logits).tolist() for logits, _ in rows]

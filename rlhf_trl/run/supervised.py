@@ -7,8 +7,7 @@ from typing import Any
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.files import FileData
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import load_tokenizer
+from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
 
 LOSSES = {
@@ -20,47 +19,27 @@ LOSSES = {
 
 @train.a_run
 def train_supervised(loaded: Any, trainer_class: Any) -> None:
-    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-
-    Raises:
-        InputError: a field, data, tokenizer or model that is missing or does not fit.
-    """
+    """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
     _check(loaded)
     train.begin(loaded, "sft")
-    with train.reading(args, own.dataset):
-        data = load_demonstrations(own.dataset, own.demonstrator)
-    main_process = args.process_index == 0
-    train.report_dropped(data, args)
+    data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     lifted = args.chat_template_path is not None
     tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
     if data.conversational:
         _check_template(_with_template(tokenizer, args.chat_template_path), args)
-    train.check_held_out(args, data.held_out)
-    trainer = trainer_class(
-        **train.trainer_arguments(loaded, tokenizer),
-        train_dataset=data.train,
-        eval_dataset=data.held_out,
-    )
+    trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.max_completion_length = own.max_completion_length
     for side, count in trainer.left_out.items():
-        if count and main_process:
-            print(
-                f"left out {count} {side} rows: nothing to train on within max_length "
-                f"{args.max_length}",
-                flush=True,
-            )
-    add_panels(trainer, own.samples, data.held_out or data.train)
+        if count and args.process_index == 0:
+            why = f"nothing to train on within max_length {args.max_length}"
+            print(f"left out {count} {side} rows: {why}", flush=True)
     train.run(trainer, loaded, data, "sft")
 
 
 def _check(loaded: Any) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
-    own, args, given = loaded.own, loaded.trl, loaded.given
+    own, args = loaded.own, loaded.trl
     if args.packing and args.packing_strategy != "bfd":
         raise InputError(
             f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "
@@ -68,20 +47,14 @@ def _check(loaded: Any) -> None:
         )
     if not isinstance(own.dataset, FileData):
         return
-    if "demonstrator" in given:
+    if "demonstrator" in loaded.given:
         raise InputError(
             "demonstrator is not read with dataset.source: path; remove it, or write "
             "dataset.source: reasoning_gym."
         )
-    turns = own.dataset.turns
-    for key, value in LOSSES[turns].items():
-        if given.get(key) not in (None, value):
-            raise InputError(
-                f"{key}: {str(given[key]).lower()} contradicts dataset.turns: {turns}, which "
-                "decides what is trained (last: the final turn of the assistant, all: each of its "
-                f"turns); remove {key}."
-            )
-        setattr(args, key, value)
+    turns, told = own.dataset.turns, "last: the final turn of the assistant, all: each of its turns"
+    by = f"dataset.turns: {turns}, which decides what is trained ({told})"
+    train.fix(loaded, LOSSES[turns], by)
 
 
 def _with_template(tokenizer: Any, path: str | None) -> Any:
@@ -96,13 +69,11 @@ def _with_template(tokenizer: Any, path: str | None) -> Any:
         found = copy(tokenizer)
         found.chat_template = Path(path).read_text(encoding="utf-8")
         return found
-    try:
+    fault = (
+        "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
+    )
+    with loading(f"chat_template_path: {path!r}", "name one", fault):
         found = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"chat_template_path: {path!r} is neither a .jinja file nor a folder or hub model with "
-            f"a tokenizer that can be reached ({str(error).splitlines()[0]})."
-        ) from error
     if found.chat_template is None:
         raise InputError(
             f"chat_template_path: the tokenizer of {path!r} has no chat template to take over; "

@@ -4,8 +4,8 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,15 +55,7 @@ class _WrapperGuard(TrainerCallback):
 
 
 def begin(loaded: Any, name: str) -> None:
-    """Check the launch, claim the output folder, and say in one line what is about to run.
-
-    Args:
-        loaded: what `load_config` returned; its TRL config gets `resume_from_checkpoint` resolved.
-        name: the algorithm, for people.
-
-    Raises:
-        InputError: see `launch.check_processes`, `launch.innermost_optimizer` and `output.claim`.
-    """
+    """Check the launch, claim the output folder, find the checkpoint, say what is about to run."""
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
     first_line = launch.describe_launch(args, name)
@@ -89,7 +81,8 @@ def begin(loaded: Any, name: str) -> None:
                 _check_resume(loaded, checkpoint)
                 found[1] = any(n <= step for n in output.numbered(folder, "evaluations/step-"))
             if output.finished(folder) and not _left(loaded, checkpoint):
-                found[3] = f"{folder} holds a finished run; raise max_steps to go on."
+                remedy = "raise max_steps to go on" if checkpoint else "name another --output_dir"
+                found[3] = f"{folder} holds a finished run; {remedy}."
         except InputError as error:
             found[2] = str(error)
     args.resume_from_checkpoint, evaluated, refusal, finished = broadcast_object_list(found)
@@ -108,6 +101,8 @@ def begin(loaded: Any, name: str) -> None:
         args.logging_first_step = True
     if main_process:
         print(first_line, flush=True)
+        for teacher in getattr(args, "teacher_models", None) or ():
+            print(f"teacher: {report.told_of(teacher)}", flush=True)
     else:
         disable_progress_bars()
     if args.world_size > 1:
@@ -122,7 +117,7 @@ def _left(loaded: Any, checkpoint: str | None) -> bool:
         if longer:
             raise InputError(
                 f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
-                f"from which it could go on with another {min(longer)}; write elsewhere with "
+                f"to continue it from with another {min(longer)}; write elsewhere with "
                 "--output_dir."
             )
         return False
@@ -171,9 +166,9 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
 
 
 def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
-    """Return a CRC-32 of the examples on each side; refuse others than a checkpoint was made with.
+    """Return a CRC-32 of the examples on each side; refuse a checkpoint made with other examples.
 
-    It takes a second for 100 MB, whatever file and order of buffers the rows lie in.
+    It takes a second for 100 MB. The file and the order of buffers that hold the rows do not count.
     """
     checkpoint, found = loaded.trl.resume_from_checkpoint, {}
     for side, rows in (("train", data.train), ("held-out", data.held_out)):
@@ -226,10 +221,30 @@ def _keep_config(loaded: Any, folder: Path) -> None:
         loaded.save(folder / f"config-from-step-{output.step_of(checkpoint)}.yaml")
 
 
-def reading(args: Any, config: Any) -> AbstractContextManager[None]:
-    """Let the main process convert a file before the others, which then find what it kept."""
+def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -> Examples:
+    """Load what a `dataset:` block describes; print what was left out, and that prompts are texts.
+
+    The main process converts a file before the others, which then find what it kept.
+    """
     files = isinstance(config, FileData)
-    return args.main_process_first(desc="reading data") if files else nullcontext()
+    with args.main_process_first(desc="reading data") if files else nullcontext():
+        data = load(config, *options)
+    for reason, count in data.dropped.items():
+        if count and args.process_index == 0:
+            print(f"left out {count} rows: {reason}", flush=True)
+    if not data.conversational and args.process_index == 0:
+        print("prompts are texts: no chat template is applied (messages get it)", flush=True)
+    return data
+
+
+def build(loaded: Any, trainer_class: Any, data: Examples, tokenizer: Any, **arguments: Any) -> Any:
+    """Return a trainer with its data, and with panels of samples if the recipe has them."""
+    check_held_out(loaded.trl, data.held_out)
+    given = {"train_dataset": data.train, "eval_dataset": data.held_out, **arguments}
+    trainer = trainer_class(**trainer_arguments(loaded, tokenizer), **given)
+    if samples := getattr(loaded.own, "samples", None):
+        add_panels(trainer, samples, data.held_out or data.train)
+    return trainer
 
 
 def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
@@ -248,39 +263,8 @@ def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def prepare(loaded: Any) -> tuple[Examples, dict[str, Any]]:
-    """Check and load what every policy-gradient recipe hands to its trainer.
-
-    Args:
-        loaded: what `load_config` returned.
-
-    Returns:
-        The data, and the trainer's arguments.
-
-    Raises:
-        InputError: data, rewards, tokenizer or model that are missing or do not fit.
-    """
-    own, args, model = loaded.own, loaded.trl, loaded.model
-    check_reward_model(own)
-    with reading(args, own.dataset):
-        data = load_prompts(own.dataset)
-    report_dropped(data, args)
-    check_generation_batch(args, data.train)
-    check_held_out(args, data.held_out)
-    tokenizer = load_tokenizer(model, args, data.conversational)
-    rewards = load_reward_functions(own, args, data, tokenizer)
-    for rows in (data.train, data.held_out or []):
-        check_prompts(rows, tokenizer, model, args)
-    return data, {
-        **trainer_arguments(loaded, tokenizer),
-        "reward_funcs": rewards,
-        "train_dataset": data.train,
-        "eval_dataset": data.held_out,
-    }
-
-
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
-    """Return all reward functions that a config names, checked; none where a recipe has none."""
+    """Return all reward functions that a config names, each with a name and weight of its own."""
     if not hasattr(own, "reward_funcs"):
         return []
     rewards = []
@@ -289,7 +273,19 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     if own.reward_model:
         how = (own.reward_aggregate, own.reward_model_strips_think)
         rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
-    check_rewards(args, rewards)
+    names = [function.__name__ for function in rewards]
+    taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
+    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
+        raise InputError(
+            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
+            "function another name."
+        )
+    weights = args.reward_weights
+    if weights is not None and len(weights) != len(rewards):
+        raise InputError(
+            f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
+            f"({', '.join(names)}); write one weight for each."
+        )
     return rewards
 
 
@@ -306,29 +302,21 @@ def a_run(train: Callable[..., None]) -> Callable[..., None]:
 
 @a_run
 def train_policy(loaded: Any, trainer_class: Any) -> None:
-    """Do what every policy-gradient recipe does: load, train, evaluate, save, report.
-
-    Args:
-        loaded: what `load_config` returned.
-        trainer_class: the trainer.
-
-    Raises:
-        InputError: see `begin`, `prepare` and `run`.
-    """
+    """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
+    own, args, model = loaded.own, loaded.trl, loaded.model
     begin(loaded, loaded.row.label)
-    data, arguments = prepare(loaded)
-    trainer = trainer_class(**arguments)
+    check_reward_model(own)
+    data = read(args, load_prompts, own.dataset)
+    check_generation_batch(args, data.train)
+    check_held_out(args, data.held_out)  # before a reward model is loaded
+    tokenizer = load_tokenizer(model, args, data.conversational)
+    rewards = load_reward_functions(own, args, data, tokenizer)
+    for rows in (data.train, data.held_out or []):
+        check_prompts(rows, tokenizer, model, args)
+    trainer = build(loaded, trainer_class, data, tokenizer, reward_funcs=rewards)
     if data.tasks is None and data.held_out is not None:
         trainer.held_out, trainer.scores = data.held_out.to_list(), {}
-    add_panels(trainer, loaded.own.samples, data.held_out or data.train)
     run(trainer, loaded, data, loaded.row.label)
-
-
-def report_dropped(data: Examples, args: Any) -> None:
-    """Print how many examples were left out, and why."""
-    for reason, count in data.dropped.items():
-        if count and args.process_index == 0:
-            print(f"left out {count} rows: {reason}", flush=True)
 
 
 def check_held_out(args: Any, rows: Any) -> None:
@@ -341,18 +329,25 @@ def check_held_out(args: Any, rows: Any) -> None:
         )
 
 
+def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
+    """Set fields of TRL that something decides; refuse a config that says otherwise."""
+    for key, value in values.items():
+        if loaded.given.get(key) not in (None, value):
+            given = str(loaded.given[key]).lower()
+            raise InputError(f"{key}: {given} contradicts {by}; remove {key}.")
+        setattr(loaded.trl, key, value)
+
+
 def check_reward_model(own: Any) -> None:
     """Refuse what only a reward model would read, where there is none."""
-    if own.reward_aggregate and not own.reward_model:
-        raise InputError(
-            f"reward_aggregate is {own.reward_aggregate!r}, but there is no reward_model whose "
-            "scores it could choose from; name one, or remove it."
-        )
-    if own.reward_model_strips_think and not own.reward_model:
-        raise InputError(
-            "reward_model_strips_think is true, but there is no reward_model that would read the "
-            "completions; name one, or remove it."
-        )
+    wrong = None
+    if own.reward_aggregate:
+        wrong = f"reward_aggregate is {own.reward_aggregate!r}", "whose scores it could choose from"
+    elif own.reward_model_strips_think:
+        wrong = "reward_model_strips_think is true", "that would read the completions"
+    if wrong and not own.reward_model:
+        what, why = wrong
+        raise InputError(f"{what}, but there is no reward_model {why}; name one, or remove it.")
 
 
 def check_generation_batch(args: Any, rows: Any) -> None:
@@ -363,23 +358,6 @@ def check_generation_batch(args: Any, rows: Any) -> None:
             f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation "
             f"batch ({args.generation_batch_size} completions / {args.num_generations} each); "
             f"give it at least {prompts} (dataset.size) or make the batch smaller."
-        )
-
-
-def check_rewards(args: Any, rewards: list[Any]) -> None:
-    """Stop unless there is one weight per reward function, and a name for each in the logs."""
-    names = [function.__name__ for function in rewards]
-    taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
-    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
-        raise InputError(
-            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
-            "function another name."
-        )
-    weights = args.reward_weights
-    if weights is not None and len(weights) != len(rewards):
-        raise InputError(
-            f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
-            f"({', '.join(names)}); write one weight for each."
         )
 
 
@@ -396,14 +374,8 @@ def run(
     it went on with other settings), `evaluations/`, `rollouts.sqlite`, `model/` (and
     `value_model/`), `log.json`, `learning_curve.png`, `summary.json` and the checkpoints. With
     `load_best_model_at_end`, the summary, the table and the last line tell of the step whose model
-    is kept.
-
-    Args:
-        trainer: a TRL trainer with `AnswersHeldOut`.
-        loaded: what `load_config` returned.
-        data: the examples; questions of the gym's tasks, if any, are answered in evaluation.
-        name: the algorithm, for people.
-        extra: writes what else the main process knows; takes trainer, folder and title.
+    is kept. Questions of the gym's tasks, if there are any, are answered in evaluation. `extra`
+    writes what else the main process knows; it takes trainer, folder and title.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None

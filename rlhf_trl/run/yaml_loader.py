@@ -26,14 +26,8 @@ _SCALARS: dict[str, tuple[str, list[str], Callable[[str], Any]]] = {  # pattern,
 }
 
 
-class Unset:
-    """The value of `key: !unset`: the key that the base file sets is removed."""
-
-    def __repr__(self) -> str:
-        return "!unset"
-
-
-UNSET = Unset()
+# The value of `key: !unset`: the key that the base file sets is removed.
+UNSET = type("Unset", (), {"__repr__": lambda self: "!unset"})()
 
 
 class _Loader(yaml.SafeLoader):
@@ -64,7 +58,7 @@ class _Loader(yaml.SafeLoader):
             self._fail("!unset removes a key of a base file, and lists replace whole", node)
         return items
 
-    def _unset(self, node: yaml.Node) -> Unset:
+    def _unset(self, node: yaml.Node) -> Any:
         if node.value:
             self._fail("!unset takes no value", node)
         return UNSET
@@ -135,9 +129,8 @@ def read_word(text: str) -> Any:
     except (yaml.YAMLError, ValueError):
         return text
     accidental = isinstance(value, dict | list) and text[0] not in "[{"
-    if not text.strip() or isinstance(value, str | Unset) or accidental:
-        return text
-    return value
+    typed = not text.strip() or isinstance(value, str) or value is UNSET or accidental
+    return text if typed else value
 
 
 def dump_yaml(content: dict[str, Any]) -> str:

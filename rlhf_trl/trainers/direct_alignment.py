@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
-from rlhf_trl.algorithms import Preference, Resolved, RowConfig, of_the_row
+from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
-from rlhf_trl.losses import PreferenceLoss, completions_loss
+from rlhf_trl.losses import completions_loss
 from rlhf_trl.trainers.fitting import fit, kto_order, rotated
 from rlhf_trl.trainers.on_trl import OnTRL
 
@@ -21,12 +20,9 @@ from rlhf_trl.trainers.on_trl import OnTRL
 class AlignmentFields(RowConfig):
     """What the configs of all direct-alignment trainers have beside TRL's fields.
 
-    Args:
-        overlong (`str`, *optional*, defaults to `"cut_prompt"`): what is done with an example of
-            more than `max_length` tokens: "cut_prompt" (the prompt loses its first tokens),
-            "cut_completion" (completions lose their last) or "drop".
-        max_completion_length (`int`, *optional*, defaults to `64`): of the answers that evaluation
-            generates.
+    Of an example of more than `max_length` tokens, the prompt loses its first ("cut_prompt") or
+    completions lose their last ("cut_completion"), or it is dropped. `max_completion_length` is
+    that of the answers that evaluation generates.
     """
 
     family: ClassVar[str] = "direct_alignment"
@@ -52,12 +48,7 @@ class AlignmentFields(RowConfig):
 
 @dataclass
 class BookDPOConfig(AlignmentFields, DPOConfig):
-    """DPOConfig whose loss fields belong to the algorithm; None means the row's own value.
-
-    Args:
-        gamma_beta_ratio (`float`, *optional*): SimPO's margin, in nats per token.
-        nll_weight (`float`, *optional*): weight of the chosen's negative log-likelihood per token.
-    """
+    """DPOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
 
@@ -65,54 +56,43 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     label_smoothing: float | None = of_the_row("Share of flipped labels.")
     loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
     gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
-    nll_weight: float | None = of_the_row("Weight of the chosen's negative log-likelihood.")
+    nll_weight: float | None = of_the_row("Weight of the chosen's NLL per token.")
 
 
 @dataclass
 class BookKTOConfig(AlignmentFields, KTOConfig):
-    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value.
-
-    Args:
-        interleave_labels (`bool`, *optional*, defaults to `True`): spread the labels evenly; False
-            puts all desirable examples first.
-    """
+    """KTOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     trainers = ("KTOTrainer",)
 
-    interleave_labels: bool = True
+    interleave_labels: bool = True  # spread the labels evenly; False: all desirable ones first
     beta: float | None = of_the_row("Scale of the implicit rewards.")
     desirable_weight: float | None = of_the_row("Weight of the desirable.")
     undesirable_weight: float | None = of_the_row("Weight of the undesirable.")
     loss_type: str | None = of_the_row("TRL's name of the loss.")
 
 
-class _Recorder:
-    """Stands in for a model in one call of TRL's loss, and keeps what it returned."""
-
-    def __init__(self, model: Any):
-        self._model, self.outputs = model, []
-
-    def __call__(self, **inputs: Any) -> Any:
-        self.outputs.append(self._model(**inputs))
-        return self.outputs[-1]
-
-
 class Aligned(OnTRL, AnswersBesideLoss):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
-    def _take(self, resolved: Resolved) -> Any:
-        """Keep a row, and return the config that it makes."""
-        self.max_completion_length, self.fitted = resolved.args.max_completion_length, {}
-        return super()._take(resolved)
+    def _take(self, args: Any, given: dict[str, Any]) -> Any:
+        args, self.fitted = super()._take(args, given), {}
+        self.max_completion_length = args.max_completion_length
+        return args
 
     # Calls the trainer's own _compute_loss, which has no seam between log-probabilities and loss:
     # the reference's are filled in before, and the policy's are recorded.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
         """Return TRL's result, whose metrics stay, and all that the model returned."""
-        recorder = _Recorder(model)
+        outputs = []
+
+        def recorder(**given: Any) -> Any:
+            outputs.append(model(**given))
+            return outputs[-1]
+
         precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
         try:
-            return compute(recorder, inputs, return_outputs), recorder.outputs
+            return compute(recorder, inputs, return_outputs), outputs
         finally:
             self.precompute_ref_logps = precomputed
 
@@ -125,32 +105,14 @@ class Aligned(OnTRL, AnswersBesideLoss):
 
 
 class BookDPOTrainer(Aligned, DPOTrainer):
-    """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
+    """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
-    Args:
-        model: see DPOTrainer, as are all arguments that are not named here.
-        args (`BookDPOConfig`): the configuration.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"dpo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
-            the stock trainer with the row's settings.
-
-    Raises:
-        InputError: no such algorithm, a config field that it does not read, or contradicts, or no
-            pair to train on.
-    """
+    config_class, default_row = BookDPOConfig, "dpo"
 
     # Where no reference is read, TRL is told that its log-probabilities are precomputed, so that
     # it loads no reference model.
-    def __init__(
-        self,
-        model: Any,
-        args: BookDPOConfig,
-        *,
-        algorithm: str | Resolved = "dpo",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookDPOConfig.resolve(args, algorithm, formulation))
+    def __init__(self, model: Any, args: BookDPOConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
@@ -184,7 +146,10 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         compute = super()._compute_loss
         if self._stock:
             return compute(model, inputs, return_outputs)
-        inputs = {**inputs, **self._reference_logps(inputs)}
+        names = ("ref_chosen_logps", "ref_rejected_logps")
+        zeros = torch.zeros(len(inputs["input_ids"]) // 2, device=inputs["input_ids"].device)
+        unread = dict.fromkeys(names, zeros)  # TRL subtracts them all the same
+        inputs = {**inputs, **(self._reference(inputs, names) if self._row.reference else unread)}
         result, (outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         mask = inputs["completion_mask"][:, 1:]
         sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
@@ -200,7 +165,13 @@ class BookDPOTrainer(Aligned, DPOTrainer):
                 given[f"ref_{side}_logps"] = total / length if self._row.logps == "mean" else total
         found = completions_loss(self._row, self._parameters, **given)
         mode = "train" if self.model.training else "eval"
-        self._set_rewards(mode, found)
+        chosen, rejected = map(
+            self.accelerator.gather, (found.chosen_rewards, found.rejected_rewards)
+        )
+        values = {"chosen": chosen, "rejected": rejected, "margins": chosen - rejected}
+        values["accuracies"] = (chosen > rejected).float()
+        for name, each in values.items():  # in place of what TRL has just logged
+            self._metrics[mode][f"rewards/{name}"][-1] = each.mean().item()
         loss = found.loss
         if self._nll_weight:
             nll = -(sums / lengths).chunk(2)[0].mean()
@@ -210,27 +181,6 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, result[1]) if return_outputs else loss
 
-    def _reference_logps(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the reference's summed log-probabilities; zeros where none is read."""
-        names = ("ref_chosen_logps", "ref_rejected_logps")
-        if not self._row.reference:
-            zeros = torch.zeros(len(inputs["input_ids"]) // 2, device=inputs["input_ids"].device)
-            return dict.fromkeys(names, zeros)
-        return self._reference(inputs, names)
-
-    def _set_rewards(self, mode: str, found: PreferenceLoss) -> None:
-        """Replace what TRL has just logged about rewards."""
-        chosen = self.accelerator.gather(found.chosen_rewards)
-        rejected = self.accelerator.gather(found.rejected_rewards)
-        values = {
-            "chosen": chosen.mean(),
-            "rejected": rejected.mean(),
-            "accuracies": (chosen > rejected).float().mean(),
-            "margins": (chosen - rejected).mean(),
-        }
-        for name, value in values.items():
-            self._metrics[mode][f"rewards/{name}"][-1] = value.item()
-
 
 class BookKTOTrainer(Aligned, KTOTrainer):
     """KTOTrainer whose loss is a row of `rlhf_trl.algorithms`, and whose labels are interleaved.
@@ -238,27 +188,12 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     TRL takes the mismatched completions that KTO's reference point needs from the neighbors in a
     device's batch, so the order of the examples is part of the method: it is drawn by `args.seed`
     such that the labels are spread evenly and no example meets a completion of its own prompt.
-
-    Args:
-        model: see KTOTrainer, as are all arguments that are not named here.
-        args (`BookKTOConfig`): the configuration.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"kto"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
-
-    Raises:
-        InputError: see BookDPOTrainer; or labels that are all the same.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        args: BookKTOConfig,
-        *,
-        algorithm: str | Resolved = "kto",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookKTOConfig.resolve(args, algorithm, formulation))
+    config_class, default_row = BookKTOConfig, "kto"
+
+    def __init__(self, model: Any, args: BookKTOConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
@@ -308,7 +243,6 @@ class BookKTOTrainer(Aligned, KTOTrainer):
 
 
 def _check_reference(model: Any, reference: Any) -> None:
-    """Refuse a reference model whose tokens are others."""
     if reference is None:
         return
     # DeepSpeed's engine has a config of its own

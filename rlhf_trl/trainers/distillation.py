@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
+from torch import Tensor
 from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.models import prepare_deepspeed, prepare_fsdp
@@ -18,13 +19,10 @@ from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
 from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
-from rlhf_trl.models import EMBEDDED
+from rlhf_trl.models import EMBEDDED, loading
 from rlhf_trl.tiny import checkpoint_path
-from rlhf_trl.trainers.policy_gradient import (
-    BookGRPOConfig,
-    BookGRPOTrainer,
-    loss_mask,
-)
+from rlhf_trl.trainers.on_trl import Batch
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 from rlhf_trl.trainers.value_model import check_vocabulary
 
 MOVED = "teacher.pt"  # in checkpoints, where the teacher follows the student
@@ -82,26 +80,13 @@ class BookDistillationTrainer(BookGRPOTrainer):
     `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
     and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
 
-    Arguments are those of BookGRPOTrainer; the formulation "trl" is computed here, too.
-
-    Raises:
-        InputError: see BookGRPOTrainer; or a teacher that cannot read the student's tokens.
+    The formulation "trl" is computed here, too.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookDistillationConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "opd",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = BookDistillationConfig() if args is None else args
-        row = BookDistillationConfig.resolve(args, algorithm, formulation)
-        super().__init__(model, reward_funcs, args, train_dataset, algorithm=row, **kwargs)
+    config_class, default_row = BookDistillationConfig, "opd"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._stock = False  # GRPOTrainer has no such loss
         self._row: Distillation
         self._own = "teacher" in self._row.trainer_reads  # the student's own versions teach
@@ -140,13 +125,9 @@ class BookDistillationTrainer(BookGRPOTrainer):
         """Load a teacher that can read the student's tokens."""
         source = checkpoint_path() if name == EMBEDDED else name
         remote = {"trust_remote_code": self.args.trust_remote_code}
-        try:
+        fault = "is neither a language model's folder here nor a hub model that can be reached"
+        with loading(f"{FIELD}: {name!r}", "name another", fault):
             teacher = AutoModelForCausalLM.from_pretrained(source, dtype=self.model.dtype, **remote)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{FIELD}: {name!r} is neither a language model's folder here nor a hub model that "
-                f"can be reached ({str(error).splitlines()[0]}); name another."
-            ) from error
         size = teacher.config.get_text_config().vocab_size
         check_vocabulary(FIELD, source, size, self.model, self.processing_class, remote)
         return teacher
@@ -166,26 +147,23 @@ class BookDistillationTrainer(BookGRPOTrainer):
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     # Extends DynamicSampling's: replaced are prompts without a right completion.
-    def _without_contrast(self, rewards: torch.Tensor) -> list[int]:
+    def _without_contrast(self, rewards: Tensor) -> list[int]:
         right = rewards[:, self._correctness].view(-1, self.num_generations) == 1
         return (~right.any(1)).nonzero().flatten().tolist()
 
-    def _advantages(
-        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
-    ) -> torch.Tensor:
+    def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         """Return none: the loss reads the teachers."""
         return torch.zeros_like(rewards[self._mine(output)])
 
     # Extends BookGRPOTrainer's: adds what the teacher reads in the place of the prompt.
-    def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         output = super()._generation(inputs)
         if not self._own:
             return output
         prompts, completions = self._read
         said, right = gather_object(completions), self._binary_rewards()
         mode = "train" if self.model.training else "eval"
-        size = self.num_generations if mode == "train" else self.num_generations_eval
-        hints = []
+        size, hints = self._group(), []
         for group in range(len(said) // size):
             places = [i for i in range(group * size, (group + 1) * size) if right[i]]
             chosen = places[:1]
@@ -197,16 +175,14 @@ class BookDistillationTrainer(BookGRPOTrainer):
         hints = [hints[i // size] for i in range(mine.start, mine.stop)]
         texts = [self._hinted(*pair) for pair in zip(prompts, hints, strict=True)]
         ids = list(map(torch.tensor, self._tokenize_prompts(texts)[0]))
-        lengths = self.accelerator.gather(loss_mask(output).sum(1))
-        tokens = lengths.view(-1, size).sum(1).repeat_interleave(size)[mine]
-        shown = torch.tensor([hint is not None for hint in hints], device=tokens.device)
+        shown = torch.tensor([hint is not None for hint in hints], device=self.args.device)
         share = self.accelerator.gather(shown).float().mean().item()
         self._metrics[mode]["teacher/demonstrated"].append(share)
         masks = list(map(torch.ones_like, ids))
         for name, rows, value in (("ids", ids, self._tokenizer.pad_token_id), ("mask", masks, 0)):
-            found = pad(rows, padding_value=value, padding_side="left").to(tokens.device)
+            found = pad(rows, padding_value=value, padding_side="left").to(shown.device)
             output[f"teacher_prompt_{name}"] = found
-        return output | {"prompt_tokens": tokens, "demonstrated": shown}
+        return output | {"demonstrated": shown}
 
     def _hinted(self, prompt: Any, hint: str | None) -> Any:
         """Return the prompt that the teacher reads; without a demonstration, the student's."""
@@ -217,7 +193,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             return prompt + end
         return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + end}]
 
-    def _read_on(self, model: Any, ids: torch.Tensor, attention: torch.Tensor, keep: int) -> Any:
+    def _read_on(self, model: Any, ids: Tensor, attention: Tensor, keep: int) -> Any:
         """Return (B, T, V) logits before each of the last `keep` tokens."""
         bare = self.accelerator.unwrap_model(model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
@@ -227,7 +203,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **kept).logits
         return logits[:, -keep - 1 : -1].float() / self.temperature
 
-    def _taught(self, model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    def _taught(self, model: Any, inputs: Batch) -> list[Tensor]:
         """Return what each teacher says of the completions: logits, or those of the tokens."""
         own, ids = "teacher_" if self._own else "", inputs["completion_ids"]
         both = torch.cat([inputs[f"{own}prompt_ids"], ids], 1)
@@ -263,10 +239,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             self._said = self._logits = None
             self._scoring = False
 
-    def _row_loss(
-        self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return the row's loss of a micro-batch."""
+    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
         mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
         if not self._reads_logits:
             gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))
@@ -284,7 +257,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             mask,
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
-            num_generations=self.num_generations,
+            num_generations=self._group(),
             prompt_tokens=inputs.get("prompt_tokens"),
         )
 
@@ -316,6 +289,6 @@ class _Follow(TrainerCallback):
                 ours.lerp_(theirs.to(ours), args.teacher_rate)
 
 
-def _of_tokens(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _of_tokens(logits: Tensor, ids: Tensor) -> Tensor:
     """Return (B, T) log-probabilities of tokens from (B, T, V) logits."""
     return logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)

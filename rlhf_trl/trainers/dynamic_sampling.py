@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from torch import Tensor
 
 from rlhf_trl import book
 from rlhf_trl.errors import InputError
@@ -22,16 +23,11 @@ class DynamicSampling:
 
     Logged beside TRL's metrics, per generation: `dynamic_sampling/rounds`,
     `dynamic_sampling/discarded_groups` and `dynamic_sampling/left_without_contrast`.
-
-    Attributes:
-        _rounds (`int`): most rounds; 0: off.
-        _correctness (`int`): column of the reward that is 1 for right and 0 for wrong.
-        _carried (`dict`): what checkpoints hold; `stream_position` counts the fresh prompts.
     """
 
-    _rounds: int = 0
-    _correctness: int | None = None
-    _carried: dict[str, Any]
+    _rounds: int = 0  # at most; 0: off
+    _correctness: int | None = None  # column of the reward that is 1 for right and 0 for wrong
+    _carried: dict[str, Any]  # in checkpoints; `stream_position` counts the fresh prompts
     _kept: list[dict[str, Any]] | None = None
     _order: tuple[int, list[int]] | None = None
 
@@ -67,9 +63,7 @@ class DynamicSampling:
                 self._pending_metrics[name].append(value)
         return self._kept_rewards
 
-    def _with_contrast(
-        self, inputs: list[dict[str, Any]]
-    ) -> tuple[list[dict[str, Any]], torch.Tensor]:
+    def _with_contrast(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Tensor]:
         """Return this process' rows, sampled until they teach something, and all rewards."""
         self._check_plain(inputs)
         size, world = self.num_generations, self.accelerator.num_processes
@@ -116,7 +110,7 @@ class DynamicSampling:
         number = self._carried["generation"]
         self.record("train-replaced", number, *recorded, None, self.num_generations)
 
-    def _roll_out(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], torch.Tensor]:
+    def _roll_out(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Tensor]:
         """Generate and judge; return this process' rows and the rewards of all processes."""
         # TRL's metrics are restored: the completions that stay are counted when it scores them
         metrics = {name: list(values) for name, values in self._metrics["train"].items()}
@@ -140,7 +134,7 @@ class DynamicSampling:
         ]
         return rows, rewards
 
-    def _without_contrast(self, rewards: torch.Tensor) -> list[int]:
+    def _without_contrast(self, rewards: Tensor) -> list[int]:
         """Return the groups, over all processes, that are all right or all wrong."""
         correct = rewards[:, self._correctness]
         keep = book.rewards.has_contrast(correct, self.num_generations)

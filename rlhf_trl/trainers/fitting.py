@@ -16,16 +16,10 @@ ATTEMPTS = 100  # orders tried before there are said to be too few different pro
 def shortened(
     prompt: list[int], completions: Sequence[list[int]], max_length: int | None, rule: str
 ) -> tuple[list[int], list[list[int]]] | None:
-    """Make a prompt and its completions fit into `max_length` tokens.
+    """Make the ids of a prompt, and of completions that all keep it, fit into `max_length` tokens.
 
-    Args:
-        prompt: its token ids.
-        completions: those of each completion; all keep the same prompt.
-        max_length: of prompt and completion together; None: no limit.
-        rule: "cut_prompt" (its first tokens go), "cut_completion" (their last) or "drop".
-
-    Returns:
-        Prompt and completions, or None where the rule leaves no prompt or no completion.
+    The rule is "cut_prompt" (its first tokens go), "cut_completion" (their last) or "drop". None is
+    returned where it leaves no prompt or no completion.
     """
     longest = max(map(len, completions))
     if max_length is None or len(prompt) + longest <= max_length:
@@ -42,11 +36,8 @@ def fit(
 ) -> tuple[Any, dict[str, int]]:
     """Shorten or drop over-long rows of a tokenized data set, then drop pairs without contrast.
 
-    The rows have `prompt_ids` and the columns `sides`; see `shortened`. Returned are those that are
-    left, and how many were cut and dropped, by the reason.
-
-    Raises:
-        InputError: nothing is left, or the data set is streamed.
+    The rows have `prompt_ids` and the columns `sides`; see `shortened`. The result is the rows that
+    are left, and how many were cut or dropped, by reason.
     """
     if not hasattr(dataset, "select"):
         raise InputError(
@@ -105,6 +96,7 @@ def kto_order(
 
     The labels are spread evenly: as many of each make them alternate. "Neighbors" are those whose
     completions TRL combines: each example of a batch and the one before it, the first and the last.
+    The last example is left out if it would make a batch of its own.
 
     Args:
         labels: (N,) whether each is desirable.
@@ -112,12 +104,6 @@ def kto_order(
         batch: examples per device and batch.
         seed: of the order.
         interleave: False: all desirable before all undesirable, to show what goes wrong then.
-
-    Returns:
-        Indices; the last example is left out if it would make a batch of its own.
-
-    Raises:
-        InputError: only one label; batches of one; or too few different prompts.
     """
     rng = random.Random(seed)
     classes = [
@@ -156,30 +142,24 @@ def kto_order(
 def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: int) -> bool:
     """Swap examples of one label until no neighbors share a key; tell whether that worked."""
 
-    def before(place: int) -> int:
-        first = place - place % batch
-        return place - 1 if place > first else min(first + batch, len(order)) - 1
+    count = len(order)
 
-    def after(place: int) -> int:
+    def beside(place: int, step: int) -> int:
         first = place - place % batch
-        return place + 1 if place + 1 < min(first + batch, len(order)) else first
+        return first + (place - first + step) % min(batch, count - first)
 
     def clashes(place: int) -> bool:
-        return keys[order[place]] == keys[order[before(place)]]
-
-    def swap(one: int, other: int) -> None:
-        order[one], order[other] = order[other], order[one]
+        return keys[order[place]] == keys[order[beside(place, -1)]]
 
     def settles(one: int, other: int) -> bool:
         if labels[order[one]] != labels[order[other]]:
             return False
-        swap(one, other)
-        if not any(map(clashes, (one, after(one), other, after(other)))):
+        order[one], order[other] = order[other], order[one]
+        if not any(map(clashes, (one, beside(one, 1), other, beside(other, 1)))):
             return True
-        swap(one, other)
+        order[one], order[other] = order[other], order[one]
         return False
 
-    count = len(order)
     return all(
         not clashes(place) or any(settles(place, (place + n) % count) for n in range(1, count))
         for place in range(count)
@@ -187,15 +167,7 @@ def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: 
 
 
 def rotated(dataset: Any, batch: int) -> Any:
-    """Add `KL_completion_ids`: in each batch, the completion of the example before.
-
-    Args:
-        dataset (`Dataset`): in the order of `kto_order`, with `prompt_ids` and `completion_ids`.
-        batch: examples per device and batch.
-
-    Raises:
-        InputError: an example would meet a completion of its own prompt.
-    """
+    """Add `KL_completion_ids`: in each batch per device, the completion of the example before."""
 
     def rotate(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         completions, prompts = rows["completion_ids"], rows["prompt_ids"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import IterableDataset
@@ -16,6 +16,7 @@ from rlhf_trl import algorithms, output
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.rollouts.store import Store
 
+Batch = dict[str, Any]  # tensors, by TRL's names
 SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 OVERRIDDEN = {
     "Trainer": "create_optimizer create_scheduler evaluate evaluation_loop get_batch_samples "
@@ -40,27 +41,28 @@ A test keeps it complete.
 class OnTRL:
     """Trainer mixin: a row, whose name is on the card; no streamed data, unless `streams`.
 
-    A checkpoint is whole once it holds a manifest (see `output`), which is written last.
-
-    Attributes:
-        told (`dict`): what manifests say beside what the trainer knows.
-        save_checksums (`bool`): whether manifests hold checksums.
-        rollouts (`Store`): the record, which the main process writes; None: none is kept.
-
-    Raises:
-        InputError: a streamed data set; and, when a class is defined on it, a method that is gone.
+    A trainer of rows takes what its TRL trainer takes, with a config of its `config_class`, and two
+    keywords: `algorithm`, a row's name (by default `default_row`) or what a config has `resolved`,
+    and `formulation`: "chapter" (the default), "code", or "trl" for TRL's own loss with the row's
+    settings. A checkpoint is whole once it holds a manifest (see `output`), which is written last.
     """
 
     streams = False
-    told: Mapping[str, Any] = MappingProxyType({})
-    save_checksums = True
-    rollouts: Store | None = None
+    told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
+    save_checksums = True  # in manifests
+    rollouts: Store | None = None  # the record, which the main process writes
+    config_class: ClassVar[type[algorithms.RowConfig]]
+    default_row: ClassVar[str]
     _algorithm: str | None = None
 
-    def _take(self, resolved: algorithms.Resolved) -> Any:
-        """Keep a row before the parent is built, and return the config that it makes."""
+    def _take(self, args: Any, given: dict[str, Any]) -> Any:
+        """Take a row out of what is given, and return the config that it makes of `args`."""
+        args = self.config_class() if args is None else args
+        which = given.pop("algorithm", self.default_row), given.pop("formulation", "chapter")
+        resolved = self.config_class.resolve(args, *which)
         self._row, self._parameters = resolved.row, dict(resolved.parameters)
-        self._algorithm, self._stock = resolved.algorithm, resolved.formulation == "trl"
+        self._algorithm, self._formulation = resolved.algorithm, resolved.formulation
+        self._stock = self._formulation == "trl"
         return resolved.args
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -71,7 +73,7 @@ class OnTRL:
                     library = parent.__module__.partition(".")[0]
                     raise InputError(
                         f"{library} {version(library)} has no {parent.__name__}.{name}, which "
-                        f"{cls.__name__} overrides and would now compute without; install the "
+                        f"{cls.__name__} overrides, so its override would never run; install the "
                         "versions that constraints.txt pins."
                     )
 
@@ -132,7 +134,7 @@ class OnTRL:
                 "[None](https://huggingface.co/None)", f"`{base}`"
             )
             text = text.replace('model="None"', f'model="{path.parent / "model"}"')
-            output.write_whole(path, lambda part: part.write_text(text, "utf-8"))
+            output.write_whole(path, text)
 
     # Extends Trainer.create_optimizer and create_scheduler: what they refuse names its keys.
     def create_optimizer(self, *args, **kwargs):
@@ -193,11 +195,7 @@ class OnTRL:
             super()._run_epoch(*args, **kwargs)
 
     def check_finite(self) -> None:
-        """Stop a run that has diverged, on all processes, before its weights are saved.
-
-        Raises:
-            InputError: a weight is infinite or not a number.
-        """
+        """Stop a run that has diverged, on all processes, before its weights are saved."""
         trained = (p for p in self.model.parameters() if p.requires_grad)
         # what this process holds of a weight that FSDP or ZeRO-3 has shared out
         mine = (getattr(p, "_local_tensor", getattr(p, "ds_tensor", p)) for p in trained)
@@ -217,11 +215,7 @@ class OnTRL:
 
 
 def paper(algorithm: str) -> dict[str, str | None]:
-    """Return title, arXiv number and BibTeX of a row's paper; without an entry, what the row says.
-
-    Args:
-        algorithm: the row.
-    """
+    """Return title, arXiv number and BibTeX of a row's paper; without one, what the row says."""
     where = algorithms.ALGORITHMS[algorithm].paper
     number = re.split("[: ]", where)[-1]
     entries = Path(__file__).parents[1].joinpath("papers.bib").read_text("utf-8").split("\n\n")

@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_trl.algorithms import Resolved, of_the_row
+from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import completions_loss
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
@@ -35,28 +35,12 @@ class BookORPOConfig(AlignmentFields, ORPOConfig):
 
 
 class BookORPOTrainer(Aligned, ORPOTrainer):
-    """ORPOTrainer whose loss is a row of `rlhf_trl.algorithms`.
+    """ORPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
-    Args:
-        model: see ORPOTrainer, as are all arguments that are not named here.
-        args (`BookORPOConfig`): the configuration.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"orpo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
+    config_class, default_row = BookORPOConfig, "orpo"
 
-    Raises:
-        InputError: see BookDPOTrainer.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        args: BookORPOConfig,
-        *,
-        algorithm: str | Resolved = "orpo",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookORPOConfig.resolve(args, algorithm, formulation))
+    def __init__(self, model: Any, args: BookORPOConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         whole = copy(args)
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes

@@ -2,13 +2,13 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.trainer import utils
@@ -18,14 +18,15 @@ from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
-from rlhf_trl.rollouts.generate import Completion, neutral
+from rlhf_trl.rollouts.generate import Rows, Said, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
-from rlhf_trl.trainers.on_trl import OnTRL
+from rlhf_trl.trainers.on_trl import Batch, OnTRL
 
 if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are wider than they are
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
     utils.Table = type("Table", (utils.Table,), {"add_column": add_column})  # of `log_completions`
 
+PARTS = ("prompt", "completion")
 STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each process
 
 
@@ -35,23 +36,6 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
     upper bound of 1 + epsilon_high. One completion per prompt is allowed.
-
-    Args:
-        kl_estimator (`str`, *optional*): "k1", "k2" or "k3".
-        baseline (`str`, *optional*): "none", "batch_mean" or "moving_average" (REINFORCE).
-        baseline_decay (`float`, *optional*): how slowly the moving average moves, in [0, 1].
-        importance_cap (`float`, *optional*): largest importance weight where an algorithm without
-            ratio reuses a batch; None: no correction.
-        correctness_reward (`str`, *optional*): name of the reward function that is 1 for a right
-            answer and 0 for a wrong one (DAPO, MaxRL).
-        format_reward (`str`, *optional*): name of the reward function that must be 1 as well for
-            a success (MaxRL).
-        missing_eos_penalty (`float`, *optional*): taken from the reward of a completion that was
-            cut off (all but MaxRL, which reads successes).
-        soft_punish_cache (`int`, *optional*): tokens before max_completion_length over which the
-            penalty of long completions grows (DAPO).
-        dynamic_sampling_rounds (`int`, *optional*): how often groups without contrast are sampled
-            anew before the last ones are kept; 0: never (DAPO).
     """
 
     family: ClassVar[str] = "policy_gradient"
@@ -69,13 +53,16 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
     use_bias_correction_kl: bool | None = of_the_row("Whether TRL weighs its KL by the ratio.")
 
     kl_estimator: str | None = of_the_row("k1, k2 or k3.")
-    baseline: str | None = of_the_row("none, batch_mean or moving_average.")
+    baseline: str | None = of_the_row("none, batch_mean or moving_average (REINFORCE).")
     baseline_decay: float | None = of_the_row("How slowly the moving average moves, in [0, 1].")
+    # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
     importance_cap: float | None = of_the_row("Largest importance weight.")
-    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer.")
-    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success.")
+    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer, else 0.")
+    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success (MaxRL).")
     missing_eos_penalty: float | None = of_the_row("Taken from a cut-off completion's reward.")
+    # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
+    # then groups without contrast are kept; 0: never (DAPO)
     dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms
@@ -89,8 +76,8 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
         share = self.generation_batch_size or self.per_device_train_batch_size * steps
         if share < 2:
             raise InputError(
-                "num_generations is 1 and each process generates a single completion; raise "
-                "per_device_train_batch_size or gradient_accumulation_steps."
+                "num_generations is 1, and each process generates a single completion but needs 2; "
+                "raise per_device_train_batch_size or gradient_accumulation_steps."
             )
         given = self.num_generations_eval
         self.num_generations, self.num_generations_eval = share, given or 1
@@ -116,20 +103,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
     whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
     gives to a completion of such a group.
-
-    Args:
-        model: see GRPOTrainer, as are all arguments that are not named here.
-        reward_funcs: see GRPOTrainer.
-        args (`BookGRPOConfig`, *optional*): the configuration.
-        train_dataset: see GRPOTrainer.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"grpo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code", or "trl" for
-            the stock trainer with the row's settings.
-
-    Raises:
-        InputError: no such algorithm, a config field that it does not read, or contradicts, or a
-            streamed data set.
     """
+
+    config_class, default_row = BookGRPOConfig, "grpo"
 
     def __init__(
         self,
@@ -137,21 +113,16 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         reward_funcs: Any = None,
         args: BookGRPOConfig | None = None,
         train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "grpo",
-        formulation: str = "chapter",
         **kwargs: Any,
     ):
-        args = BookGRPOConfig() if args is None else args
-        args = self._take(BookGRPOConfig.resolve(args, algorithm, formulation))
-        row = self._row
+        args, row = self._take(args, kwargs), self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
         # by generation: what waits for advantages that the loss estimates, and for how many
         self._unrecorded: dict[int, list[Any]] = {}
         self._ahead: list[dict[str, Any]] = []
-        self._window_tokens: torch.Tensor | None = None
+        self._window_tokens: Tensor | None = None
         super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
@@ -197,7 +168,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._ended = ended
         return rewards
 
-    def judge(self, rows: Sequence[dict[str, Any]], said: Sequence[Completion]) -> Scores:
+    def judge(self, rows: Rows, said: Said) -> Scores:
         """Return the scores, those of all reward functions, and the reward they come to."""
         mine = self.share(rows)
         chat = is_conversational({"prompt": rows[0]["prompt"]})
@@ -228,7 +199,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
                 output["window_tokens"] = tokens * self.num_iterations
         return self._ahead.pop(0)
 
-    def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         output = super()._generate_and_score_completions(inputs)
         self._scored = None
         per_func, training = self._rewards_per_func, self.model.training
@@ -238,6 +209,10 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if not self._stock:
             if training and self.num_generations == 1:  # TRL finds no spread in groups of one
                 self._metrics["train"].pop("frac_reward_zero_std", None)
+            # counted here, since TRL's shuffle spreads a prompt over micro-batches and processes
+            lengths = self.accelerator.gather(loss_mask(output).sum(1)).view(-1, self._group())
+            tokens = lengths.sum(1, keepdim=True).expand_as(lengths).flatten()
+            output["prompt_tokens"] = tokens[self._mine(output)]
             output["advantages"] = self._advantages(output, rewards, training)
             advantages = self.accelerator.gather(mean_advantages(output))
             logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
@@ -250,9 +225,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             self._carried["generation"] += 1
         return output
 
-    def _total(
-        self, per_func: torch.Tensor, lengths: torch.Tensor, ended: torch.Tensor
-    ) -> torch.Tensor:
+    def _total(self, per_func: Tensor, lengths: Tensor, ended: Tensor) -> Tensor:
         """Return the weighted sum of the rewards, less the penalties."""
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
         if "soft_punish_cache" in self._row.trainer_reads:
@@ -263,14 +236,14 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return rewards
 
     def _samples(
-        self, prompts: Any, completions: Any, told: torch.Tensor, per_func: torch.Tensor
+        self, prompts: Any, completions: Any, told: Tensor, per_func: Tensor
     ) -> tuple[list[tuple[Any, ...]], dict[str, list[float]]]:
         """Return samples, but for their advantages, and rewards as `Store.write` takes them."""
         columns = *told.T.tolist(), self._total(per_func, *told.T).tolist()
         named = zip(self.reward_func_names, per_func.T.tolist(), strict=True)
         return list(zip(prompts, completions, *columns, strict=True)), dict(named)
 
-    def _record_generation(self, output: dict[str, Any], told: torch.Tensor) -> None:
+    def _record_generation(self, output: Batch, told: Tensor) -> None:
         """Record a generation, unless only the loss will estimate its advantages."""
         number, logs = self._carried["generation"], self._logs
         recorded = self._samples(logs["prompt"], logs["completion"], told, self._rewards_per_func)
@@ -282,7 +255,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
         self._unrecorded[number] = [recorded, torch.zeros(len(places)), len(places)]
 
-    def _record_estimated(self, batch: dict[str, Any]) -> None:
+    def _record_estimated(self, batch: Batch) -> None:
         """Take the advantages of a micro-batch; with its last one, record a generation."""
         number, places = batch["recorded_as"][0, 0].item(), batch["recorded_as"][:, 1].cpu()
         waiting = self._unrecorded[number]
@@ -294,15 +267,12 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             advantages = self.accelerator.gather(advantages.to(self.args.device)).tolist()
             self.record("train", number, *recorded, advantages, self.num_generations)
 
-    def _advantages(
-        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
-    ) -> torch.Tensor:
-        """Return the advantages of this process, from the rewards of all processes."""
+    def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         mine = self._mine(output)
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
-        size = self.num_generations if training else self.num_generations_eval
+        size = self._group()
         advantages = estimate_advantages(
             self._row,
             self._parameters,
@@ -319,13 +289,17 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             metrics["equal_rewards/max_advantage"].append(largest.max().item())
         return advantages[mine]
 
-    def _mine(self, output: dict[str, Any]) -> slice:
+    def _group(self) -> int:
+        """Return the number of completions of a prompt, in training or outside."""
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    def _mine(self, output: Batch) -> slice:
         """Return where the completions of this process stand among those of all."""
         share = len(output["completion_mask"])
         first = share * self.accelerator.process_index
         return slice(first, first + share)
 
-    def _shaped(self, output: dict[str, Any], rewards: torch.Tensor) -> torch.Tensor:
+    def _shaped(self, output: Batch, rewards: Tensor) -> Tensor:
         """Take the KL to the reference, if there is one, from this process' rewards."""
         return shaped_rewards(
             self._row,
@@ -336,25 +310,22 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             ref_logps=output["ref_per_token_logps"],
         )
 
-    def _rollout_logps(self, output: dict[str, Any]) -> torch.Tensor:
+    def _rollout_logps(self, output: Batch) -> Tensor:
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
-        per_step = self.args.per_device_train_batch_size
-        pair = ("prompt", "completion")
         extra = inspect.signature(super()._get_per_token_logps_and_entropies).parameters
         with torch.no_grad():
             logps, _, _ = super()._get_per_token_logps_and_entropies(
                 self.model,
-                torch.cat([output[f"{part}_ids"] for part in pair], dim=1),
-                torch.cat([output[f"{part}_mask"] for part in pair], dim=1),
+                *whole(output),
                 output["completion_ids"].size(1),
-                batch_size=per_step,
+                batch_size=self.args.per_device_train_batch_size,
                 **{name: output[name] for name in extra if name in output},
             )
         return logps
 
-    def _binary_rewards(self) -> torch.Tensor | None:
+    def _binary_rewards(self) -> Tensor | None:
         """Return 1 for completions that are right (and well formed, if that is asked)."""
         if self._correctness is None:
             return None
@@ -363,7 +334,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             success &= self._rewards_per_func[:, self._format] == 1
         return success.float()
 
-    def _recall_baseline(self, rewards: torch.Tensor, training: bool) -> None:
+    def _recall_baseline(self, rewards: Tensor, training: bool) -> None:
         """Set the moving average of earlier batches (the first has its own mean) and move it."""
         if self._row.advantage != "moving_average_baseline":
             return
@@ -411,7 +382,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._stock:
             return loss
         mode = "train" if self.model.training else "eval"
-        if self._row.surrogate != "clipped_ratio":  # nothing is clipped
+        if self._row.surrogate != "clipped_ratio":  # TRL counts what that one clips
             for name in [n for n in self._metrics[mode] if n.startswith("clip_ratio/")]:
                 del self._metrics[mode][name]
         steps = self.current_gradient_accumulation_steps if mode == "train" else 1
@@ -426,10 +397,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             loss = loss + self.router_aux_loss_coef * aux_loss / steps
         return loss
 
-    def _row_loss(
-        self, inputs: dict[str, Any], logps: torch.Tensor, tokens: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return the row's loss of a micro-batch, normalized over the window's tokens if given."""
+    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
         critic = self._critic(inputs)  # which may estimate the advantages
         return surrogate_loss(
             self._row,
@@ -441,14 +409,16 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             ref_logps=inputs.get("ref_per_token_logps"),
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
+            num_generations=self._group(),
+            prompt_tokens=inputs.get("prompt_tokens"),
             **critic,
         )
 
-    def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def _critic(self, inputs: Batch) -> dict[str, Tensor]:
         """Return what the loss of a critic needs, for rows that have one."""
         return {}
 
-    def _tokens_of_window(self, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+    def _tokens_of_window(self, inputs: Batch, mode: str) -> Tensor:
         """Return the tokens, over all processes, of the accumulation window of this step."""
         if mode == "eval":
             tokens = inputs["num_items_in_batch"]
@@ -507,13 +477,19 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             self._window_tokens = state["window_tokens"]
 
 
-def loss_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def loss_mask(batch: Batch) -> Tensor:
     """Return (B, T) 1 on the tokens that the policy generated and that count."""
     mask = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def whole(output: Batch) -> tuple[Tensor, Tensor]:
+    """Return ids and attention mask of prompts with their completions."""
+    both = ([output[f"{part}_{kind}"] for part in PARTS] for kind in ("ids", "mask"))
+    return tuple(torch.cat(each, dim=1) for each in both)
+
+
+def mean_advantages(batch: Batch) -> Tensor:
     """Return (B,) advantages; those of tokens as their mean over the completion."""
     advantages = batch["advantages"]
     if advantages.dim() == 1:
@@ -522,7 +498,6 @@ def mean_advantages(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
-    """Refuse what could not be computed or resumed later."""
     if args.critic != (row.value_loss != "none"):
         kinds = ("recipes/grpo.py (BookGRPOTrainer)", "recipes/ppo.py (BookPPOTrainer)")
         has = "no critic" if args.critic else "a critic"
@@ -544,12 +519,13 @@ def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
                 f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
                 f"({limit})."
             )
-    if (penalty := args.missing_eos_penalty) is not None and not penalty >= 0:
-        raise InputError(f"missing_eos_penalty is {penalty}; write 0 or more.")
-    if (decay := args.baseline_decay) is not None and not 0 <= decay <= 1:
-        raise InputError(f"baseline_decay is {decay}; write a number between 0 and 1.")
-    if (rounds := args.dynamic_sampling_rounds) is not None and rounds < 0:
-        raise InputError(f"dynamic_sampling_rounds is {rounds}; write 0 (never) or more.")
+    for name, remedy, good in (
+        ("missing_eos_penalty", "0 or more", lambda penalty: penalty >= 0),
+        ("baseline_decay", "a number between 0 and 1", lambda decay: 0 <= decay <= 1),
+        ("dynamic_sampling_rounds", "0 (never) or more", lambda rounds: rounds >= 0),
+    ):
+        if (value := getattr(args, name)) is not None and not good(value):
+            raise InputError(f"{name} is {value}; write {remedy}.")
     window, every = args.gradient_accumulation_steps, args.steps_per_generation
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:

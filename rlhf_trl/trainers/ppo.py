@@ -8,42 +8,27 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import is_peft_model
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.utils import get_config_model_id
 
 from rlhf_trl import book
-from rlhf_trl.algorithms import Resolved, of_the_row
+from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.policy_gradient import (
-    BookGRPOConfig,
-    BookGRPOTrainer,
-    loss_mask,
-)
+from rlhf_trl.trainers.on_trl import Batch
+from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask, whole
 
 
 @dataclass
 class BookPPOConfig(BookGRPOConfig):
     """BookGRPOConfig with what PPO adds; None in the first block is the row's own.
 
-    Args:
-        gamma (`float`, *optional*): discount factor, in [0, 1].
-        lam (`float`, *optional*): mixing parameter of GAE, in [0, 1].
-        vf_coef (`float`, *optional*): weight of the value loss.
-        cliprange_value (`float`, *optional*): how far a value may move in one buffer before its
-            loss is clipped, in units of the reward.
-        whiten_advantages (`bool`, *optional*): bring the advantages of all valid tokens of a
-            generation to mean 0 and standard deviation 1; a single token's advantage is 0.
-        value_model (`str`, *optional*, defaults to `"separate"`): a backbone of its own, or "head":
-            a head on the policy's.
-        value_model_name_or_path (`str`, *optional*): what a separate value model starts from: any
-            checkpoint or reward model with the policy's tokenizer; None: the policy.
-        value_learning_rate (`float`, *optional*): of the value model, or of the head alone;
-            None: learning_rate.
-        value_warmup_steps (`int`, *optional*, defaults to `0`): optimizer steps at the start in
-            which only the value model learns.
+    A value may move by `cliprange_value`, in units of the reward, in one buffer. Whitening takes
+    the advantages of all valid tokens of a generation; a lone token's becomes 0. A separate value
+    model starts from any checkpoint or reward model with the policy's tokenizer.
     """
 
     critic: ClassVar[bool] = True
@@ -65,7 +50,7 @@ class BookPPOConfig(BookGRPOConfig):
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "Of the value model. None: learning_rate."}
+        default=None, metadata={"help": "Of the value model, or the head. None: learning_rate."}
     )
     value_warmup_steps: int = field(
         default=0, metadata={"help": "Steps at the start in which only the value model learns."}
@@ -115,43 +100,15 @@ class BookPPOTrainer(BookGRPOTrainer):
     to the policy of the rollout), and once per generation, or for each micro-batch where a single
     update follows it, `val/explained_variance` (of the returns, by the values of the rollout),
     `returns/mean`, `advantages/mean` and `advantages/std`.
-
-    Args:
-        model: see GRPOTrainer, as are all arguments that are not named here.
-        reward_funcs: see GRPOTrainer.
-        args (`BookPPOConfig`, *optional*): the configuration.
-        train_dataset: see GRPOTrainer.
-        algorithm (`str` or `Resolved`, *optional*, defaults to `"ppo"`): the row.
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
-
-    Raises:
-        InputError: see BookGRPOTrainer; or a value model that does not fit the policy, or a
-            schedule made before it joined the optimizer.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookPPOConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        algorithm: str | Resolved = "ppo",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        super().__init__(
-            model,
-            reward_funcs,
-            BookPPOConfig() if args is None else args,
-            train_dataset,
-            algorithm=algorithm,
-            formulation=formulation,
-            **kwargs,
-        )
+    config_class, default_row = BookPPOConfig, "ppo"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._with_values = False
-        self._logps: torch.Tensor | None = None
-        self._values: torch.Tensor | None = None
+        self._logps: Tensor | None = None
+        self._values: Tensor | None = None
         value_model.attach(self._policy, self._new_value_model())
         if self.optimizer is not None:
             self._complete_optimizer()
@@ -165,7 +122,6 @@ class BookPPOTrainer(BookGRPOTrainer):
         return self.model.get_base_model() if is_peft_model(self.model) else self.model
 
     def _new_value_model(self) -> Any:
-        """Load or build the value model that the config asks for."""
         args, policy = self.args, self._policy
         if args.value_model == "head":
             if is_peft_model(self.model):
@@ -229,7 +185,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         finally:
             self._with_values = False
 
-    def _critic(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def _critic(self, inputs: Batch) -> dict[str, Tensor]:
         if "token_rewards" in inputs:
             inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
             if "recorded_as" in inputs:
@@ -239,22 +195,18 @@ class BookPPOTrainer(BookGRPOTrainer):
         self._values = self._logps = None
         return critic
 
-    def _rollout_values(self, output: dict[str, Any]) -> torch.Tensor:
+    def _rollout_values(self, output: Batch) -> Tensor:
         """Return (B, T) values of the state before each token, by the value model as it is."""
-        pair = ("prompt", "completion")
-        ids = torch.cat([output[f"{part}_ids"] for part in pair], dim=1)
-        attention = torch.cat([output[f"{part}_mask"] for part in pair], dim=1)
         size = self.args.per_device_train_batch_size
+        batches = zip(*(each.split(size) for each in whole(output)), strict=True)
         with torch.no_grad(), self.accelerator.autocast():
             found = [
-                self.model(input_ids=i, attention_mask=a, only_values=True)
-                for i, a in zip(ids.split(size), attention.split(size), strict=True)
+                self.model(input_ids=ids, attention_mask=mask, only_values=True)
+                for ids, mask in batches
             ]
         return _before_tokens(torch.cat(found), output["completion_ids"])
 
-    def _advantages(
-        self, output: dict[str, Any], rewards: torch.Tensor, training: bool
-    ) -> torch.Tensor:
+    def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         """Return (B, T) advantages of this process; add old values and returns to the output."""
         rewards, mask = rewards[self._mine(output)], loss_mask(output)
         if self.beta:
@@ -278,9 +230,7 @@ class BookPPOTrainer(BookGRPOTrainer):
             advantages = whitened[self._mine(output), : mask.shape[1]]
         return advantages
 
-    def _estimated(
-        self, batch: dict[str, Any], rewards: torch.Tensor, values: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def _estimated(self, batch: Batch, rewards: Tensor, values: Tensor) -> dict[str, Tensor]:
         """Return (B, T) advantages, returns and the values of the rollout they are made of."""
         mask = loss_mask(batch)
         values = masked(values, mask)
@@ -291,10 +241,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         self._log_estimates(advantages, returns, mask)
         return {"advantages": advantages, "returns": returns, "old_values": values}
 
-    def _log_estimates(
-        self, advantages: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
-    ) -> None:
-        """Log what the returns say about the values of the rollout."""
+    def _log_estimates(self, advantages: Tensor, returns: Tensor, mask: Tensor) -> None:
         kept = mask.bool()
         a, g = advantages[kept].double(), returns[kept].double()
         sums = torch.stack([kept.sum(), a.sum(), (a * a).sum(), g.sum(), (g * g).sum()])
@@ -309,7 +256,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         explained = 1 - spread / of_returns if of_returns > 0 else math.nan
         metrics["val/explained_variance"].append(explained)
 
-    def _log_update(self, critic: dict[str, torch.Tensor], inputs: dict[str, Any]) -> None:
+    def _log_update(self, critic: dict[str, Tensor], inputs: Batch) -> None:
         """Log the value loss, how much of it is clipped, and how far the policy has moved."""
         with torch.no_grad():
             mask, logps = loss_mask(inputs), self._logps
@@ -411,6 +358,6 @@ class BookPPOTrainer(BookGRPOTrainer):
         value_model.restore(folder, self._policy)
 
 
-def _before_tokens(state_values: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+def _before_tokens(state_values: Tensor, completions: Tensor) -> Tensor:
     """Cut (B, L) values after each token down to (B, T) values before each completion token."""
     return state_values[:, :-1][:, -completions.shape[1] :]

@@ -11,48 +11,33 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForTokenClassification
-from transformers.utils import logging
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import create_model_from_path
 
-from rlhf_trl.algorithms import Resolved, RowConfig
+from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import scores_loss
-from rlhf_trl.reward_models.metrics import (
-    pair_metrics,
-    prompt_groups,
-    ranking_metrics,
-    step_metrics,
-)
+from rlhf_trl.models import loading
+from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.reader import CLASSES, Encoded, Reader, judged_class, pad_texts
 from rlhf_trl.trainers.on_trl import OnTRL
 
 
 @dataclass
 class BookRewardConfig(RowConfig, RewardConfig):
-    """RewardConfig for models that compare whole texts.
-
-    Args:
-        max_completion_length (`int`, *optional*, defaults to `64`): of the answers that are
-            sampled for on-policy data and for evaluation.
-    """
+    """RewardConfig for models that compare whole texts."""
 
     family: ClassVar[str] = "reward_model"
 
-    max_completion_length: int = 64
+    max_completion_length: int = 64  # of answers sampled for on-policy data and for evaluation
 
 
 @dataclass
 class BookTokenRewardConfig(BookRewardConfig):
-    """RewardConfig for models that judge tokens or steps.
+    """RewardConfig for models that judge tokens or steps."""
 
-    Args:
-        head_bias (`bool`, *optional*): whether the head has a bias; None: with several classes.
-        class_weights (`list[float]`, *optional*): of bad, neutral and good steps; None: all 1.
-    """
-
-    head_bias: bool | None = None
-    class_weights: list[float] | None = None
+    head_bias: bool | None = None  # None: with several classes
+    class_weights: list[float] | None = None  # of bad, neutral and good steps; None: all 1
 
     def __post_init__(self):
         weights = self.class_weights
@@ -69,37 +54,30 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
     model ranks several completions of a prompt.
-
-    Attributes:
-        reader (`Reader`): how texts are read and scored.
-        candidates (`list[dict]`): rows with `prompt`, `completion`, `finished` and `label`.
-        on_answers (`Callable`): called on the main process with (step, metrics, []).
-        judged (`dict`): the newest evaluation: `rows` (logits and labels of the held-out rows) and
-            `scores` (of the candidates); None before the first one.
-        left_out (`dict[str, int]`): rows that were too long, by data set.
     """
 
     known: ClassVar[tuple[str, ...]]  # the algorithms that a subclass trains
 
-    reader: Reader
-    candidates: Sequence[Mapping[str, Any]] = ()
-    on_answers: Any = None
+    reader: Reader  # how texts are read and scored
+    left_out: dict[str, int]  # rows that were too long, by data set
+    candidates: Sequence[Mapping[str, Any]] = ()  # `prompt`, `completion`, `finished`, `label`
+    on_answers: Any = None  # called on the main process with step, metrics and []
+    # by the newest evaluation: `rows`, logits and labels, and `scores`, of the candidates
     judged: dict[str, list[Any]] | None = None
 
-    def _take(self, resolved: Resolved, *steps: str | None) -> Any:
-        """Keep a row and how it reads texts, and return the config that it makes."""
-        if resolved.algorithm not in self.known:
+    def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
+        args, self.left_out = super()._take(args, given), {}
+        if (name := self._algorithm) not in self.known:
             raise InputError(
-                f"algorithm: {resolved.algorithm!r} is none of this trainer's; write "
-                f"{' or '.join(self.known)}."
+                f"algorithm: this trainer does not train {name!r}; write {' or '.join(self.known)}."
             )
-        self.reader, self.left_out = Reader(resolved.algorithm, resolved.formulation, *steps), {}
-        return super()._take(resolved)
+        self.reader = Reader(name, self._formulation, *(steps if name == "prm" else ()))
+        return args
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+    def evaluate(self, *args, **kwargs):
         """Evaluate as RewardTrainer does, with the added metrics, and tell `on_answers`."""
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        metrics = super().evaluate(*args, **kwargs)
         if self.on_answers is not None and self.is_world_process_zero():
             skipped = ("time", "per_second", "epoch", "num_tokens")
             told = {k: v for k, v in metrics.items() if not k.endswith(skipped)}
@@ -107,35 +85,26 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         return metrics
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs.
-    def evaluation_loop(
-        self,
-        dataloader,
-        description,
-        prediction_loss_only=None,
-        ignore_keys=None,
-        metric_key_prefix="eval",
-    ):
-        """Run the loop without keeping logits, then add what the model is used for."""
-        self._seen = []
-        output = super().evaluation_loop(
-            dataloader, description, True, ignore_keys, metric_key_prefix
-        )
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+        """Run the loop, then add what the model is used for."""
+        self._seen, kwargs["metric_key_prefix"] = [], metric_key_prefix
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
         # the last rows repeat where they do not fill the processes
         rows = self._seen[: len(dataloader.dataset)]
         self.judged = {"rows": rows, "scores": self._score_candidates()}
         found = self._row_metrics(rows, dataloader.dataset)
         if self.candidates:
-            found |= ranking_metrics(*self.ranking())
+            found |= metrics.ranking_metrics(*self.ranking())
         for name, value in found.items():
             self._metrics["eval"].pop(name, None)  # RewardTrainer's is a mean of batches' means
             output.metrics[f"{metric_key_prefix}_{name}"] = value
         return output
 
     def ranking(self) -> tuple[list[float], list[bool], list[int]]:
-        """Return usual score, label and prompt number of each candidate, as judged last."""
+        """Return each candidate's default score, label and prompt number, as last evaluated."""
         scores = [each[self.reader.names[0]] for each in self.judged["scores"]]
         labels = [bool(row["label"]) for row in self.candidates]
-        return scores, labels, prompt_groups([row["prompt"] for row in self.candidates])
+        return scores, labels, metrics.prompt_groups([row["prompt"] for row in self.candidates])
 
     def _score_candidates(self) -> list[dict[str, float]]:
         """Score all candidates; processes share the work evenly, as the forward is collective."""
@@ -162,7 +131,6 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         return self.reader.encode(tokenizer, row["prompt"], row["completion"], finished)
 
     def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
-        """Return what the kept rows tell beyond the loss."""
         return {}
 
     def _keep(self, rows: list[Any]) -> None:
@@ -170,9 +138,18 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         self._seen += gather_object(rows)
 
     def _collating(self, collate: Any) -> Any:
-        """Return a collator that pads with this tokenizer."""
         filler, multiple = self.processing_class.pad_token_id, self.args.pad_to_multiple_of
         return partial(collate, pad_token_id=filler, multiple=multiple)
+
+    def _tokenized(
+        self, dataset: Any, tokenize: Any, longest: Any, name: str, args: RewardConfig, **how: Any
+    ) -> Any:
+        """Return a data set tokenized, without the rows whose longest text is over `max_length`."""
+        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
+        found = dataset.map(tokenize, **how, **many)
+        if args.max_length is not None:
+            found = found.filter(lambda row: longest(row) <= args.max_length, **many)
+        return self._fitting(found, name, len(dataset), args)
 
     def _fitting(self, dataset: Any, name: str, count: int, args: RewardConfig) -> Any:
         """Note how many of the rows were too long, and refuse a data set of which none is left."""
@@ -194,31 +171,12 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
 
 
 class BookRewardTrainer(_OnRewardTrainer):
-    """RewardTrainer for pairs (its own Bradley-Terry loss) and for ranked lists (K-wise).
+    """RewardTrainer for pairs (its own Bradley-Terry loss) and for ranked lists (K-wise)."""
 
-    Args:
-        model: see RewardTrainer, as are all arguments that are not named here.
-        args (`BookRewardConfig`): the configuration.
-        algorithm (`str`, *optional*, defaults to `"reward"`): "reward" or "kwise".
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter", "code" or "trl".
+    config_class, default_row, known = BookRewardConfig, "reward", ("reward", "kwise")
 
-    Raises:
-        InputError: no such algorithm, a model with several labels, only rows that are too long, or
-            ranked lists of unequal length.
-    """
-
-    known = ("reward", "kwise")
-
-    def __init__(
-        self,
-        model: Any,
-        args: BookRewardConfig,
-        *,
-        algorithm: str | Resolved = "reward",
-        formulation: str = "chapter",
-        **kwargs: Any,
-    ):
-        args = self._take(BookRewardConfig.resolve(args, algorithm, formulation))
+    def __init__(self, model: Any, args: BookRewardConfig | None = None, **kwargs: Any):
+        args = self._take(args, kwargs)
         self._ranked = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
@@ -245,18 +203,13 @@ class BookRewardTrainer(_OnRewardTrainer):
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
-            texts = [
-                self.reader.encode(processing_class, row["prompt"], each) for each in row["ranked"]
-            ]
-            return {"ranked_ids": [text.ids for text in texts]}
+            encode = partial(self.reader.encode, processing_class, row["prompt"])
+            return {"ranked_ids": [encode(each).ids for each in row["ranked"]]}
 
-        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        dataset = dataset.map(tokenize, **many)
-        if args.max_length is not None:
-            dataset = dataset.filter(
-                lambda row: max(map(len, row["ranked_ids"])) <= args.max_length, **many
-            )
-        return self._fitting(dataset, dataset_name, count, args)
+        def longest(row: dict[str, Any]) -> int:
+            return max(map(len, row["ranked_ids"]))
+
+        return self._tokenized(dataset, tokenize, longest, dataset_name, args)
 
     # Extends RewardTrainer._set_signature_columns_if_needed: ranked lists, and the kind of a row.
     def _set_signature_columns_if_needed(self):
@@ -285,11 +238,11 @@ class BookRewardTrainer(_OnRewardTrainer):
         return loss, outputs, rewards
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
-        found = pair_metrics(*_sides(rows))
+        found = metrics.pair_metrics(*_sides(rows))
         kinds = dataset["kind"][: len(rows)] if "kind" in dataset.column_names else ()
         for kind in dict.fromkeys(kinds):
             mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
-            found[f"pair_accuracy_{kind}"] = pair_metrics(*_sides(mine))["pair_accuracy"]
+            found[f"pair_accuracy_{kind}"] = metrics.pair_metrics(*_sides(mine))["pair_accuracy"]
         return found
 
 
@@ -311,37 +264,23 @@ def collate_ranked(
 class BookTokenRewardTrainer(_OnRewardTrainer):
     """RewardTrainer for models that judge every token (ORM) or every step (PRM) of a completion.
 
-    Args:
-        model (`str` or `PreTrainedModel`): a token classifier, or the name of a language model.
-        args (`BookTokenRewardConfig`): the configuration.
-        algorithm (`str`, *optional*, defaults to `"orm"`): "orm" or "prm".
-        formulation (`str`, *optional*, defaults to `"chapter"`): "chapter" or "code".
-        step_separator (`str`, *optional*): what ends a step (PRM).
-        step_split (`str`, *optional*): regular expression that cuts completions into steps (PRM).
-        **kwargs: see RewardTrainer. The data set has rows of `prompt`, `completion`, `label` and
-            perhaps `finished` (ORM), or of `prompt`, `completions` and `labels` (PRM).
-
-    Raises:
-        InputError: no such algorithm; a model that does not fit; a separator that the tokenizer
-            merges away; or only rows that are too long.
+    The model is a token classifier, or the name of a language model. The data set has rows of
+    `prompt`, `completion`, `label` and perhaps `finished` (ORM), or of `prompt`, `completions` and
+    `labels` (PRM), where `step_separator` ends a step and `step_split`, a regular expression, cuts
+    completions into steps.
     """
 
-    known = ("orm", "prm")
+    config_class, default_row, known = BookTokenRewardConfig, "orm", ("orm", "prm")
 
     def __init__(
         self,
         model: Any,
-        args: BookTokenRewardConfig,
-        *,
-        algorithm: str | Resolved = "orm",
-        formulation: str = "chapter",
+        args: BookTokenRewardConfig | None = None,
         step_separator: str | None = None,
         step_split: str | None = None,
         **kwargs: Any,
     ):
-        resolved = BookTokenRewardConfig.resolve(args, algorithm, formulation)
-        steps = (step_separator, step_split) if resolved.algorithm == "prm" else ()
-        args = self._take(resolved, *steps)
+        args = self._take(args, kwargs, step_separator, step_split)
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
@@ -378,11 +317,9 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
                 spread[place] = label
             return {"input_ids": text.ids, "labels": spread}
 
-        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        dataset = dataset.map(tokenize, remove_columns=dataset.column_names, **many)
-        if args.max_length is not None:
-            dataset = dataset.filter(lambda row: len(row["input_ids"]) <= args.max_length, **many)
-        dataset = self._fitting(dataset, dataset_name, count, args)
+        how = {"remove_columns": dataset.column_names}
+        given = tokenize, lambda row: len(row["input_ids"]), dataset_name, args
+        dataset = self._tokenized(dataset, *given, **how)
         if dataset_name == "train" and len(dataset) < count:
             left = {label for row in dataset["labels"] for label in row} - {-100}
             if len(left) < 2:
@@ -436,7 +373,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         if self.reader.algorithm == "orm":
             return super()._row_metrics(rows, dataset)
         predicted = [judged_class(logits) for logits, _ in rows]
-        return step_metrics(predicted, [self.meaning(labels) for _, labels in rows])
+        return metrics.step_metrics(predicted, [self.meaning(labels) for _, labels in rows])
 
     def meaning(self, labels: Sequence[int]) -> list[int]:
         """Return the labels -1, 0, 1 that the numbers of the loss stand for."""
@@ -475,26 +412,15 @@ def _loading(args: RewardConfig) -> dict[str, Any]:
 
 
 def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
-    """Return the configuration of a model that `from_pretrained` would load."""
     known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
     return AutoConfig.from_pretrained(source, **known)
 
 
 def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
-    """Load a language model with a head on every token, without dropout.
-
-    Args:
-        source: folder or hub name.
-        num_labels: outputs per token.
-        head_bias: whether the head has a bias.
-        **kwargs: for `from_pretrained`.
-
-    Raises:
-        InputError: a head is there and does not fit, or its architecture has no token classifier.
-    """
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that the head is new is no news
-    try:
+    """Load a language model with a head of `num_labels` on every token, without dropout."""
+    remedy = "name a language model, or a reward model of the same kind"
+    fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
+    with loading(f"model_name_or_path: {source!r}", remedy, fault, RuntimeError, new_head=True):
         config = _config(source, kwargs)
         tokens = any("TokenClassification" in name for name in config.architectures or [])
         had_bias = getattr(config, "token_classification_bias", True)
@@ -506,19 +432,8 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
         config.num_labels = num_labels
         config.classifier_dropout = 0.0
         config.token_classification_bias = head_bias
-        return create_model_from_path(
-            source, AutoModelForTokenClassification, config=config, **kwargs
-        )
-    except InputError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"model_name_or_path: {source!r} cannot be loaded as a token classifier with "
-            f"num_labels {num_labels} ({str(error).strip().splitlines()[0]}); name a language "
-            "model, or a reward model of the same kind."
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
+        auto = AutoModelForTokenClassification
+        return create_model_from_path(source, auto, config=config, **kwargs)
 
 
 def _count_tokens(trainer: RewardTrainer, inputs: Mapping[str, Tensor]) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-from transformers.utils import logging
 from trl.trainer.utils import FusedCausalLMOutput, disable_dropout_in_model
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.models import loading
 
 NAME = "value_model"
 FIELD = "value_model_name_or_path"
@@ -23,61 +22,40 @@ FIELD = "value_model_name_or_path"
 
 @dataclass
 class ScoredWithValues(FusedCausalLMOutput):
-    """TRL's output of a fused forward, with the values of all states.
+    """TRL's output of a fused forward, with the values of all states."""
 
-    Attributes:
-        state_values: (B, L) value of the state after each token; not `values`, a method of it.
-    """
-
-    state_values: Tensor | None = None
+    state_values: Tensor | None = None  # (B, L), after each token; `values` is a method
 
 
 def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kwargs: Any) -> Any:
     """Load a language model, a reward model or a value model as a value model.
 
     The result is a sequence classifier with one label: a backbone and a `score` per position,
-    without bias. A score that the checkpoint does not have starts at 0, so all values do.
-
-    Args:
-        source: folder or hub name.
-        policy (`PreTrainedModel`): the policy, whose vocabulary it must share.
-        tokenizer: the policy's.
-        trust_remote_code: whether code from the hub may run.
-        **kwargs: for `from_pretrained`.
-
-    Raises:
-        InputError: no such model, several labels, another vocabulary or tokenizer, or no classifier
-            of its architecture.
+    without bias. A score that the checkpoint does not have starts at 0, so all values do. The
+    policy, whose tokenizer this is, must have the same vocabulary.
     """
     remote = {"trust_remote_code": trust_remote_code, "revision": kwargs.pop("revision", None)}
-    try:
+    with loading(f"{FIELD}: {source!r}", "name the policy, another checkpoint or a reward model"):
         config = AutoConfig.from_pretrained(source, **remote)
-    except (OSError, ValueError) as error:
+    classifier = any("Classification" in name for name in config.architectures or [])
+    if classifier and config.num_labels != 1:
         raise InputError(
-            f"{FIELD}: {source!r} is neither a model folder here nor a hub model that can be "
-            f"reached ({str(error).splitlines()[0]}); name the policy, another checkpoint or a "
-            "reward model."
-        ) from error
-    _check(source, config, policy, tokenizer, remote)
+            f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
+            "name a model with num_labels 1."
+        )
+    size = config.get_text_config().vocab_size
+    check_vocabulary(FIELD, source, size, policy, tokenizer, remote)
     config.num_labels = 1
     config.pad_token_id = policy.config.get_text_config().pad_token_id
     for name, value in config.to_dict().items():  # attention's dropout is no module
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that the score is new is no news
-    try:
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
+    remedy, fault = "name a decoder whose architecture has one", "cannot be loaded as a sequence"
+    with loading(f"{FIELD}: {source!r}", remedy, f"{fault} classifier", new_head=True):
+        model, told = AutoModelForSequenceClassification.from_pretrained(
             source, config=config, output_loading_info=True, **remote, **kwargs
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(
-            f"{FIELD}: {source!r} cannot be loaded as a sequence classifier "
-            f"({str(error).splitlines()[0]}); name a decoder whose architecture has one."
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-    missing = {name.partition(".")[0] for name in loading["missing_keys"]}
+    missing = {name.partition(".")[0] for name in told["missing_keys"]}
     if missing - {"score"} or not hasattr(model, "score"):
         raise InputError(
             f"{FIELD}: {source!r} lacks {', '.join(sorted(missing)) or 'a score'} of "
@@ -89,28 +67,10 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     return model
 
 
-def _check(
-    source: str, config: Any, policy: Any, tokenizer: Any, remote: Mapping[str, Any]
-) -> None:
-    """Refuse a value model that could not judge the policy's tokens."""
-    classifier = any("Classification" in name for name in config.architectures or [])
-    if classifier and config.num_labels != 1:
-        raise InputError(
-            f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
-            "name a model with num_labels 1."
-        )
-    vocabulary = config.get_text_config().vocab_size
-    check_vocabulary(FIELD, source, vocabulary, policy, tokenizer, remote)
-
-
 def check_vocabulary(
     field: str, source: str, size: int, policy: Any, tokenizer: Any, remote: Mapping[str, Any]
 ) -> None:
-    """Refuse a model, named in a field, that does not read the policy's tokens.
-
-    Raises:
-        InputError: a vocabulary of another size, or another tokenizer beside the model.
-    """
+    """Refuse a model, named in a field, that does not read the policy's tokens."""
     if (ours := policy.config.get_text_config().vocab_size) != size:
         raise InputError(
             f"{field}: {source!r} has a vocabulary of {size} tokens and the policy one of "
@@ -147,12 +107,8 @@ def attach(policy: Any, value_model: nn.Module) -> None:
 
     So the optimizer, gradient clipping, DDP, ZeRO and FSDP treat it like the rest, and one forward
     of the wrapped model gives both log-probabilities and values: DDP allows no second one. Two
-    arguments join those of the forward: `with_values` adds `state_values` (B, L) to TRL's output,
-    `only_values` returns nothing else.
-
-    Args:
-        policy (`PreTrainedModel`): after TRL's `add_fused_lm_head`.
-        value_model: what `load` or `head` returned.
+    arguments join those of the forward, which TRL has fused: `with_values` adds `state_values`
+    (B, L) to its output, `only_values` returns nothing else.
     """
     forward, is_head = policy.forward, isinstance(value_model, nn.Linear)
     policy.add_module(NAME, value_model)
@@ -242,13 +198,8 @@ def only_policy(
 def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer: Any) -> None:
     """Write the value model as a sequence classifier that plain transformers loads.
 
-    Call it on all processes: under ZeRO-3 a model comes into being on all of them at once.
-
-    Args:
-        folder: where.
-        policy (`PreTrainedModel`): the policy that the value model is attached to.
-        state: the whole model's state dict; None: this process writes nothing.
-        tokenizer: saved beside it.
+    Call it on all processes: under ZeRO-3 a model comes into being on all of them at once. `state`
+    is that of the policy with the value model; without it, this process writes nothing.
     """
     model = policy.value_model
     if is_head := isinstance(model, nn.Linear):
@@ -266,11 +217,7 @@ def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer
 
 
 def restore(folder: str, policy: Any) -> None:
-    """Load what `save` wrote back into the attached value model.
-
-    Raises:
-        InputError: there is none in the folder.
-    """
+    """Load what `save` wrote back into the attached value model."""
     if not Path(folder, "config.json").exists():
         raise InputError(
             f"resume_from_checkpoint: {folder!r} is missing, and without its value model PPO "

@@ -1,0 +1,154 @@
+"""The `--help` of a recipe, without torch and TRL, whose import takes seconds.
+
+What it says of a field of ours is the comment beside it; TRL's fields are read from TRL's source.
+"""
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, is_dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+from rlhf_trl.algorithms import REQUIRED, formulation
+from rlhf_trl.run import config
+from rlhf_trl.run.folders import home
+
+SOURCES = (
+    *(("transformers", "training_args.py"), ("trl", "experimental/*/*_config.py")),
+    *(("trl", "trainer/*_config.py"), ("rlhf_trl", "trainers/*.py")),
+)
+OF_THE_ROW = "(the algorithm's)"
+
+
+class _Told(NamedTuple):
+    """What a field takes, what it is by default, what it does, and whether TRL lacks it."""
+
+    kind: str
+    default: str
+    words: str
+    ours: bool = True
+
+
+def recipe_help(own: type, trl: str, everything: bool) -> str:
+    """Return a line for each field of a recipe, and for those of TRL that it sets, or all.
+
+    `own` is the dataclass of its own fields, and `trl` the name of TRL's config class or of ours.
+    """
+    ours, name = dict(_own(own)), Path(sys.argv[0]).stem
+    theirs = _declared("ModelConfig") | _declared(trl)
+    more = {key: each for key, each in theirs.items() if each.ours and each.default != OF_THE_ROW}
+    if "algorithm" in ours:
+        name = ours["algorithm"].default
+        more = {**dict(_of_loss(own, name, theirs)), **more}
+    rest = [key for key in theirs if key not in {*more, *config.RENAMED}]
+    title, tiny = "TRL's fields:", home() / "configs" / "tiny" / f"{name}.yaml"
+    if tiny.is_file() and not everything:
+        rest = [key for key in config.read_config(tiny) if key in rest]
+        title = f"TRL's fields that configs/tiny/{name}.yaml sets (--help all: all of TRL's):"
+    lines = ["usage: --config FILE [--key VALUE ...] [--block.key VALUE ...]"]
+    for head, part in (
+        ("this recipe's fields:", ours),
+        ("fields of its trainer that TRL lacks, or whose default an algorithm decides:", more),
+        (title, {key: theirs[key] for key in rest}),
+    ):
+        lines += ["", head] if part else []
+        for key, each in part.items():
+            takes = f"  --{key:27} {f'{each.kind} = {each.default}':27} "
+            room = max(get_terminal_size((120, 0)).columns - len(takes), 40)
+            lines.append((takes + shorten(each.words, room, placeholder=" ...")).rstrip())
+    return "\n".join(lines)
+
+
+def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
+    """Yield the fields of a dataclass and of the blocks in it, by their dotted names."""
+    source = "".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-1]))
+    comments = dict(re.findall(r"^    (\w+): .*  # (.*)$", source, re.M))
+    comments |= {key: above for above, key in re.findall(r"^    # (.*)\n    (\w+): ", source, re.M)}
+    for name, (kind, field) in config.fields_of(cls).items():
+        words = field.metadata.get("runs") or field.metadata.get("choices") or _kinds(kind)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        yield block + name, _Told("|".join(words), _short(default), comments.get(name, ""))
+        inner: dict[str, _Told] = {}
+        for member in filter(is_dataclass, config.members_of(kind)):
+            for key, each in _own(member, f"{block}{name}."):
+                before = inner.setdefault(key, each)  # of several sources, kinds are joined
+                words = dict.fromkeys(f"{before.kind}|{each.kind}".split("|"))
+                inner[key] = before._replace(kind="|".join(words))
+        yield from inner.items()
+
+
+def _kinds(kind: Any) -> list[str]:
+    """Return words for the alternatives of a type, but for null."""
+    shapes = [(m, config.shape_of(m)) for m in config.members_of(kind) if m is not type(None)]
+    found = (config.choices_of(m) or [getattr(shape, "__name__", "any")] for m, shape in shapes)
+    return [*dict.fromkeys(str(word) for words in found for word in words)]
+
+
+def _short(default: Any) -> str:
+    if default is MISSING or default == REQUIRED:
+        return "(required)"
+    plain = isinstance(default, str) and default and default.isprintable()
+    return "(below)" if is_dataclass(default) else default if plain else config.show(default)
+
+
+def _of_loss(own: type, first: str, theirs: dict[str, _Told]) -> Iterator[tuple[str, _Told]]:
+    """Yield the fields that the algorithms of a recipe read, its `first` algorithm before all."""
+    of, told = config.fields_of(own), set()
+    for name in sorted(of["algorithm"][1].metadata["runs"], key=lambda name: name != first):
+        row = formulation(name, of["formulation"][1].default)
+        for key, value in {**row.reads, **row.trainer_reads}.items():
+            if key in theirs and key not in told:
+                told.add(key)
+                yield key, theirs[key]._replace(default=f"{_short(value)} ({name})")
+
+
+def _declared(name: str) -> dict[str, _Told]:
+    """Return the fields of a config class and of those that it extends, from the sources."""
+    classes = {
+        node.name: (node, package == "rlhf_trl")
+        for package, place in SOURCES
+        for file in Path(find_spec(package).origin).parent.glob(place)
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def of(name: str) -> dict[str, _Told]:
+        found: dict[str, _Told] = {}
+        if name not in classes:
+            return found
+        declared, ours = classes[name]
+        for base in reversed(declared.bases):
+            found |= of(ast.unparse(base))
+        text = ast.get_docstring(declared) or ""
+        said = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", text, re.M))
+        for node in declared.body:
+            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node):
+                key = ast.unparse(node.target)
+                found[key] = _in_source(node, said.get(key, ""))._replace(ours=ours)
+        return found
+
+    return of(name)
+
+
+def _in_source(node: ast.AnnAssign, words: str) -> _Told:
+    """Return what a field's line says, whose default may be a call of `field` or `of_the_row`."""
+    default = node.value
+    if isinstance(default, ast.Call):
+        given = {each.arg: each.value for each in default.keywords}
+        told = given.get("metadata", ast.Dict([], []))
+        said = [v for k, v in zip(told.keys, told.values, strict=True) if k.value == "help"]
+        words = getattr((*default.args, *said, None)[0], "value", words).partition(". ")[0]
+        row = ast.Constant(OF_THE_ROW if default.args else None)
+        default = given.get("default", given.get("default_factory", row))
+    try:
+        shown = _short(ast.literal_eval(default))
+    except ValueError:
+        shown = ast.unparse(default)
+    kind = re.sub(r"Literal\[(.*)\]", r"\1", ast.unparse(node.annotation).replace(" | None", ""))
+    return _Told(re.sub(" [|] |', '", "|", kind).strip("'"), shown, words)
