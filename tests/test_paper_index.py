@@ -1,6 +1,7 @@
 """`rlhf-trl compare --paper-index`: claims are read, told apart, and their fixes measured."""
 
 import json
+import runpy
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rlhf_trl.cli import main
 from rlhf_trl.compare.paper_index import INDEX, Claim, page, read_index
 from rlhf_trl.errors import InputError
 
+FAULTS = Path(__file__).parent.parent / "recipes" / "experiments" / "2026-11-22-two-faults"
 PAGE = INDEX.with_suffix(".md")
 INDEX_TEXT = """# Paper Index
 
@@ -117,6 +119,19 @@ def test_the_page_has_every_claim_of_the_shipped_index():
     assert len(claims) == 70
     lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
     assert [line[0] for line in lines] == [f"| {claim.line}" for claim in claims]
+
+
+def test_the_demonstration_is_the_claim_of_the_index():
+    _, (shown,) = read_index(FAULTS / "dr_grpo.md")
+    _, claims = read_index()
+    (claim,) = [each for each in claims if each.algorithm == "drgrpo"]
+    assert (shown.paper, shown.config, shown.fields) == (claim.paper, claim.config, claim.fields)
+
+
+@pytest.mark.promise
+def test_the_sign_of_the_kl_shows_in_the_gradient(tmp_path):
+    largest = runpy.run_path(str(FAULTS / "kl_sign.py"))["largest_norms"](tmp_path, 0.04)
+    assert largest["code"] > 50 > 5 > largest["chapter"]
 
 
 @pytest.mark.promise

@@ -67,13 +67,11 @@ class Loss:
         known = inspect.signature(self.function).parameters
         found = {ours: [n for n in names.split() if n in known] for ours, names in SYNONYMS.items()}
         self.names = {ours: names[0] for ours, names in found.items() if names}
-        missing = [ours for ours in ("logps", "mask") if ours not in self.names]
-        if missing or not {"advantages", "rewards"} & self.names.keys():
-            need = missing or ["advantages or rewards"]
-            raise InputError(
-                f"{path} has no parameter for {need[0]}, but {', '.join(known)}; write a function "
-                f"around it whose parameters have these names: {', '.join(SYNONYMS)}"
-            )
+        for need in (("logps",), ("mask",), ("advantages", "rewards")):
+            if not self.names.keys() & need:
+                here, names = ", ".join(known), ", ".join(SYNONYMS)
+                why = f"no parameter for {' or '.join(need)}, but {here}"
+                raise InputError(f"{path} has {why}; write one around it that has these: {names}")
         required = {n for n, p in known.items() if p.default is p.empty and p.kind not in (2, 4)}
         if unmet := required - set(self.names.values()) - self.settings.keys():
             raise InputError(f"{path} needs {', '.join(sorted(unmet))}; write NAME=VALUE for each")
@@ -91,13 +89,10 @@ class Loss:
             self.left_out, self.per_token = left_out, per_token
             try:
                 self(sample(*SIZES[-1]))
-            except InputError as error:
-                failed = failed or error
+                return left_out, per_token
             except Exception as error:  # whatever the function raises
                 failed = failed or error
-            else:
-                return left_out, per_token
-        raise InputError(f"{self.path} cannot be run on a batch: {failed}") from failed
+        raise InputError(f"{self.path} cannot be run on a batch: {failed!r}") from failed
 
     def __call__(self, batch: Batch) -> tuple[float, Tensor]:
         """Return the loss and its gradient with respect to the log-probabilities."""
@@ -106,10 +101,8 @@ class Loss:
         if self.per_token:
             given["advantages"] = batch["advantages"][:, None].expand_as(batch["logps"])
         unread = {*self.left_out, *(["ref_logps"] * (not self.reads_reference))}
-        named = {
-            self.names[name]: v for name, v in given.items() if name in self.names.keys() - unread
-        }
-        found = self.function(**named, **self.settings)
+        names = {ours: theirs for ours, theirs in self.names.items() if ours not in unread}
+        found = self.function(**{n: given[ours] for ours, n in names.items()}, **self.settings)
         found = found[0] if isinstance(found, tuple) else getattr(found, "loss", found)
         if not isinstance(found, Tensor) or found.ndim:
             raise InputError(f"{self.path} returns no scalar; write a function that reduces it")
@@ -261,16 +254,16 @@ def _unlike(value: float, slope: Tensor, other: float, moved: Tensor) -> str:
     """Say how a loss and its gradient differ from what they should be, "" if they do not."""
     if not math.isfinite(other) or not moved.isfinite().all():
         return f"the loss is {other:.3g}, its gradient has {int((~moved.isfinite()).sum())} NaN"
-    size, losses = float(slope.norm()), f"the loss {value:.4g} and {other:.4g}"
+    size, losses = float(slope.norm()), f", the loss {value:.4g} and {other:.4g}" * (value != other)
     alike = abs(value - other) <= 1e-7 * (1 + abs(value))
     if float((slope - moved).norm()) <= 1e-7 * size:
-        return "" if alike else f"the gradient is the same, {losses}"
+        return "" if alike else f"the gradient is the same{losses}"
     ratio = float(moved.norm()) / size if size else math.inf
     if float((slope * ratio - moved).norm()) <= 1e-7 * ratio * size < math.inf:
-        return f"{SCALED}the gradient is {ratio:.4g} times as long, {losses}"
+        return f"{SCALED}the gradient is {ratio:.4g} times as long{losses}"
     row, token = divmod(int((slope - moved).abs().argmax()), slope.shape[1])
     slopes = f"{slope[row, token]:.4g} and {moved[row, token]:.4g}"
-    return f"the gradient of row {row}, token {token} is {slopes}, {losses}"
+    return f"the gradient of row {row}, token {token} is {slopes}{losses}"
 
 
 def _short(numbers: Tensor) -> str:
