@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -173,6 +174,7 @@ def _own_terminal():
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C typed there is a signal
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which is ignored behind a shell's `&`
 
 
 @pytest.fixture

@@ -207,6 +207,15 @@ def test_recorded_losses_agree_where_theory_says_so():
     assert len(different) == len(losses) - len(same) and len(same) == 2
 
 
+@pytest.mark.parametrize(("case", "told"), [("loss_type=sft", True), ("bf16=true", False)])
+def test_a_loss_in_bfloat16_may_round_elsewhere(case, told):
+    place = next(name for name in SHIPPED["losses"] if case in name)
+    loss, norm = SHIPPED["losses"][place]
+    found = SHIPPED["losses"] | {place: [loss * 1.001, norm * 0.99]}
+    moved = drift.compare(SHIPPED, {**SHIPPED, "losses": found})
+    assert [one.what for one in moved] == [place] * told
+
+
 def test_a_changed_default_is_told_once_with_its_release(monkeypatch):
     @dataclass
     class GRPOConfig(trl.GRPOConfig):

@@ -43,7 +43,7 @@ class DistillationView:
             given = {name.replace("logits", "logps"): value for name, value in logps.items()}
         also = {"formulation": side.formulation, "num_generations": GROUP, **side.params}
         loss = distillation_loss(side.algorithm, mask=self.mask, **given, **also)
-        return float(loss), torch.autograd.grad(loss, leaf)[0]
+        return float(loss.detach()), torch.autograd.grad(loss, leaf)[0]
 
     def norm(self, kind: str) -> Tensor:
         """Return the weight that an aggregation gives to a token, (B, 1, 1)."""

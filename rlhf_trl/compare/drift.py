@@ -104,7 +104,7 @@ def compare(recorded: Surface, found: Surface) -> list[Moved]:
                 new = _why_not(old, place)
             if section == "losses" and isinstance(new, str):
                 failed[place.partition(" ")[0], new].append(place)
-            elif not _same(old, new):
+            elif not _same(old, new, 300 * TOLERANCE if "bf16=true" in place else TOLERANCE):
                 whom = _concerns(section, place)
                 moved.append(Moved(place, old, new, _since(place, old, new), whom))
     for (trainer, why), places in failed.items():
@@ -200,16 +200,12 @@ def _since(place: str, old: Any, new: Any) -> str | None:
     return release if known else None
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: Any, new: Any, tolerance: float = TOLERANCE) -> bool:
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return all(map(_near, old, new))
-    return old == new and type(old) is type(new)
-
-
-def _near(old: Any, new: Any) -> bool:
+        return all(_same(a, b, tolerance) for a, b in zip(old, new, strict=True))
     if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) <= TOLERANCE * max(abs(old), abs(new))
-    return old == new
+        return abs(old - new) <= tolerance * max(abs(old), abs(new))
+    return old == new and type(old) is type(new)
 
 
 def _shown(value: Any) -> str:

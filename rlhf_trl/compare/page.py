@@ -115,6 +115,8 @@ both, held against results recorded from the code.
 
 ![cosine between the gradients of the two sides, by comparison and batch](cosines.png)
 
+What `compare` and `drift` find when TRL's source is changed: [100 planted faults](tampering.md).
+
 What people copy and what it does:
 
 - GRPO with TRL's defaults has DAPO's loss; `loss_type: grpo` brings back the mean over each
