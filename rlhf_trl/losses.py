@@ -363,7 +363,7 @@ def scores_loss(row: RewardModel, params: Mapping[str, Any], **tensors: Tensor) 
     if row.aggregation == "none":
         loss = _call(function, params, tensors).mean()
         if weight := params.get("center_rewards_coefficient"):
-            loss = loss + weight * _call(book.reward_models.centring, {}, tensors).mean()
+            loss = loss + weight * _call(book.reward_models.centering, {}, tensors).mean()
         return loss
     logits, labels = tensors["logits"], tensors["labels"]
     if labels.dim() == 1:
