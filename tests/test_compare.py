@@ -1,6 +1,7 @@
 """The matrix of book against TRL: verdicts, proofs, command, page."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.cli import main
 from rlhf_trl.compare import page, report
+from rlhf_trl.compare.identities import sampler_weight
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Matrix, judge, kind_of
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
@@ -74,6 +76,42 @@ def test_the_batches_are_what_they_say(matrix):
     assert len(views["accumulation"].mask) == 16
     kl = (views["mild"].logps - views["mild"].ref_logps).abs()
     assert kl.max() > 0.05  # the reference is another policy, so that beta matters
+
+
+def by_hand(mode, low, high, old, sampled):
+    """The weights of one completion's tokens, in plain numbers."""
+    ratios = [math.exp(a - b) for a, b in zip(old, sampled, strict=True)]
+    if mode.startswith("sequence"):
+        ratios = [math.prod(ratios)] * len(ratios)
+    if mode.endswith("mask"):
+        return [r if low <= r <= high else 0.0 for r in ratios]
+    return [min(max(r, low), high) for r in ratios]
+
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_weights_of_another_sampler_are_the_plain_formulas(matrix, found, mode):
+    window = matrix.window("GRPOTrainer", (), BATCH["sampler"])
+    view = window.view()
+    before = torch.ones_like(view.mask)
+    after = view.mask * sampler_weight(mode, 0.8, 1.2).change(view, before)
+    kept = set()
+    for row, length in enumerate(view.lengths.flatten().int().tolist()):
+        sampled = [
+            -4.8 + 0.5 * math.sin(token + place)
+            for place, token in enumerate(view.ids[row, :length].tolist())
+        ]
+        expected = by_hand(mode, 0.8, 1.2, view.old_logps[row, :length].tolist(), sampled)
+        assert after[row, :length].tolist() == pytest.approx(expected, rel=1e-6)
+        kept |= {
+            "low" if w == 0.8 else "high" if w == 1.2 else "0" if not w else "w" for w in expected
+        }
+    assert kept == ({"0", "w"} if mode.endswith("mask") else {"low", "high", "w"})
+    for right in ("TRL grpo", "BookGRPOTrainer"):
+        result = found["grpo", mode, "chapter", right]["sampler"]
+        assert result.verdict == "differs" and result.residual < 1e-5
 
 
 def test_ktos_reference_point_matters_on_the_batches(matrix):

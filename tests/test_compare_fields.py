@@ -161,10 +161,31 @@ def test_every_field_is_measured_or_refused_or_inert(shared, tmp_path, trainer):
 
 def test_a_config_whose_sampler_is_vllm_is_known_without_the_correction(shared, tmp_path):
     path = tmp_path / "run.yaml"
-    for also, known in (({}, False), ({"vllm_importance_sampling_correction": False}, True)):
+    off, mode = "vllm_importance_sampling_correction", "vllm_importance_sampling_mode"
+    for also, known in (({}, False), ({off: False}, True), ({mode: "token_mask"}, True)):
         path.write_text(yaml.safe_dump({"loss_type": "grpo", "use_vllm": True, **also}))
         [asked] = distances(read_subject(path, "GRPOTrainer"), [("grpo", "chapter")])
         assert asked.equal == known, also
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("generation_kwargs: {temperature: 0.6, top_k: 20}", ("temperature", "top_k")),
+        ("{top_p: 0.95, min_p: 0.1}", ("top_p", "min_p")),
+        ("{top_p: 1.0, top_k: 0}", ()),
+    ],
+)
+def test_a_sampler_unlike_the_scorer_is_named_with_the_correction(shared, tmp_path, text, named):
+    path = tmp_path / "run.yaml"
+    fields = {"loss_type": "grpo", "use_vllm": True, **yaml.safe_load(text)}
+    for mode, expected in (
+        ({}, ("vllm_importance_sampling_correction", *named)),
+        ({"vllm_importance_sampling_mode": "sequence_mask"}, ()),
+    ):
+        path.write_text(yaml.safe_dump(fields | mode))
+        [asked] = distances(read_subject(path, "GRPOTrainer"), [("grpo", "chapter")])
+        assert asked.untested == expected
 
 
 def test_a_term_at_the_value_that_turns_it_off_is_none(shared, tmp_path):

@@ -1,11 +1,14 @@
 """Tampering with TRL flips the verdicts it concerns, and no others."""
 
 import re
+from pathlib import Path
 
 import pytest
+import tampering
 import torch
 
 from rlhf_trl.compare.matrix import Matrix
+from rlhf_trl.compare.models import quiet
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
 from rlhf_trl.errors import InputError
@@ -207,3 +210,46 @@ def test_a_shuffle_that_tears_rows_apart_is_found_out(monkeypatch):
     with pytest.raises(InputError, match="tears the rows of a batch apart"):
         Matrix().run([row for row in ROWS if row.algorithm == "grpo"], [BATCH["mild"]])
     policy._check_shuffle.cache_clear()
+
+
+PLANTED = {change.what: change for change in tampering.CHANGES}
+FOUND = {
+    what: (one, other)
+    for line in (Path(__file__).parents[1] / "rlhf_trl/compare/tampering.md").open(encoding="utf-8")
+    if line.count(" | ") == 4
+    for what, _, _, one, other in [line.strip("| \n").split(" | ")]
+    if what in PLANTED
+}
+
+
+def test_the_table_has_every_planted_fault_and_compare_or_drift_finds_it():
+    assert FOUND.keys() == PLANTED.keys() and len(FOUND) == len(tampering.CHANGES) >= 100
+    assert [what for what, found in FOUND.items() if set(found) == {"not found"}] == []
+    known = [what for what, change in PLANTED.items() if change.known]
+    assert len(known) >= 20
+
+
+QUICK = [
+    "tokens of tools count",
+    "the sampler's ratio is dropped",
+    "dapo's mean is per prompt",
+    "KTO loses the last of an odd class",
+    "ORPO sums log-probabilities",
+]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [*QUICK, *(pytest.param(w, marks=pytest.mark.promise) for w in PLANTED if w not in QUICK)],
+)
+def test_a_planted_fault_is_found_where_the_table_says(what, untouched):
+    change, (one, other) = PLANTED[what], FOUND[what]
+    with quiet():
+        assert (tampering.by_compare(change, untouched) or "not found") == one
+        assert (tampering.by_drift(change, untouched) or "not found") == other
+
+
+@pytest.fixture(scope="module")
+def untouched():
+    """Windows and functions of the book that no change has touched."""
+    return Matrix()

@@ -171,7 +171,7 @@ def test_a_method_that_trl_puts_before_the_one_relied_on_is_told(monkeypatch):
 # case -> the book's function, on the same window
 PRINTED = {
     "GRPOTrainer loss_type=grpo": Book("grpo", params={"epsilon_high": 0.28}),
-    "GRPOTrainer loss_type=dr_grpo scale_rewards=none": Book(
+    "GRPOTrainer loss_type=dr_grpo scale_rewards=none batch=heavy": Book(
         "drgrpo", params={"epsilon_high": 0.28}
     ),
     "DPOTrainer loss_type=sigmoid": Book("dpo"),
@@ -213,7 +213,7 @@ def test_a_changed_default_is_told_once_with_its_release(monkeypatch):
         max_completion_length: int | None = 256  # what dr_grpo divides by
 
     monkeypatch.setattr(trl, "GRPOConfig", GRPOConfig)
-    one = only("GRPOTrainer loss_type=dr_grpo scale_rewards=none")
+    one = only("GRPOTrainer loss_type=dr_grpo scale_rewards=none batch=heavy")
     assert (one.what, one.recorded, one.found) == ("GRPOConfig.max_completion_length", 512, 256)
     assert one.since == "1.10.0"
     # Dr. GRPO's chapter and trl name it themselves; nobody else's rows do

@@ -27,6 +27,7 @@ from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.models import quiet, trainer_fields
 from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.compare.rows import Row, own_fields
+from rlhf_trl.compare.surface import settings, shipped
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
 from rlhf_trl.run.fields import AlignmentRun, PolicyGradientRun
@@ -109,13 +110,19 @@ class Subject:
         """Return the fields of UNSHOWN that may act in the user's run; `built` is its config."""
         set_to = {name: self.values.get(name, off) for name, off in UNSHOWN.items()}
         correction = "vllm_importance_sampling_correction"
-        if not self.values.get("use_vllm"):
-            set_to[correction] = False
-        elif correction not in self.values:
-            set_to[correction] = getattr(built, correction, False)  # TRL's default: on
+        on = self.values.get(correction, getattr(built, correction, False))  # TRL's default: on
+        # whoever names its mode knows of it
+        on &= "vllm_importance_sampling_mode" not in self.values
+        set_to[correction] = on and bool(self.values.get("use_vllm"))
         if not getattr(built, "beta", 1):  # then nothing reads the reference
             set_to["sync_ref_model"] = False
-        return tuple(sorted(n for n, off in UNSHOWN.items() if set_to[n] not in (None, off)))
+        found = sorted(n for n, off in UNSHOWN.items() if set_to[n] not in (None, off))
+        if set_to[correction]:  # what makes its ratio far from 1
+            drawn = self.values | (self.values.get("generation_kwargs") or {})
+            scored = {"temperature": self.values.get("temperature", 1.0), "top_p": 1.0}
+            usual = {**scored, "top_k": 0, "min_p": None}
+            found += [n for n, value in usual.items() if drawn.get(n, value) not in (None, value)]
+        return tuple(found)
 
     def could_be(self, name: str, row: Formulation) -> bool:
         """Whether its trainer might compute a formulation of an algorithm."""
@@ -255,7 +262,7 @@ def _told(path: str, given: Mapping[str, Any]) -> list[str]:
     fitting = [name for name in TRAINERS if all(key in names[name] for key in used)]
     losses = given.get("loss_type", [])
     for loss in [losses] if isinstance(losses, str) else losses:
-        fitting = [name for name in fitting if loss in _LOSSES.get(name, (loss,))]
+        fitting = [name for name in fitting if loss in (_losses(name) or (loss,))]
     if "GRPOTrainer" in fitting and "reward_funcs" in given:
         fitting = [name for name in fitting if name in POLICY]
     for preferred in (_USUAL, TRAINERS):
@@ -271,15 +278,13 @@ def _told(path: str, given: Mapping[str, Any]) -> list[str]:
 
 
 _USUAL = ("GRPOTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
-_LOSSES = {
-    "DPOTrainer": (
-        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
-        *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
-    ),
-    "GRPOTrainer": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
-    "KTOTrainer": ("kto", "apo_zero_unpaired"),
-    "CPOTrainer": ("sigmoid", "hinge", "ipo", "simpo"),
-}
+
+
+def _losses(trainer: str) -> set[str]:
+    """Return the loss types that a trainer is known to have; none where it has no such field."""
+    cases = [settings(case) for case in shipped()["losses"] if case.split()[0] == trainer]
+    types = [case["loss_type"] for case in cases if "loss_type" in case]
+    return {loss for each in types for loss in ([each] if isinstance(each, str) else each)}
 
 
 def distances(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Any, Literal
 
 import torch
@@ -51,7 +52,8 @@ class Result:
     verdict: Verdict
     # what each identity does alone, where there is a difference
     contributions: tuple[Contribution, ...] = ()
-    residual: float | None = None  # relative error after all identities; None without a difference
+    # relative error after all identities; None without a difference, which they do not claim either
+    residual: float | None = None
     why: str = ""  # why it cannot run
 
     @property
@@ -89,11 +91,13 @@ class Matrix:
             return self.compare(row, batch)
         except InputError:
             raise
-        except Exception as error:  # whatever another release breaks is named
-            gone: Verdict = "not on this TRL" if isinstance(error, ImportError) else "cannot run"
-            return Result(
-                row, batch.name, *[math.nan] * 3, None, *[math.nan] * 2, gone, why=sentence(error)
-            )
+        except Exception as error:  # whatever another release breaks is named, and where
+            mine = isinstance(row.right, Stock) and row.right.trainer in pairs.OURS
+            gone = mine or isinstance(error, ImportError)
+            verdict: Verdict = "not on this TRL" if gone else "cannot run"
+            why = f"{sentence(error)} at {extract_tb(error.__traceback__)[-1].line}"
+            numbers = (*[math.nan] * 3, None, *[math.nan] * 2)
+            return Result(row, batch.name, *numbers, verdict, why=why)
 
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
         """Measure one row on one batch."""
@@ -106,16 +110,20 @@ class Matrix:
             exact = judge(left, self.side(row.right, window, double=True)[1])[0]
         contributions: tuple[Contribution, ...] = ()
         residual = None
-        if verdict in ("scaled", "differs"):
-            steps = list(row.identities)
-            if batch.temperature != 1 and isinstance(row.right, Stock):
-                steps.append(AT_TEMPERATURE)
+        steps = list(row.identities)
+        if batch.temperature != 1 and isinstance(row.right, Stock):
+            steps.append(AT_TEMPERATURE)
+        agrees = verdict == "equal"  # which is wrong, too, where the identities say otherwise
+        if verdict in ("scaled", "differs") or (agrees and steps):
+            found = changed(row.left, window, steps) if steps else left
+            residual = float((right - found).norm() / (right.norm() or left.norm()))
+        if agrees and residual is not None and residual <= RESIDUAL:
+            residual = None
+        if residual is not None:
             contributions = tuple(
                 Contribution(s.term, s.says, _error(changed(row.left, window, [s]), left))
                 for s in steps
             )
-            found = changed(row.left, window, steps) if steps else left
-            residual = float((right - found).norm() / (right.norm() or left.norm()))
         losses, numbers = (loss_left, loss_right), (error, exact, cosine, ratio)
         return Result(row, batch.name, *losses, *numbers, verdict, contributions, residual)
 

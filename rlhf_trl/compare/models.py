@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -167,21 +167,3 @@ def make_trainer(
         processing_class=build_tokenizer(),
         **also,
     )
-
-
-UNPAIRED = ("KTOTrainer", "SFTTrainer")
-"""Trainers that take single completions."""
-
-
-def rows_for(
-    trainer: str, pairs: Sequence[dict[str, Any]], labels: Sequence[bool]
-) -> list[dict[str, Any]]:
-    """Return preference pairs as a trainer takes them; labels choose KTO's side of each."""
-    if trainer not in UNPAIRED:
-        return list(pairs)
-    if trainer == "SFTTrainer":
-        return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
-    return [
-        {"prompt": p["prompt"], "completion": p["chosen" if label else "rejected"], "label": label}
-        for p, label in zip(pairs, labels, strict=True)
-    ]

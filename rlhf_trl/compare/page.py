@@ -1,15 +1,14 @@
 """The generated page: what the book says, what TRL computes, measured on the installed release."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation
+from rlhf_trl.algorithms import ALGORITHMS, Formulation
 from rlhf_trl.compare import explain, kl_page, report
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
-from rlhf_trl.compare.rows import OWN_ROWS, ROWS, stock
+from rlhf_trl.compare.rows import OWN_ROWS, ROWS, same_code, stock
 from rlhf_trl.output import write_whole
 
 FAMILIES = {
@@ -106,7 +105,7 @@ def _overview(groups: Sequence[Sequence[Result]]) -> str:
     cosines, ratios = [r.grad_cosine for r in hot], [r.grad_norm_ratio for r in hot]
     different = [g for g in groups if report.shown(g).verdict in ("differs", "scaled")]
     same = len(groups) - len(different)
-    one = sum(_same_code(row) for row in ALGORITHMS.values())
+    one = sum(same_code(row) for row in ALGORITHMS.values())
     return f"""## At a glance
 
 {len(groups)} comparisons: {same} are equal on every batch that changes nothing on purpose,
@@ -138,15 +137,9 @@ def _algorithm(name: str, table: str | None) -> str:
     parts.append("\n".join(_equations(row.chapter)))
     parts.append(f"Stock TRL: {_stock(name, row.chapter)} {row.chapter.differs}")
     if isinstance(row.code, Formulation):
-        same = " Code = chapter (recorded vectors)." if _same_code(row) else ""
+        same = " Code = chapter (recorded vectors)." if same_code(row) else ""
         parts.append(f"What the book's code does differently: {row.code.differs}{same}")
     return "\n\n".join([*parts, table or f"Not compared: {why}."])
-
-
-def _same_code(row: Algorithm) -> bool:
-    """Tell whether chapter and code are one function, so that there is nothing to compare."""
-    code, chapter = row.code, row.chapter
-    return isinstance(code, Formulation) and replace(code, differs=chapter.differs) == chapter
 
 
 def _equations(form: Formulation) -> list[str]:

@@ -21,12 +21,10 @@ from rlhf_trl.algorithms import Formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
-    UNPAIRED,
     drawn,
     drifted,
     make_trainer,
     parameter_gradient,
-    rows_for,
     token_logps,
     untrained,
     untrained_scorer,
@@ -53,6 +51,9 @@ TOKENS = "tokens"
 _MODELS = {"RewardTrainer": untrained_scorer, TOKENS: untrained_token_scorer}
 
 _EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
+
+UNPAIRED = ("KTOTrainer", "SFTTrainer")
+"""Trainers that take single completions."""
 
 DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
 """Trainers that compute in the model's precision; the others' fused head accumulates in float32."""
@@ -144,9 +145,9 @@ def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
 
 def trainer_classes(name: str) -> tuple[type, type]:
     """Return a trainer, such as "DPOTrainer" or our "BookDPOTrainer", and its config class."""
-    if name in _OURS:
+    if name in OURS:
         try:
-            module = import_module(f"rlhf_trl.trainers.{_OURS[name]}")
+            module = import_module(f"rlhf_trl.trainers.{OURS[name]}")
         except Exception as error:  # whatever it misses in another release
             raise ImportError(f"{name}: {measure.sentence(error)}") from error
     else:
@@ -156,18 +157,19 @@ def trainer_classes(name: str) -> tuple[type, type]:
     return getattr(module, name), getattr(module, name.replace("Trainer", "Config"))
 
 
-_OURS = {
+OURS = {
     **{"BookGRPOTrainer": "policy_gradient", "BookPPOTrainer": "ppo", "BookORPOTrainer": "orpo"},
     **dict.fromkeys(("BookDPOTrainer", "BookKTOTrainer"), "direct_alignment"),
     "BookRewardTrainer": "reward_models",
 }
+"""Our trainers, and where they are."""
 
 
 def own_trainer(row: Formulation) -> str:
     """Return the name of our trainer that computes a formulation, "" for none that is compared."""
     # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
     name = f"Book{'DPOTrainer' if row.trainer == 'CPOTrainer' else row.trainer}"
-    return name if name in _OURS else ""
+    return name if name in OURS else ""
 
 
 def _text(length: int, *key: Any) -> str:
@@ -188,7 +190,16 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
         pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
     # neighbors never share a prompt; five of eight are wanted where lengths are ragged, four else
     wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
-    return rows_for(trainer, pairs, [bool(wanted[i % 8]) for i in range(len(pairs))])
+    labels = [bool(wanted[i % 8]) for i in range(len(pairs))]
+    if trainer == "SFTTrainer":
+        return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
+    if trainer == "KTOTrainer":
+        sides = ["chosen" if label else "rejected" for label in labels]
+        every = zip(pairs, sides, labels, strict=True)
+        return [
+            {"prompt": p["prompt"], "completion": p[s], "label": label} for p, s, label in every
+        ]
+    return pairs
 
 
 def build_trainer(

@@ -8,7 +8,7 @@ settings that remove the difference.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, Formulation, formulation
+from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation, formulation
 from rlhf_trl.compare import identities as to
 from rlhf_trl.compare import pairs
 from rlhf_trl.compare.identities import Identity
@@ -62,6 +62,7 @@ _SIGN_SAYS = "The code's KL has the other sign."
 _AVERAGE_SAYS = "The code's KL is an average over the tokens, with the other sign."
 _NO_SETTING = "none in TRL"
 _UNCHANGED = ("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation")
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _ONE_GENERATION = _UNCHANGED[:-1]
 _TRL_MEAN = to.normalizer("token_mean", "token_mean_trl")
 _TRL_DAPO = to.normalizer("sequence_mean", "token_mean_trl")
@@ -100,14 +101,16 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
     return Row(left, right, (_EPS_BACK,), says, settings, batches, variant="equal rewards")
 
 
-def _sampled(mode: str) -> Row:
+def _sampled(mode: str, ours: bool = False) -> Row:
     correction = {"mode": mode, "clip_min": 0.8, "clip_max": 1.2}
     fields = {f"vllm_importance_sampling_{name}": value for name, value in correction.items()}
+    also = {"algorithm": "grpo", "formulation": "chapter"}
+    own = Stock(fields, "BookGRPOTrainer", "BookGRPOTrainer", also=also)
     return Row(
         Book("grpo"),
-        stock("grpo", **fields),
+        own if ours else stock("grpo", **fields),
         (to.sampler_weight(mode, 0.8, 1.2),),
-        "With vLLM, TRL weighs each loss by what policy and sampler say of the same tokens.",
+        "With vLLM, each loss is weighed by what policy and sampler say of the same tokens.",
         "vllm_importance_sampling_correction: false",
         ("sampler",),
         variant=mode,
@@ -193,8 +196,8 @@ POLICY_ROWS = (
         (*_ONE_GENERATION, "extreme"),
         variant="overlong filtering",
     ),
-    *(_sampled(mode) for mode in ("token_truncate", "token_mask")),
-    *(_sampled(mode) for mode in ("sequence_truncate", "sequence_mask")),
+    *(_sampled(mode) for mode in _MODES),
+    *(_sampled(mode, ours=True) for mode in _MODES),
     _code(
         "drgrpo",
         *(to.normalizer("fixed_length", "sequence_mean"), to.CODE_K3),
@@ -547,6 +550,12 @@ DISTILLATION_ROWS = (
 )
 
 
+def same_code(row: Algorithm) -> bool:
+    """Tell whether chapter and code are one function, so that there is nothing to compare."""
+    code, chapter = row.code, row.chapter
+    return isinstance(code, Formulation) and replace(code, differs=chapter.differs) == chapter
+
+
 def own_fields(row: Formulation) -> dict[str, Any]:
     """Return what our trainer of a formulation needs on the batches."""
     # no completion of the batches comes near the penalty, and no group is sampled again
@@ -574,6 +583,7 @@ OWN_ROWS = tuple(
     for which, row in ALGORITHMS[name].formulations.items()
     if pairs.own_trainer(row) and name not in ("ppo", "kwise", "orm", "prm")
     if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
+    if which != "code" or not same_code(ALGORITHMS[name])
 )
 """Our trainers, against the functions that they are to compute."""
 

@@ -1,0 +1,454 @@
+"""Changes of TRL's source that are planted, and which comparison or recorded loss finds each.
+
+`python tests/tampering.py rlhf_trl/compare/tampering.md` plants them all and writes the table.
+"""
+# ruff: noqa: E501
+
+import inspect
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from unittest.mock import patch
+
+from rlhf_trl.compare import drift, pairs, surface
+from rlhf_trl.compare.matrix import Matrix, applies, kind_of
+from rlhf_trl.compare.measure import Stock
+from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.policy import BATCHES
+from rlhf_trl.compare.rows import ROWS
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of one function."""
+
+    what: str
+    trainer: str  # whose comparisons and recorded losses it concerns
+    place: str  # the function's name in `owner`
+    old: str
+    new: str
+    owner: str = ""  # dotted, where it is not the trainer
+    known: str = ""  # the thread that told of such a fault
+
+
+def _of(trainer, place, *changes, owner=""):
+    return [
+        Change(what, trainer, place, old, new, owner, *known) for what, old, new, *known in changes
+    ]
+
+
+_RATIO = "log_ratio = per_token_logps - old_per_token_logps"
+_K3 = (
+    "torch.exp(ref_per_token_logps - per_token_logps) - (ref_per_token_logps - per_token_logps) - 1"
+)
+_TOKENS = "loss = (per_token_loss * mask).sum() / normalizer"
+_WINDOW = "normalizer * self.current_gradient_accumulation_steps / self.args.steps_per_generation"
+_CLIP = "torch.clamp(coef_1, 1 - self.epsilon_low, 1 + self.epsilon_high)"
+_SUM = "(rewards_per_func * self.reward_weights.to(device).unsqueeze(0)).nansum(dim=1)"
+_SEQUENCE = "(log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)"
+_MEAN = "((per_token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()"
+_SAMPLER = 'per_token_loss = per_token_loss * inputs["importance_sampling_ratio"]'
+
+CHANGES = [
+    *_of(
+        "GRPOTrainer",
+        "_compute_loss",
+        ("the ratio is always 1", _RATIO, _RATIO.replace("old_per_token_logps", "per_token_logps.detach()"), "torchforge #571"),
+        ("GSPO's ratio is a product", _SEQUENCE, "(log_ratio * mask).sum(-1)", "TRL #3823"),
+        ("GSPO's ratio counts padding", _SEQUENCE, "(log_ratio * mask).sum(-1) / mask.size(-1)", "AReaL #1346"),
+        ("the KL is maximized", "per_token_loss + self.beta * per_token_kl", "per_token_loss - self.beta * per_token_kl", "RAGEN #58, ToolRL #52"),
+        ("k3 with the other sign", _K3, _K3.replace("ref_per_token_logps - per_token_logps", "per_token_logps - ref_per_token_logps"), "rlhf-book #489"),
+        ("k2 in the place of k3", _K3, "(ref_per_token_logps - per_token_logps) ** 2 / 2"),
+        ("the KL is always multiplied by the ratio", "if self.args.use_bias_correction_kl:", "if True:"),
+        ("tokens of tools count", 'completion_mask * inputs["tool_mask"]', "completion_mask"),
+        ("the lower bound is the upper one", "1 - self.epsilon_low, 1", "1 - self.epsilon_high, 1"),
+        ("the upper bound is the lower one", "1 + self.epsilon_high)", "1 + self.epsilon_low)"),
+        ("delta is ignored", "if self.args.delta is not None:", "if False:"),
+        ("the larger of the two surrogates", "-torch.min(per_token_loss1", "-torch.max(per_token_loss1"),
+        ("grpo divides by the padded length", _MEAN, _MEAN.replace("mask.sum(-1).clamp(min=1.0)", "mask.size(-1)"), "TRL #3187, #3178"),
+        ("grpo forgets the accumulation", "policy_loss = loss.detach()\n            loss = loss / normalizer", "policy_loss = loss.detach()"),
+        ("dapo is divided by the accumulation again", _TOKENS, _TOKENS + " / self.current_gradient_accumulation_steps", "ms-swift #10117, open-instruct #1161"),
+        ("dapo's window is the generation", _WINDOW, "normalizer"),
+        ("dapo's mean is per prompt", _TOKENS, "loss = ((per_token_loss * mask).view(-1, self.num_generations * mask.size(1)).sum(1) / mask.view(-1, self.num_generations * mask.size(1)).sum(1).clamp(min=1)).mean() / self.current_gradient_accumulation_steps", "TRL #5375, verl #2776, AReaL #289"),
+        ("Dr. GRPO divides by the longest of the batch", "(per_token_loss.size(0) * self.max_completion_length)", "per_token_loss.numel()", "verl #3741"),
+        ("bnpo counts padding", "mask.sum().clamp(min=1.0)\n            normalizer", "mask.numel()\n            normalizer"),
+        ("the bonus for entropy is a penalty", "loss - apply_coef * entropy_loss", "loss + apply_coef * entropy_loss"),
+        ("tokens of low entropy are kept", "per_token_loss * entropy_mask", "per_token_loss * ~entropy_mask"),
+        ("the off-policy mask is dropped", "per_token_loss * off_policy_mask", "per_token_loss"),
+        ("the sampler's ratio is squared", _SAMPLER, _SAMPLER + " ** 2"),
+        ("the sampler's ratio is dropped", _SAMPLER, "pass", "TRL #6945, #4772"),
+        ("SAPO falls back to the plain ratio", "per_token_loss = -soft_coef_1 * advantages", "per_token_loss = -coef_1 * advantages", "Soup #584"),
+        ("SAPO's gate without its scale", "* 4 / temperatures", "* 4"),
+        ("LUSPO is averaged over tokens", "loss = (per_token_loss * mask).sum(-1).mean()", "loss = (per_token_loss * mask).sum() / mask.sum()"),
+        ("CISPO's weight has an upper bound of 1.1 times", "max=self.epsilon_high).detach()", "max=1.1 * self.epsilon_high).detach()"),
+        ("what stands on padding counts", _MEAN, _MEAN.replace("per_token_loss * mask", "per_token_loss + 0.01 * per_token_logps.exp() * (1 - mask)"), "AReaL #1346, TRL #6654, Soup #723"),
+    ),
+    *_of(
+        "GRPOTrainer",
+        "_generate_and_score_completions",
+        ("advantages are not centered", "advantages = rewards - mean_grouped_rewards", "advantages = rewards"),
+        ("the baseline is the batch's mean", "mean_grouped_rewards.repeat_interleave(num_generations, dim=0)", "torch.nanmean(rewards).expand_as(rewards)"),
+        ("the spread is the population's", "nanstd(rewards.view(-1, num_generations), dim=1)", "rewards.view(-1, num_generations).std(1, unbiased=False)"),
+        ("reward weights are ignored", _SUM, "rewards_per_func.nansum(dim=1)"),
+        ("a second reward is dropped", _SUM, "rewards_per_func[:, 0] * self.reward_weights[0]"),
+        ("weights are ignored where each reward is scaled", "(reward_k * self.reward_weights.to(device).unsqueeze(0))", "reward_k"),
+        ("advantages are clipped at 2", "advantages = torch.nan_to_num(advantages, nan=0.0)", "advantages = torch.nan_to_num(advantages, nan=0.0).clamp(-2, 2)"),
+        ("rewards below 0 are 0", _SUM, _SUM + ".clamp(min=0)"),
+        ("scale_rewards: batch is that of the group", "nanstd(rewards).expand_as(rewards)\n                else:", "nanstd(rewards.view(-1, num_generations), dim=1).repeat_interleave(num_generations)\n                else:"),
+        ("dapo's tokens are those of tools, too", "completion_mask * tool_mask\n        num_items", "completion_mask\n        num_items"),
+        ("dapo's tokens are padding, too", "gather(loss_mask.sum())", "gather(torch.ones_like(loss_mask).sum())"),
+        ("completions that were cut off are dropped", "if self.mask_truncated_completions:", "if True:"),
+        ("completions that were cut off are kept", "if self.mask_truncated_completions:", "if False:"),
+        ("the end token is masked away", "completion_mask = [torch.ones_like(ids, dtype=torch.long) for ids in completion_ids]", "completion_mask = [(ids != self.eos_token_id).long() for ids in completion_ids]", "TRL #6357"),
+        ("the sampler's ratio is upside down", "(old_per_token_logps - sampling_per_token_logps) * mask", "(sampling_per_token_logps - old_per_token_logps) * mask"),
+        ("the sampler's lower bound is ignored", "(vllm_importance_sampling_ratio < min_val) | (", "("),
+        ("the sampler's ratio of a completion is a mean", "per_token_logps_diff.sum(dim=-1, keepdim=True)", "per_token_logps_diff.mean(dim=-1, keepdim=True)"),
+        ("the policy at generation is forgotten", "if self.args.gradient_accumulation_steps % generate_every != 0 or (", "if False or ("),
+        ("prompts are padded on the right", 'padding_side="left"', 'padding_side="right"', "AReaL #1346"),
+        ("rewards are rounded", "unscorable_mask = torch.isnan", "rewards_per_func = rewards_per_func.round()\n        unscorable_mask = torch.isnan"),
+        ("a failed completion counts as reward 0", "unscorable_mask = torch.isnan", "rewards_per_func[:, -1] = rewards_per_func[:, -1].where(rewards_per_func[:, -1] != 0.25, 0)\n        unscorable_mask = torch.isnan", "NeMo-RL #3589"),
+    ),
+    *_of("GRPOTrainer", "_calculate_rewards", ("the end token is cut off before the reward", "def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):", "def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):\n        completion_ids_list = [ids[:-1] for ids in completion_ids_list]", "TRL #6966, #5813")),
+    *_of(
+        "GRPOTrainer",
+        "_get_per_token_logps_and_entropies",
+        ("the first token of a completion is not scored", "labels[:, :-logits_to_keep] = -100", "labels[:, : 1 - logits_to_keep] = -100"),
+        ("padding is attended to", '"attention_mask": attention_mask_batch}', '"attention_mask": torch.ones_like(attention_mask_batch)}', "TRL #6654"),
+    ),
+    *_of("GRPOTrainer", "_prepare_inputs", ("each micro-batch is the first", "self._buffered_inputs[self._step % self.args.steps_per_generation]", "self._buffered_inputs[0]")),
+    *_of("GRPOTrainer", "_generate", ("completions are tokenized again", "completion_ids, logprobs = self._generate_single_turn(\n                prompt_ids, images, multimodal_fields, num_generations\n            )", "completion_ids, logprobs = self._generate_single_turn(\n                prompt_ids, images, multimodal_fields, num_generations\n            )\n            completion_ids = [self._tokenizer(self._tokenizer.decode(ids, skip_special_tokens=True), add_special_tokens=False)['input_ids'] or ids for ids in completion_ids]", "TRL #5224, ms-swift #10012")),
+    *_of("GRPOTrainer", "__init__", ("log-probabilities are taken at temperature 1", "temperature=self.temperature,\n            cast", "cast", "TRL #3029, NeMo-RL #935, OpenRLHF #853")),
+    *_of(
+        "GRPOTrainer",
+        "get_gamma_weights",
+        ("VESPO's two sides are exchanged", "torch.where(is_nonneg_adv, k_pos, k_neg)", "torch.where(is_nonneg_adv, k_neg, k_pos)"),
+    ),
+    *_of(
+        "GRPOTrainer",
+        "training_step",
+        ("every second micro-batch is lost", "self.accelerator.backward(loss, **kwargs)", "self._seen = getattr(self, '_seen', 0) + 1\n            self._seen % 2 and self.accelerator.backward(loss, **kwargs)", "arXiv:2604.23747, DeepSpeed #7967, #7981"),
+        owner="transformers.Trainer",
+    ),
+    *_of(
+        "DPOTrainer",
+        "training_step",
+        ("losses are not divided by the accumulation", "loss = loss / self.current_gradient_accumulation_steps", "pass", "open-instruct #1498, accelerate #3877"),
+        owner="transformers.Trainer",
+    ),
+    *_of(
+        "BookGRPOTrainer",
+        "compute_loss",
+        ("a fused path bypasses an override", "return self._compute_loss(model, inputs)", "return GRPOTrainer._compute_loss(self, model, inputs)", "Liger #1082, TRL #6808, #7009"),
+        owner="trl.GRPOTrainer",
+    ),
+    *_of(
+        "RLOOTrainer",
+        "_compute_loss",
+        ("RLOO's clip is lost", "torch.clamp(coef_1, 1 - self.epsilon_low, 1 + self.epsilon_high)", "coef_1"),
+        ("RLOO sums over completions", "per_sequence_loss.mean()", "per_sequence_loss.sum()"),
+        ("RLOO averages over tokens", "logps = (per_token_logps * completion_mask).sum(1)", "logps = (per_token_logps * completion_mask).mean(1)"),
+    ),
+    *_of(
+        "RLOOTrainer",
+        "_generate_and_score_completions",
+        ("RLOO's baseline has the completion itself", "(grouped_sum - grouped_rewards) / (scorable_counts - 1)", "(grouped_sum / scorable_counts).expand_as(grouped_rewards)"),
+        ("RLOO's KL is a reward", "rewards = rewards - self.beta * kl", "rewards = rewards + self.beta * kl"),
+        ("RLOO's KL is a mean", "kl = (per_token_kl * completion_mask).sum(-1)", "kl = (per_token_kl * completion_mask).mean(-1)"),
+        ("RLOO does not normalize", "if self.normalize_advantages:", "if False:"),
+    ),
+    *_of(
+        "DPOTrainer",
+        "_compute_loss",
+        ("the rejected have no reference", "rejected_logps - ref_rejected_logps", "rejected_logps"),
+        ("DPO without beta", "-F.logsigmoid(self.beta * delta_score)\n", "-F.logsigmoid(delta_score)\n"),
+        ("robust is not rescaled", " / (1 - 2 * self.label_smoothing)", ""),
+        ("the hinge has no margin", "torch.relu(1 - self.beta * delta_score)", "torch.relu(-self.beta * delta_score)"),
+        ("sppo's target is halved", "(chosen_logratios - 0.5 / self.beta)", "(chosen_logratios - 0.25 / self.beta)"),
+        ("the term of SFT is a sum", "-chosen_per_token_logps[chosen_mask.bool()].mean()", "-chosen_per_token_logps[chosen_mask.bool()].sum()"),
+        ("lengths count the prompt", "chosen_avg_score = chosen_scores / chosen_mask.sum(dim=1)", "chosen_avg_score = chosen_scores / (chosen_mask.sum(dim=1) + 1)"),
+        ("apo_zero of the rejected has the other sign", "losses_rejected = torch.sigmoid(self.beta * rejected_logratios)", "losses_rejected = torch.sigmoid(-self.beta * rejected_logratios)"),
+        ("ld_alpha is ignored", "shared_logps + self.ld_alpha * tail_logps\n        chosen_logps", "shared_logps + tail_logps\n        chosen_logps"),
+        ("another divergence", "math.log(2) + F.logsigmoid(chosen_logratios)", "F.logsigmoid(2 * chosen_logratios)"),
+        ("weights of losses are ignored", "per_sequence_loss.mean() * loss_weight", "per_sequence_loss.mean()"),
+        ("pairs are summed", "per_sequence_loss.mean() * loss_weight", "per_sequence_loss.sum() * loss_weight"),
+        ("WPO's weights are those of the chosen", "chosen_weights * rejected_weights", "chosen_weights"),
+        ("discopop's temperature is ignored", "logits / self.args.discopop_tau", "logits"),
+    ),
+    *_of("BookDPOTrainer", "compute_ref_log_probs", ("the reference's log-probabilities are means", "ref_logps = ref_per_token_logps.sum(dim=1)", "ref_logps = ref_per_token_logps.mean(dim=1)"), owner="trl.DPOTrainer"),
+    *_of("BookKTOTrainer", "compute_ref_log_probs", ("KTO's precomputed reference is that of the matched", 'KL_input_ids', 'input_ids'), owner="trl.KTOTrainer"),
+    *_of(
+        "KTOTrainer",
+        "_compute_loss",
+        ("KTO's weights are exchanged", "(self.desirable_weight * chosen_losses, self.undesirable_weight * rejected_losses)", "(self.undesirable_weight * chosen_losses, self.desirable_weight * rejected_losses)"),
+        ("KTO adds up", "loss = losses.nanmean()", "loss = losses.nansum()"),
+        ("KTO's rejected have no reference point", "self.beta * (kl - rejected_logratios)", "self.beta * -rejected_logratios"),
+        ("KTO loses the last of an odd class", "chosen_idx = torch.nonzero(bool_labels, as_tuple=False).view(-1)", "chosen_idx = torch.nonzero(bool_labels, as_tuple=False).view(-1)\n        chosen_idx = chosen_idx[: len(chosen_idx) // 2 * 2]", "TRL #1911"),
+    ),
+    *_of("KTOTrainer", "_compute_kl_logps", ("KTO's pairs are the matched ones", 'KL_model_kwargs.pop("KL_input_ids")', 'KL_model_kwargs.pop("KL_input_ids") * 0 + batch["input_ids"][:, : 1]')),
+    *_of(
+        "RewardTrainer",
+        "compute_loss",
+        ("the margin is added", '- inputs["margin"]', '+ inputs["margin"]'),
+        ("the term that centers takes the difference", "(rewards_chosen + rewards_rejected) ** 2", "(rewards_chosen - rewards_rejected) ** 2"),
+        ("pairs of rewards are summed", "nn.functional.logsigmoid(rewards_chosen - rewards_rejected).mean()", "nn.functional.logsigmoid(rewards_chosen - rewards_rejected).sum()"),
+    ),
+    *_of(
+        "ORPOTrainer",
+        "odds_ratio_loss",
+        ("ORPO without beta", "losses = self.beta * ratio", "losses = ratio"),
+        ("ORPO's odds are probabilities", "log1mexp(policy_chosen_logps) - log1mexp(policy_rejected_logps)", "0 * policy_chosen_logps"),
+        owner="trl.experimental.orpo.ORPOTrainer",
+    ),
+    *_of(
+        "ORPOTrainer",
+        "concatenated_forward",
+        ("ORPO sums log-probabilities", "average_log_prob=True", "average_log_prob=False"),
+        owner="trl.experimental.orpo.ORPOTrainer",
+    ),
+    *_of(
+        "CPOTrainer",
+        "cpo_loss",
+        ("SimPO's margin is not divided by beta", "self.simpo_gamma / self.beta", "self.simpo_gamma"),
+        ("CPO's ipo has another target", "(logits - 1 / (2 * self.beta)) ** 2", "(logits - 1 / self.beta) ** 2"),
+        owner="trl.experimental.cpo.CPOTrainer",
+    ),
+    *_of(
+        "CPOTrainer",
+        "get_batch_loss_metrics",
+        ("CPO's likelihood is not weighed", "self.cpo_alpha * policy_nll_loss", "policy_nll_loss"),
+        owner="trl.experimental.cpo.CPOTrainer",
+    ),
+    *_of(
+        "SFTTrainer",
+        "compute_loss",
+        ("SFT averages over each micro-batch", "outputs.label_mask.sum() if num_items_in_batch is None else num_items_in_batch", "outputs.label_mask.sum()"),
+        ("DFT's weight has a gradient", "outputs.log_probs.exp().detach()", "outputs.log_probs.exp()"),
+        ("SFT's loss has the other sign", "per_token_loss = -outputs.log_probs", "per_token_loss = outputs.log_probs"),
+    ),
+]  # fmt: skip
+
+
+def _owner(change):
+    if not change.owner:
+        return pairs.trainer_classes(change.trainer)[0]
+    module, _, name = change.owner.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+@cache
+def edited(change):
+    """Return a class and the function of it that a change makes."""
+    owner = _owner(change)
+    home = next(cls for cls in owner.__mro__ if change.place in vars(cls))
+    source = textwrap.dedent(inspect.getsource(getattr(home, change.place)))
+    old, new = (text.replace("\n    ", "\n") for text in (change.old, change.new))  # as dedented
+    assert old in source, f"{old!r} is not in {change.place}"
+    space = dict(vars(sys.modules[home.__module__])) | {"__class__": home}
+    source = source.replace(old, new, 1)
+    source = re.sub(r"super\(\)", f"super({home.__name__}, self)", source)
+    exec(compile(source, f"<{change.what}>", "exec"), space)
+    return home, space[change.place]
+
+
+def planted(change):
+    """Replace a function by its own source with one change."""
+    home, function = edited(change)
+    return patch.object(home, change.place, function)
+
+
+_FIRST = ("accumulation", "extreme", "tools", "sampler", "beta", "temperature")
+
+
+def comparisons(trainer):
+    """Return the comparisons of a trainer, those that tell most first."""
+    order = [*_FIRST, *(b.name for b in BATCHES if b.name not in _FIRST)]
+    found = {  # the same side on the same batch is compared once
+        (repr(row.right), batch.name): (row, batch)
+        for row in ROWS
+        if isinstance(row.right, Stock) and row.right.trainer == trainer
+        for batch in BATCHES
+        if applies(row, batch)
+    }
+    return sorted(
+        found.values(), key=lambda pair: (bool(pair[0].identities), order.index(pair[1].name))
+    )
+
+
+def told(change, name):
+    """Order what is tried: what shares most words with what the change is about comes first."""
+    about = set(re.findall(r"[a-z]+", f"{HINTS.get(change.what, '')}".lower()))
+    return -len(about & set(re.findall(r"[a-z]+", name.lower())))
+
+
+def by_compare(change, clean):
+    """Return the first comparison that a change makes unexplained, or None."""
+
+    def name(row, batch):
+        return f"{row.algorithm}{f', {row.variant}' if row.variant else ''}, {batch.name}"
+
+    matrix = Matrix()
+    field = FIELDS.get(change.what)  # only where it is set does the change act
+    if field and not any(field in repr(row.right) for row in ROWS):
+        return None
+    for row, batch in sorted(comparisons(change.trainer), key=lambda p: told(change, name(*p))):
+        window = clean.window(*kind_of(row), batch)
+        clean.side(row.left, window)
+        matrix._windows = clean._windows
+        books = {key: side for key, side in clean._measured.items() if key[0].startswith("Book(")}
+        matrix._measured |= books
+        try:
+            with planted(change):
+                result = matrix.compare(row, batch)
+        except Exception:
+            return name(row, batch)
+        if not result.explained:
+            return name(row, batch)
+    return None
+
+
+def by_drift(change, clean):
+    """Return the first recorded loss that a change moves, or None."""
+    shipped = surface.shipped()
+    matrix = Matrix()
+    cases = [c for c in shipped["losses"] if c.split()[0] == change.trainer.removeprefix("Book")]
+    for case in sorted(cases, key=lambda case: told(change, case)):
+        batch, columns = surface.batch_of(case)
+        trainer = case.split()[0]
+        clean.window("GRPOTrainer" if trainer == "RLOOTrainer" else trainer, columns, batch)
+        matrix._windows = clean._windows
+        with planted(change), patch.object(surface, "Matrix", lambda: matrix):
+            found = surface._losses([case], shipped["homes"], shipped["defaults"])
+        if not drift._same(shipped["losses"][case], found[case]):
+            return case.partition(" ")[2]
+    return None
+
+
+FIELDS = {
+    "delta is ignored": "'delta'",
+    "the bonus for entropy is a penalty": "entropy_coef",
+    "tokens of low entropy are kept": "top_entropy",
+    "the off-policy mask is dropped": "off_policy",
+    "LUSPO is averaged over tokens": "luspo",
+    "VESPO's two sides are exchanged": "vespo",
+    "weights are ignored where each reward is scaled": "normalize_then_sum",
+    "RLOO does not normalize": "normalize_advantages",
+    "the hinge has no margin": "hinge",
+    "sppo's target is halved": "sppo",
+    "ld_alpha is ignored": "ld_alpha",
+    "another divergence": "divergence",
+    "WPO's weights are those of the chosen": "use_weighting",
+    "discopop's temperature is ignored": "discopop",
+    "the term of SFT is a sum": "'sft'",
+    "CPO's ipo has another target": "CPOTrainer', loss_type': 'ipo'",
+    "DFT's weight has a gradient": "dft",
+}
+HINTS = {
+    "GSPO's ratio is a product": "gspo sequence",
+    "GSPO's ratio counts padding": "gspo sequence",
+    "the KL is maximized": "beta",
+    "k3 with the other sign": "beta",
+    "k2 in the place of k3": "beta",
+    "the KL is always multiplied by the ratio": "beta",
+    "tokens of tools count": "tools",
+    "the lower bound is the upper one": "dapo extreme",
+    "the upper bound is the lower one": "dapo extreme",
+    "delta is ignored": "delta",
+    "grpo divides by the padded length": "grpo",
+    "dapo is divided by the accumulation again": "dapo",
+    "dapo's window is the generation": "dapo steps_per_generation several_generations",
+    "dapo's mean is per prompt": "dapo extreme",
+    "Dr. GRPO divides by the longest of the batch": "drgrpo dr_grpo ragged",
+    "bnpo counts padding": "bnpo dapo",
+    "the bonus for entropy is a penalty": "entropy_coef",
+    "tokens of low entropy are kept": "top_entropy_quantile",
+    "the off-policy mask is dropped": "off_policy_mask_threshold",
+    "the sampler's ratio is squared": "sampler",
+    "the sampler's ratio is dropped": "sampler",
+    "SAPO falls back to the plain ratio": "sapo",
+    "SAPO's gate without its scale": "sapo",
+    "LUSPO is averaged over tokens": "luspo",
+    "CISPO's weight has an upper bound of 1.1 times": "cispo extreme",
+    "weights are ignored where each reward is scaled": "normalize_then_sum",
+    "advantages are clipped at 2": "extreme",
+    "rewards below 0 are 0": "extreme",
+    "scale_rewards: batch is that of the group": "batch scaled",
+    "dapo's tokens are those of tools, too": "dapo tools",
+    "dapo's tokens are padding, too": "dapo",
+    "completions that were cut off are dropped": "extreme",
+    "completions that were cut off are kept": "mask_truncated_completions overlong filtering",
+    "the sampler's ratio is upside down": "sampler",
+    "the sampler's lower bound is ignored": "sampler token_mask",
+    "the sampler's ratio of a completion is a mean": "sampler sequence_mask",
+    "log-probabilities are taken at temperature 1": "temperature",
+    "VESPO's two sides are exchanged": "vespo",
+    "RLOO's KL is a reward": "default beta",
+    "RLOO's KL is a mean": "default beta",
+    "RLOO does not normalize": "normalize_advantages",
+    "robust is not rescaled": "robust cdpo",
+    "the hinge has no margin": "hinge",
+    "sppo's target is halved": "sppo_hard",
+    "the term of SFT is a sum": "sft",
+    "lengths count the prompt": "ipo",
+    "apo_zero of the rejected has the other sign": "apo_zero",
+    "ld_alpha is ignored": "ld_alpha",
+    "another divergence": "js_divergence",
+    "weights of losses are ignored": "loss_weights cdpo",
+    "WPO's weights are those of the chosen": "use_weighting",
+    "discopop's temperature is ignored": "discopop",
+    "KTO's precomputed reference is that of the matched": "precompute",
+    "the margin is added": "margin",
+    "the term that centers takes the difference": "centring center_rewards_coefficient",
+    "CPO's ipo has another target": "ipo",
+    "CPO's likelihood is not weighed": "cpo_alpha",
+    "losses are not divided by the accumulation": "sigmoid",
+    "DFT's weight has a gradient": "dft",
+}
+"""What a change is about: it is tried first where these words are."""
+
+
+def table(found):
+    """Write what was found by which comparison as Markdown."""
+    lines = ["| change | trainer | known | compare | drift |", "| --- | --- | --- | --- | --- |"]
+    for change, one, other in found:
+        cells = (
+            change.what,
+            change.trainer,
+            change.known or "-",
+            one or "not found",
+            other or "not found",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+INTRODUCTION = """# Planted faults
+
+Generated by `python tests/tampering.py rlhf_trl/compare/tampering.md`. Each line is one change of
+TRL's source (or of transformers' training step), planted alone, and the first comparison of
+`rlhf-trl compare` and the first recorded loss of `rlhf-trl drift` that tells. *known* names public
+threads about such a fault. {both} of {all} are found by compare or drift, {compare} by compare,
+{drift} by drift."""
+
+
+def main(path):
+    """Plant everything, and write the page."""
+    clean, found = Matrix(), []
+    with quiet():
+        for change in CHANGES:
+            found.append((change, by_compare(change, clean), by_drift(change, clean)))
+            print(*found[-1][1:], change.what, sep=" | ", flush=True)
+    counts = {
+        "all": len(found),
+        "compare": sum(bool(one) for _, one, _ in found),
+        "drift": sum(bool(other) for *_, other in found),
+        "both": sum(bool(one or other) for _, one, other in found),
+    }
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{INTRODUCTION.format(**counts)}\n\n{table(found)}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
