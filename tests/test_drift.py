@@ -41,6 +41,16 @@ def only(*losses):
     return one
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """The shipped surface with a few of its losses, as the command reads it then."""
+    few = watching(*[f"GRPOTrainer loss_type={name}" for name in ("sapo", "dapo")])
+    assert len(few["losses"]) == 2
+    for module in (drift, surface):
+        monkeypatch.setattr(module, "shipped", lambda: few)
+    return few
+
+
 def hide(monkeypatch, module, name):
     """Take a name out of one of TRL's lazy modules."""
     getattr(module, name)  # now the module keeps it
@@ -301,7 +311,7 @@ def scaled(factor, method, when):
     return wrapper
 
 
-def test_a_changed_loss_is_named_and_ends_with_1(monkeypatch, capsys):
+def test_a_changed_loss_is_named_and_ends_with_1(monkeypatch, capsys, few):
     loss = scaled(1.001, trl.GRPOTrainer._compute_loss, lambda t: t.loss_type == "sapo")
     monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", loss)
     with pytest.raises(SystemExit) as stop:
@@ -316,10 +326,7 @@ def test_a_changed_loss_is_named_and_ends_with_1(monkeypatch, capsys):
     (one,) = found["moved"]
     assert stop.value.code == 1 and one["what"] == "GRPOTrainer loss_type=sapo"
     assert one["found"][0] / one["recorded"][0] == pytest.approx(1.001, rel=1e-5)
-    assert (
-        found["checked"]["losses"] == len(SHIPPED["losses"])
-        and found["installed"]["trl"] == "1.16.0"
-    )
+    assert found["checked"]["losses"] == 2 and found["installed"]["trl"] == "1.16.0"
 
 
 def test_ktos_reference_point_is_seen(monkeypatch):
@@ -338,11 +345,12 @@ def test_a_loss_that_fails_is_told_once_for_all(monkeypatch):
     assert (one.what, one.found) == ("DPOTrainer, 21 losses", "RuntimeError: no such thing")
 
 
-def test_recording_writes_what_was_read_and_overwrites_nothing(tmp_path, capsys):
+def test_recording_writes_what_was_read_and_overwrites_nothing(tmp_path, capsys, few):
     path = tmp_path / "surface.json"
     main(["drift", "--record", str(path)])
     recorded = json.loads(path.read_text())
-    assert drift.compare(SHIPPED, recorded) == [] == drift.compare(recorded, SHIPPED)
+    assert drift.compare(few, recorded) == [] == drift.compare(recorded, few)
+    assert recorded["losses"].keys() == few["losses"].keys()
     assert {k: v for k, v in recorded.items() if k not in ("losses", "versions")} == {
         k: v for k, v in SHIPPED.items() if k not in ("losses", "versions")
     }
