@@ -87,7 +87,7 @@ def check(case, path, seen):
     wanted = []
     for prompt, ids, advantage in seen:
         reward = WEIGHTS[0] * is_right(ids) + WEIGHTS[1] * is_shaped(ids)
-        if name == "dapo" and which != "trl":
+        if name.startswith("dapo") and which != "trl":
             reward -= min(max((len(ids) - (LIMIT - CACHE)) / CACHE, 0), 1)
         text = tokenizer.decode(ids, skip_special_tokens=True)
         rewards = is_right(ids), is_shaped(ids)

@@ -294,6 +294,7 @@ def test_recipes_fit_on_a_screen(recipe):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.promise
 def test_two_processes_train_on_pairs_that_they_have_sampled(launch, tmp_path):
     words = [*SMALL, "--dataset.pairs", "on_policy", "--samples.every", 1]
     config = ["--config", "configs/tiny/dpo.yaml", "--output_dir", tmp_path / "out"]

@@ -96,7 +96,13 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.promise) if case in ("GSPO", "DAPO") else case
+        for case in CONFIGS
+    ],
+)
 def test_a_users_config(case, tmp_path):
     text, closest, (other, changes) = CONFIGS[case]
     path = tmp_path / "run.yaml"

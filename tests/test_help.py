@@ -67,7 +67,7 @@ def test_a_field_is_told_with_its_type_choices_default_and_one_line(told):
     assert grpo["dataset.specs"].startswith("list = (required) ")
     assert grpo["samples.choice"].startswith("fixed|round_robin = round_robin ")
     assert grpo["expect.strategy"].startswith("none|ddp|fsdp|deepspeed = null ")
-    assert grpo["algorithm"].startswith("reinforce|rloo|grpo|drgrpo|gspo|cispo|sapo|dapo|maxrl = ")
+    assert grpo["algorithm"].startswith("reinforce|rloo|grpo|drgrpo|gspo|cispo|cispo_window|sapo|")
     assert re.match(r"float = 0\.2 \(grpo\) +Distance of the lower clip bound", grpo["epsilon"])
     assert grpo["num_generations"].startswith("int = 8 ")
     assert "vllm_mode" not in grpo

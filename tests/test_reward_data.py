@@ -619,7 +619,7 @@ def test_the_main_process_reads_a_file_before_the_others(monkeypatch):
 
     def load(*_):
         order.append("read")
-        return SimpleNamespace(dropped={}, conversational=False, tasks=None)
+        return SimpleNamespace(dropped={}, conversational=True, tasks=None)
 
     monkeypatch.setattr(preferences, "load_preferences", load)
     monkeypatch.setattr(preferences, "load_tokenizer", lambda *_: order.append("tokenizer"))

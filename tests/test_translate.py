@@ -416,6 +416,7 @@ def test_panels_of_prompts_of_ones_own(book):
     assert (found["file"], found["choice"], found["every"]) == ("mine.txt", "fixed", 50)
 
 
+@pytest.mark.promise
 def test_the_command_that_a_translation_names_runs(book, tmp_path, launch):
     rows = [{"prompt": w, "chosen": w[::-1], "rejected": w} for w in ("abc", "bcd", "cde", "def")]
     output, data = tmp_path / "ours.yaml", write_lines(tmp_path / "pairs.jsonl", rows)

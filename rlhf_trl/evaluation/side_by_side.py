@@ -121,7 +121,7 @@ def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Nu
 
 def table(found: Mapping[str, Numbers]) -> str:
     """Return one table that fits the terminal: a line for each metric, a column for each policy."""
-    first, legend = next(iter(found)), "±: standard error, by prompt"
+    first, legend = next(iter(found)), "±: standard error by prompt"
     lines: dict[str, dict[str, str]] = {}
     for policy, numbers in found.items():
         for key, told in numbers.items():
@@ -132,5 +132,5 @@ def table(found: Mapping[str, Numbers]) -> str:
             name = key.removeprefix("eval_").replace("_", " ")
             lines.setdefault(name, {"": name, **dict.fromkeys(found, "-")})[policy] = cell
     if len(found) > 1:
-        legend += f"; in brackets: difference from {first}, prompt by prompt"
+        legend += f"; in brackets: difference from {first}, by prompt"
     return f"{text([*lines.values()])}\n\n{legend}"
