@@ -73,7 +73,7 @@ JUDGES = "--dataset.size 24 --per_device_train_batch_size 8 --dataset.candidates
 RUNS = {
     "grpo": ("grpo", "grpo", POLICY),
     "grpo_3": ("grpo", "grpo", f"{POLICY} --num_iterations 3"),
-    "ppo": ("ppo", "ppo", "--dataset.size 40 --per_device_train_batch_size 8 --num_iterations 2"),
+    "ppo": ("ppo", "ppo", "--dataset.size 64 --per_device_train_batch_size 8 --num_iterations 2"),
     "dapo": ("grpo", "dapo", f"{POLICY} --steps_per_generation 2"),
     "reinforce": (
         *("grpo", "reinforce"),
