@@ -146,6 +146,10 @@ def offloaded(optim):
 
 def train_all(stages):
     """Train on the processes that were launched; `stages` are those of each trainer."""
+    import deepspeed
+
+    # no operator is compiled, which takes a minute and is not needed here
+    deepspeed.ops.__compatible_ops__.update(dict.fromkeys(deepspeed.ops.__compatible_ops__, False))
     distillation.teacher()  # while each process writes what it is told to
     # from the lowest: once a process has known ZeRO-3, models are loaded for it
     for stage, name in sorted((stage, name) for name, those in stages.items() for stage in those):
