@@ -400,7 +400,7 @@ HINTS = {
     "discopop's temperature is ignored": "discopop",
     "KTO's precomputed reference is that of the matched": "precompute",
     "the margin is added": "margin",
-    "the term that centers takes the difference": "centring center_rewards_coefficient",
+    "the term that centers takes the difference": "centering center_rewards_coefficient",
     "CPO's ipo has another target": "ipo",
     "CPO's likelihood is not weighed": "cpo_alpha",
     "losses are not divided by the accumulation": "sigmoid",
