@@ -16,7 +16,7 @@ from torch.nn import Module
 from rlhf_trl.book.distillation import sampled_reverse_kl
 from rlhf_trl.compare import measure, policy
 from rlhf_trl.compare.measure import Book, Measured
-from rlhf_trl.compare.models import drifted, make_trainer, parameter_gradient, untrained
+from rlhf_trl.compare.models import Gradients, drifted, make_trainer, untrained
 from rlhf_trl.compare.policy import GROUP, ROWS, PolicyBatch
 from rlhf_trl.losses import distillation_loss
 
@@ -27,15 +27,15 @@ TRAINERS = ("DistillationTrainer", "SDPOTrainer")
 class DistillationView:
     """What the book's functions see of a window, in float64."""
 
-    model: Module  # the student
-    graph: Tensor  # (B, T, V) its logits before the completion tokens, differentiable
+    gradient: Gradients  # of the student's logits
+    logits: Tensor  # (B, T, V) the student's, before the completion tokens
     teacher: Tensor  # (B, T, V) the teacher's
     ids: Tensor  # (B, T) the completion tokens
     mask: Tensor  # (B, T) 1 on tokens that count
 
     def book(self, side: Book) -> tuple[float, Tensor]:
         """Return the book's loss of the window, and d loss / d logits, (B, T, V)."""
-        leaf = self.graph.detach().clone().requires_grad_()
+        leaf = self.logits.clone().requires_grad_()
         given = {"logits": leaf, "teacher_logits": self.teacher}
         if side.row.loss == sampled_reverse_kl.__name__:
             places = self.ids.unsqueeze(-1)
@@ -59,17 +59,13 @@ class DistillationView:
 
     def slope(self, top_k: int | None) -> Tensor:
         """Return the derivative of each token's divergence in the student's logits, (B, T, V)."""
-        p, q = self.graph.detach().softmax(-1), self.teacher.softmax(-1)
+        p, q = self.logits.softmax(-1), self.teacher.softmax(-1)
         apart = (p / q).log()
         if top_k is not None:
             kept = torch.zeros_like(p).scatter(-1, p.topk(top_k).indices, 1).bool()
             rest = [(each * ~kept).sum(-1, keepdim=True) for each in (p, q)]
             apart = torch.where(kept, apart, (rest[0] / rest[1]).log())
         return p * (apart - (p * apart).sum(-1, keepdim=True)) * self.mask.unsqueeze(-1)
-
-    def gradient(self, weights: Tensor) -> Tensor:
-        """Return the gradient of sum(weights * logits) in the parameters, (N,)."""
-        return parameter_gradient(self.model, self.graph, weights)
 
 
 class DistillationWindow:
@@ -110,8 +106,10 @@ class DistillationWindow:
         student.load_state_dict(self.student)
         with torch.no_grad():
             of_teacher = logits(teacher)
-        mask = ids["completion_mask"].double()
-        return DistillationView(student, logits(student), of_teacher, ids["completion_ids"], mask)
+        graph, mask = logits(student), ids["completion_mask"].double()
+        return DistillationView(
+            Gradients(student, graph), graph.detach(), of_teacher, ids["completion_ids"], mask
+        )
 
 
 _KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")

@@ -14,6 +14,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -24,16 +25,16 @@ from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 
 @cache
-def _initial() -> dict[str, Tensor]:
+def _untrained() -> Module:
+    model = build_model(0)
     # 1.5 times the usual initial weights: a distribution further from uniform
-    return {name: 1.5 * tensor for name, tensor in build_model(0).state_dict().items()}
+    model.load_state_dict({name: 1.5 * tensor for name, tensor in model.state_dict().items()})
+    return model
 
 
 def untrained() -> Module:
     """Return a fresh copy of the model, which is also the reference policy."""
-    model = build_model(0)
-    model.load_state_dict(_initial())
-    return model
+    return deepcopy(_untrained())
 
 
 @cache
@@ -57,16 +58,17 @@ def untrained_scorer() -> Module:
     """Return the model with a scalar head on the last token: a reward model before training."""
     from transformers import AutoModelForSequenceClassification
 
-    return _with_head(AutoModelForSequenceClassification)
+    return deepcopy(_with_head(AutoModelForSequenceClassification))
 
 
 def untrained_token_scorer() -> Module:
     """Return the model with a scalar head on every token, without bias and dropout."""
     from transformers import AutoModelForTokenClassification
 
-    return _with_head(AutoModelForTokenClassification)
+    return deepcopy(_with_head(AutoModelForTokenClassification))
 
 
+@cache
 def _with_head(auto: Any) -> Module:
     body = untrained()
     body.config.num_labels, body.config.classifier_dropout = 1, 0.0
@@ -87,14 +89,16 @@ def quiet() -> Iterator[None]:
     import datasets
     import transformers
 
-    # accelerate parses the metadata of packages anew for every trainer: a quarter of its time
+    # accelerate parses the metadata of packages anew for every trainer, and datasets hashes every
+    # function that is mapped, for caches that nobody reads: a quarter of the time each
     found = patch("importlib.metadata.metadata", cache(importlib.metadata.metadata))
+    names = patch("datasets.fingerprint.Hasher.hash", lambda *_: uuid4().hex)
     bars = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     try:
-        with found, warnings.catch_warnings():
+        with found, names, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -116,13 +120,27 @@ def token_logps(model: Module, ids: Tensor, attention: Tensor, temperature: floa
     return logps.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) * attention[:, 1:]
 
 
-def parameter_gradient(model: Module, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Return the gradient of sum(weights * outputs) in all parameters, (N,), by sorted name."""
-    named = sorted(model.named_parameters())
-    tensors = [parameter for _, parameter in named]
-    parts = torch.autograd.grad(outputs, tensors, weights, retain_graph=True, allow_unused=True)
-    pairs = zip(parts, tensors, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+class Gradients:
+    """The gradients of sum(weights * outputs) in a model's parameters; each is computed once."""
+
+    def __init__(self, model: Module, outputs: Tensor) -> None:
+        """Take a model and what it put out, differentiable."""
+        self._tensors = [parameter for _, parameter in sorted(model.named_parameters())]
+        self._outputs = outputs
+        self._found: dict[bytes, Tensor] = {}
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        """Return the gradient for weights of the outputs' shape: (N,), by sorted name."""
+        key = weights.numpy().tobytes()
+        if key not in self._found:
+            self._found[key] = self._computed(weights)
+        return self._found[key]
+
+    def _computed(self, weights: Tensor) -> Tensor:
+        options = {"retain_graph": True, "allow_unused": True}
+        parts = torch.autograd.grad(self._outputs, self._tensors, weights, **options)
+        pairs = zip(parts, self._tensors, strict=True)
+        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
 def drifted(state: Mapping[str, Tensor], scale: float, seed: int) -> dict[str, Tensor]:

@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch.nn.functional import pad
 
 from rlhf_trl.algorithms import Formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
+    Gradients,
     drawn,
     drifted,
     make_trainer,
-    parameter_gradient,
     token_logps,
     untrained,
     untrained_scorer,
@@ -63,9 +62,8 @@ DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
 class Micro:
     """What a loss sees of a micro-batch, in float64."""
 
-    # (R, S) log-probabilities of all tokens but the first, or (R, 1) scores; differentiable
-    graph: Tensor
-    outputs: Tensor  # the same, detached
+    outputs: Tensor  # (R, S) log-probabilities of all tokens but the first, or (R, 1) scores
+    gradient: Gradients  # of these
     ref: Tensor  # (R, S) under the reference policy
     mask: Tensor  # (R, S) 1 on the completion's tokens
     text: Tensor  # (R, S) 1 on all tokens
@@ -88,16 +86,14 @@ class Micro:
 
 @dataclass
 class PairView:
-    """The book's side of a window: a policy or reward model, and its micro-batches."""
+    """The book's side of a window: its micro-batches."""
 
-    model: Module
     micro: list[Micro]
 
     def gradient(self, weights: Sequence[Tensor]) -> Tensor:
         """Return the gradient of sum(weights * outputs) in the parameters, (N,)."""
         pairs = zip(self.micro, weights, strict=True)
-        parts = [parameter_gradient(self.model, part.graph, weight) for part, weight in pairs]
-        return torch.stack(parts).sum(0)
+        return torch.stack([part.gradient(weight) for part, weight in pairs]).sum(0)
 
     def book(self, side: Book) -> tuple[float, list[Tensor]]:
         """Return the book's loss of the window, and per micro-batch d loss / d outputs."""
@@ -283,8 +279,8 @@ class PairWindow:
                 kl = ((now * covered).sum(1).detach(), (before * covered).sum(1).detach())
             parts.append(
                 Micro(
-                    graph=graph,
                     outputs=graph.detach(),
+                    gradient=Gradients(policy, graph),
                     ref=ref.detach(),
                     mask=mask[:, 1:].double(),
                     text=attention[:, 1:].double(),
@@ -293,7 +289,7 @@ class PairWindow:
                     margin=inputs["margin"].double() if "margin" in inputs else None,
                 )
             )
-        return PairView(policy, parts)
+        return PairView(parts)
 
 
 def _check_collation(

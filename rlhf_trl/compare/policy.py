@@ -20,10 +20,10 @@ from torch.nn import Module
 from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
+    Gradients,
     drawn,
     drifted,
     make_trainer,
-    parameter_gradient,
     token_logps,
     untrained,
 )
@@ -297,8 +297,7 @@ class PolicyWindow:
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         return View(
             batch=self.batch,
-            model=model,
-            graph=now,
+            gradient=Gradients(model, now),
             logps=now.detach(),
             old_logps=old,
             ref_logps=ref,
@@ -334,9 +333,8 @@ class View:
     """What the book's functions see of a window, in float64 but for rewards that are rounded."""
 
     batch: PolicyBatch
-    model: Module  # the policy
-    graph: Tensor  # (B, T) its log-probabilities, differentiable in its parameters
-    logps: Tensor  # (B, T) the same, detached
+    gradient: Gradients  # of the policy's log-probabilities
+    logps: Tensor  # (B, T) those log-probabilities
     old_logps: Tensor  # (B, T) those of the policy that generated
     ref_logps: Tensor  # (B, T) those of the reference
     ids: Tensor  # (B, T) the tokens
@@ -376,9 +374,8 @@ class View:
         """Return the weight that an aggregation gives to a token, (B, 1).
 
         Args:
-            kind: "sequence_sum", "sequence_mean", "fixed_length", "per_prompt"; "token_mean" over
-                the window,
-                "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
+            kind: "sequence_sum", "sequence_mean", "fixed_length", "per_prompt", "token_mean" over
+                the window, "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
         """
         batch, count = self.batch, len(self.mask)
         ones = torch.ones_like(self.lengths)
@@ -394,10 +391,6 @@ class View:
             "token_mean_micro_batch": 1 / tokens.unsqueeze(1) / batch.accumulation,
             "token_mean_trl": ones / average,
         }[kind]
-
-    def gradient(self, weights: Tensor) -> Tensor:
-        """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T)."""
-        return parameter_gradient(self.model, self.graph, weights)
 
     def arguments(self, side: Book) -> dict[str, Any]:
         """Return what the public function gets: the side's, and what the window adds to them."""
