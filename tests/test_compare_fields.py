@@ -79,7 +79,7 @@ CHANGED = {
     "vllm_importance_sampling_clip_max": (2.0, WITH_VLLM),
     "vllm_importance_sampling_clip_min": (0.5, WITH_VLLM),
     "vllm_importance_sampling_cap": (2.0, WITH_VLLM),
-    "off_policy_mask_threshold": (0.5, "differs"),
+    "off_policy_mask_threshold": (0.1, "differs"),
     "use_bias_correction_kl": (False, "beta is 0: there is no KL"),
     "loss_weights": ([0.5], "differs"),
     "ld_alpha": (0.5, "differs"),
