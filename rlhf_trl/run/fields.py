@@ -45,9 +45,8 @@ class PolicyGradientRun(Run):
     """The fields of recipes that answer prompts and learn from rewards."""
 
     dataset: PromptData  # where prompts come from
-    reward_funcs: list[str] = field(
-        default_factory=lambda: ["exact_match", "format"]
-    )  # names, dotted paths
+    # names, dotted paths
+    reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
     reward_model: str | None = None  # folder or hub name: one more reward
     reward_aggregate: str | None = None  # of its tokens: mean, last, min or product
     reward_model_strips_think: bool = False  # it reads answers without <think>...</think>
