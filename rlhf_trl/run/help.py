@@ -68,8 +68,7 @@ def recipe_help(own: type, trl: str, everything: bool) -> str:
 def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
     """Yield the fields of a dataclass and of the blocks in it, by their dotted names."""
     source = "".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-1]))
-    comments = dict(re.findall(r"^    (\w+): .*  # (.*)$", source, re.M))
-    comments |= {key: above for above, key in re.findall(r"^    # (.*)\n    (\w+): ", source, re.M)}
+    comments = _comments(source)
     for name, (kind, field) in config.fields_of(cls).items():
         words = field.metadata.get("runs") or field.metadata.get("choices") or _kinds(kind)
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -81,6 +80,14 @@ def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
                 words = dict.fromkeys(f"{before.kind}|{each.kind}".split("|"))
                 inner[key] = before._replace(kind="|".join(words))
         yield from inner.items()
+
+
+def _comments(source: str) -> dict[str, str]:
+    """Return the comments on the fields of a class, beside them or above."""
+    found = dict(re.findall(r"^    (\w+): .*  # (.*)$", source, re.M))
+    return found | {
+        key: text for text, key in re.findall(r"^    # (.*)\n    (\w+): ", source, re.M)
+    }
 
 
 def _kinds(kind: Any) -> list[str]:
@@ -111,10 +118,11 @@ def _of_loss(own: type, first: str, theirs: dict[str, _Told]) -> Iterator[tuple[
 def _declared(name: str) -> dict[str, _Told]:
     """Return the fields of a config class and of those that it extends, from the sources."""
     classes = {
-        node.name: (node, package == "rlhf_trl")
+        node.name: (node, source, package == "rlhf_trl")
         for package, place in SOURCES
         for file in Path(find_spec(package).origin).parent.glob(place)
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        for source in [file.read_text(encoding="utf-8")]
+        for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef)
     }
 
@@ -122,11 +130,12 @@ def _declared(name: str) -> dict[str, _Told]:
         found: dict[str, _Told] = {}
         if name not in classes:
             return found
-        declared, ours = classes[name]
+        declared, source, ours = classes[name]
         for base in reversed(declared.bases):
             found |= of(ast.unparse(base))
         text = ast.get_docstring(declared) or ""
         said = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", text, re.M))
+        said |= _comments("\n".join(source.split("\n")[declared.lineno : declared.end_lineno]))
         for node in declared.body:
             if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node):
                 key = ast.unparse(node.target)

@@ -28,8 +28,9 @@ class AlignmentFields(RowConfig):
     family: ClassVar[str] = "direct_alignment"
     trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
 
+    # what becomes of examples longer than max_length
     overlong: Literal["cut_prompt", "cut_completion", "drop"] = "cut_prompt"
-    max_completion_length: int = 64
+    max_completion_length: int = 64  # of answers at evaluation
 
     def check_for(self, row: Preference) -> None:
         """Refuse a row of another trainer, and TRL's own rule for over-long examples."""

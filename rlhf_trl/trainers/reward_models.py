@@ -36,7 +36,7 @@ class BookRewardConfig(RowConfig, RewardConfig):
 class BookTokenRewardConfig(BookRewardConfig):
     """RewardConfig for models that judge tokens or steps."""
 
-    head_bias: bool | None = None  # None: with several classes
+    head_bias: bool | None = None  # whether the head has a bias; None: with several classes
     class_weights: list[float] | None = None  # of bad, neutral and good steps; None: all 1
 
     def __post_init__(self):
