@@ -11,7 +11,7 @@ import torch
 from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.cli import main
 from rlhf_trl.compare import page, report
-from rlhf_trl.compare.identities import sampler_weight
+from rlhf_trl.compare.identities import Terms, sampler_weight
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Matrix, judge, kind_of
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
@@ -95,8 +95,9 @@ MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 def test_the_weights_of_another_sampler_are_the_plain_formulas(matrix, found, mode):
     window = matrix.window("GRPOTrainer", (), BATCH["sampler"])
     view = window.view()
-    before = torch.ones_like(view.mask)
-    after = view.mask * sampler_weight(mode, 0.8, 1.2).change(view, before)
+    terms = Terms(view, view.mask, 0 * view.mask, view.mask, 0.0)
+    sampler_weight(mode, 0.8, 1.2).apply(terms)
+    after = terms.surrogate
     kept = set()
     for row, length in enumerate(view.lengths.flatten().int().tolist()):
         sampled = [

@@ -50,7 +50,6 @@ class Identity:
     arguments: Callable[[View, dict[str, Any]], dict[str, Any]] | None = None
     # log-probabilities are taken at the trainer's temperature
     temperature: bool = False
-    change: Callable[[View, Tensor], Tensor] | None = None  # what `apply` does to the surrogate
 
 
 _NORMS = {
@@ -81,7 +80,7 @@ def _surrogate(term: str, says: str, change: Callable[[View, Tensor], Tensor]) -
     def apply(terms: Terms) -> None:
         terms.surrogate = change(terms.view, terms.surrogate)
 
-    return Identity(term, says, apply, change=change)
+    return Identity(term, says, apply)
 
 
 def std_epsilon(left: float, right: float) -> Identity:
