@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_trl import preference_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
+from rlhf_trl.compare.models import trainer_fields
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.direct_alignment import (
     BookDPOConfig,
@@ -48,14 +49,7 @@ def build(name, which="chapter", *, count=16, rows=None, peft=None, model=None, 
         "orpo": (BookORPOTrainer, BookORPOConfig),
     }.get(name, (BookDPOTrainer, BookDPOConfig))
     defaults = {
-        "output_dir": "/nonexistent",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_strategy": "no",
+        **trainer_fields(),
         "per_device_train_batch_size": 4,
         "max_length": 64,
     }

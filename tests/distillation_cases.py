@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.measure import fix_completions
-from rlhf_trl.compare.models import drifted
+from rlhf_trl.compare.models import drifted, trainer_fields
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.distillation import BookDistillationConfig, BookDistillationTrainer
 
@@ -34,9 +34,8 @@ def build(name, which="chapter", *, model=None, answer=completion, **config):
         own = {"correctness_reward": "right", "dynamic_sampling_rounds": 0, "teacher": "start"}
         own |= {"demonstration_template": "\n{demonstration}"}
     defaults = {
-        **{"output_dir": "/nonexistent", "use_cpu": True, "bf16": False, "report_to": "none"},
-        **{"gradient_checkpointing": False, "disable_tqdm": True, "save_strategy": "no"},
-        **{"logging_strategy": "no", "num_generations": 4, "per_device_train_batch_size": 8},
+        **trainer_fields(),
+        **{"num_generations": 4, "per_device_train_batch_size": 8},
         **{"max_completion_length": LIMIT, "reward_weights": [1.0, 0.5]},
     }
     rows = [{"prompt": [{"role": "user", "content": word}], "word": word} for word in WORDS]

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.models import trainer_fields
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
@@ -98,14 +99,7 @@ def build(
     if ours:
         config = own_fields(name, which) | config
     defaults = {
-        "output_dir": "/nonexistent",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_strategy": "no",
+        **trainer_fields(),
         "num_generations": 4,
         "per_device_train_batch_size": 8,
         "max_completion_length": LIMIT,

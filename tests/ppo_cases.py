@@ -14,6 +14,7 @@ from policy_gradient_cases import (
 )
 
 from rlhf_trl.compare.measure import fix_completions
+from rlhf_trl.compare.models import trainer_fields
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.ppo import BookPPOConfig, BookPPOTrainer
 
@@ -29,14 +30,7 @@ def build(
 ):
     """A trainer on fifty prompts with two rewards; both models drifted from where they started."""
     defaults = {
-        "output_dir": "/nonexistent",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_strategy": "no",
+        **trainer_fields(),
         "num_generations": 1,
         "per_device_train_batch_size": 8,
         "max_completion_length": LIMIT,

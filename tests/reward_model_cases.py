@@ -15,6 +15,7 @@ from policy_gradient_cases import checkpoint, drawn, drift
 
 from rlhf_trl import reward_loss
 from rlhf_trl.compare.measure import Measured, accumulate, batches, flat_gradient
+from rlhf_trl.compare.models import trainer_fields
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.reward_models import (
     BookRewardConfig,
@@ -87,14 +88,7 @@ DATA = {"reward": pairs, "kwise": ranked, "orm": outcomes, "prm": processes}
 
 def settings(**config):
     defaults = {
-        "output_dir": "/nonexistent",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_strategy": "no",
+        **trainer_fields(),
         "per_device_train_batch_size": 4,
         "train_sampling_strategy": "sequential",
         "max_length": 64,
