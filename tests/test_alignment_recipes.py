@@ -245,10 +245,6 @@ FILES = {
         "dataset.size is not read with dataset.source: path; remove it, or write dataset.source: "
         "reasoning_gym",
     ),
-    "none held out": (
-        ["--dataset.path", "a.json", "--dataset.eval_size", 0],
-        "leaves nothing to evaluate on",
-    ),
 }
 
 

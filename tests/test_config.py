@@ -1,6 +1,7 @@
 """Config loading: what a YAML and a command line mean, and the sentence each mistake gets."""
 
 import importlib
+import runpy
 import subprocess
 import sys
 import warnings
@@ -17,7 +18,10 @@ from rlhf_trl.data.pairs import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import load_config, read_config, read_fields
+from rlhf_trl.run.named import CONFIGS
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
+
+ROOT = Path(__file__).parent.parent
 
 
 class Unit(Enum):
@@ -678,6 +682,64 @@ def test_a_recipe_may_not_declare_a_field_that_trl_has(load):
 
     with pytest.raises(TypeError, match="seed"):
         load("", own=Twice, head="use_cpu: true\n")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "key", "value", "wanted"),
+    [
+        ("grpo", "grpo", "dataset.size", "0", "1 or more"),
+        ("grpo", "grpo", "dataset.eval_size", "-1", "1 or more"),
+        ("grpo", "grpo", "dataset.specs.0.weight", "0.0", "a number above 0"),
+        ("grpo", "grpo", "samples.every", "-1", "0 or more"),
+        ("grpo", "grpo", "samples.count", "0", "1 or more"),
+        ("grpo", "grpo", "samples.temperature", "-0.5", "0 or more"),
+        ("grpo", "grpo", "samples.top_p", "0.0", "a number above 0, at most 1"),
+        ("grpo", "grpo", "samples.top_p", "1.5", "a number above 0, at most 1"),
+        ("grpo", "grpo", "samples.max_tokens", "0", "1 or more"),
+        ("grpo", "grpo", "rollouts.every", "0", "1 or more"),
+        ("grpo", "grpo", "rollouts.cap", "0.0", "a number above 0"),
+        ("grpo", "../own/grpo", "dataset.eval_size", "0", "1 or more"),
+        ("dpo", "dpo", "max_samples", "0", "1 or more"),
+        ("reward", "kwise", "dataset.list_length", "1", "2 or more"),
+        ("orm", "orm", "dataset.candidates", "1", "0 (none), or 2 or more"),
+        ("orm", "orm", "dataset.samples_per_prompt", "0", "1 or more"),
+        ("prm", "prm", "dataset.errors", "1.5", "a number between 0 and 1"),
+        ("prm", "prm", "dataset.max_steps", "0", "1 or more"),
+        ("rejection_sampling", "rejection_sampling", "temperature", "0.0", "a number above 0"),
+        ("rejection_sampling", "rejection_sampling", "rounds", "0", "1 or more"),
+        ("rejection_sampling", "rejection_sampling", "k", "0", "1 or more"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_trl_is_looked_for(
+    recipe, name, key, value, wanted
+):
+    given = ["--config", str(ROOT / "configs" / "tiny" / f"{name}.yaml"), f"--{key}", value]
+    run = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    with pytest.raises(InputError) as caught:
+        load_config(run, "no.such.Class", given)
+    assert str(caught.value) == f"command line: {key} is {value}; write {wanted}."
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "key", "value", "wanted"),
+    [
+        ("grpo", "reinforce", "baseline_decay", "7.0", "a number between 0 and 1"),
+        ("grpo", "dapo", "dynamic_sampling_rounds", "-1", "0 or more"),
+        ("grpo", "grpo", "missing_eos_penalty", "-1.0", "0 or more"),
+        ("dpo", "dpo", "nll_weight", "-1.0", "0 or more"),
+        ("ppo", "ppo", "value_warmup_steps", "-1", "0 or more"),
+        ("distill", "sdpo", "kl_top_k", "0", "1 or more"),
+        ("grpo", "grpo", "learning_rate", "-1.0", "0 or more"),
+        ("grpo", "grpo", "num_iterations", "0", "1 or more"),
+        ("grpo", "grpo", "temperature", "0.0", "a number above 0"),
+    ],
+)
+def test_a_number_of_a_trainer_out_of_range_names_its_key(recipe, name, key, value, wanted):
+    given = ["--config", str(ROOT / "configs" / "tiny" / f"{name}.yaml"), f"--{key}", value]
+    run = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    with pytest.raises(InputError) as caught:
+        load_config(run, CONFIGS[recipe], given)
+    assert str(caught.value) == f"command line: {key} is {value}; write {wanted}."
 
 
 BAD_WITHOUT_TRL = {

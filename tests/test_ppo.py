@@ -472,7 +472,10 @@ REFUSED = {
         {"formulation": "code", "whiten_advantages": True},
         "whiten_advantages is not read by ppo (code)",
     ),
-    "no such kind": ({"value_model": "shared"}, "value_model is 'shared'; write separate or head"),
+    "no such kind": (
+        {"value_model": "shared"},
+        "value_model is 'shared'; write one of separate, head",
+    ),
     "head and path": (
         {"value_model": "head", "value_model_name_or_path": "x"},
         "value_model_name_or_path is for a separate value model",

@@ -847,14 +847,3 @@ def test_evaluation_leaves_training_as_it_was(run, tmp_path):
     )
     weights = [(f / "model" / "model.safetensors").read_bytes() for f in (often, never)]
     assert weights[0] == weights[1]
-
-
-@pytest.mark.parametrize(
-    ("config", "words", "part"),
-    [
-        ("reinforce", ["--baseline", "moving_average", "--baseline_decay", 7], "between 0 and 1"),
-        ("dapo", ["--dynamic_sampling_rounds", -1], "0 (never) or more"),
-    ],
-)
-def test_numbers_that_only_the_trainer_reads(refused, config, words, part):
-    assert part in refused("grpo", config, *words)

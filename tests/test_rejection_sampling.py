@@ -210,13 +210,10 @@ def test_rewards_are_the_sum_of_what_applies_to_an_answer():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--temperature", 0], "temperature: 0.0 gives the same answer 4 times"),
-        (["--rounds", 0], "rounds: 0 is too few; write 1 or more"),
         (["--rounds", 2, "--use_peft"], "rounds: each round but the first would start from an"),
         (["--completion_only_loss", "false"], "completion_only_loss: false contradicts rejection"),
         (["--reward_aggregate", "min"], "reward_aggregate is 'min', but there is no reward_model"),
         (["--strategy", "top"], 'strategy is "top"; write one of top_per_prompt'),
-        (["--k", 0], "k: 0 is too few; write 1 or more"),
     ],
 )
 def test_mistakes_are_one_sentence(refused, tmp_path, words, sentence):

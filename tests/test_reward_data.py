@@ -574,26 +574,18 @@ def test_bad_rows(tmp_path, name):
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        (RankedLists(**GYM, list_length=1), "list_length: 1 is too few; write 2 or more"),
         (RankedLists(**GYM, list_length=6), "has 5 kinds of demonstrations"),
         (RankedLists(**{**GYM, "specs": [SUM]}, list_length=5), "chain_sum has 4 kinds"),
-        (
-            OfflineRewardPairs(**GYM, candidates=1),
-            "candidates: 1 is too few; write 2 or more, or 0",
-        ),
-        (SampledAnswers(**GYM, samples_per_prompt=0), "samples_per_prompt: 0 is too few"),
         (
             SampledAnswers(**GYM, samples_per_prompt=1),
             "every label of the answers that",
         ),
         (SyntheticTraces(**GYM, step_split="("), "not a regular expression"),
         (SyntheticTraces(**GYM), "does not cut '<think></think><answer>.* into letters"),
-        (SyntheticTraces(**GYM, step_split=LETTERS, errors=1.5), "errors: 1.5 is not a share"),
         (
             SyntheticTraces(**GYM, step_split=LETTERS, errors=0),
             "every label of the synthetic",
         ),
-        (SyntheticTraces(**GYM, step_split=LETTERS, max_steps=0), "max_steps: 0 is too few"),
         (
             SyntheticTraces(**{**GYM, "specs": [SUM]}, step_split=LETTERS),
             "'chain_sum' have no",

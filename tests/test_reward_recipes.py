@@ -572,10 +572,10 @@ BAD = {
         ["--dataset.sampled_from", "outputs/no/model"],
         ["error: dataset.sampled_from: there is no folder 'outputs/no/model'"],
     ),
-    "one candidate": ("orm", ["--dataset.candidates", 1], ["dataset.candidates: 1", "0 for none"]),
+    "one candidate": ("orm", ["--dataset.candidates", 1], ["dataset.candidates is 1", "0 (none)"]),
     "long lists": ("kwise", ["--dataset.list_length", 9], ["dataset.list_length", "kinds of"]),
     "no language model": ("orm", ["--model_name_or_path", "tiny_untrained"], ["starts from a"]),
-    "no rows": ("orm", ["--max_samples", 0], ["max_samples: 0"]),
+    "no rows": ("orm", ["--max_samples", 0], ["max_samples is 0; write 1 or more"]),
     "weights of two classes": (
         "prm",
         ["--class_weights", 1, 2],

@@ -289,11 +289,6 @@ REFUSED = {
         "chat_template_path: './nowhere' is neither a .jinja file nor",
     ),
     "too short": (TALKS, ["--max_length", 3], "max_length: 3 leaves no token to train on in any"),
-    "panels": (TALKS, ["--samples.every", 1, "--samples.top_p", 0], "samples: write temperature"),
-    "a panel of none": (
-        *(TALKS, ["--samples.every", 1, "--samples.max_tokens", 0]),
-        "samples: write temperature",
-    ),
 }
 
 

@@ -110,12 +110,10 @@ def test_system_prompts():
         ),
         (GymData(specs=[]), ["dataset.specs is empty"]),
         (GymData(specs=[SPELL, SPELL]), ["names a task twice"]),
-        (GymData(specs=[Spec("chain_sum", weight=0)]), ["dataset.specs.0.weight", "positive"]),
         (
             GymData(specs=[Spec("chain_sum", config={"min_terms": 5, "max_terms": 2})]),
             ["refused", "chain_sum", "max_terms must be >= min_terms"],
         ),
-        (GymData(specs=[SPELL], size=0), ["dataset.size: 0", "1 or more"]),
         (
             GymData(specs=[Spec("chain_sum", config={**SUM.config, "max_terms": 2})]),
             ["dataset.eval_size", "held-out questions for the 256 asked"],

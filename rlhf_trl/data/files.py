@@ -11,7 +11,7 @@ from rlhf_trl.data import columns
 from rlhf_trl.data.columns import Counted, cells, code, converted, table
 from rlhf_trl.data.gym import GymTasks, Row
 from rlhf_trl.data.readers import Misfit, WrongRow, examples_of, forms
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ class FileData:
     split: str = "train"  # of a hub data set, or a slice: train[:90%]
     eval_path: str | None = None  # held-out rows from another file
     eval_split: str | None = None  # held-out rows from another slice
-    eval_size: int | None = None  # prompts to hold out
+    eval_size: int | None = within("1 or more", None)  # prompts to hold out
     columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
     name: str | None = None  # config of a hub data set
     reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
@@ -47,13 +47,13 @@ class FileData:
 class Samples:
     """The `samples:` block: a greedy and a sampled answer to each of some held-out prompts."""
 
-    every: int = 0  # steps between panels; 0: no panels
-    count: int = 4  # prompts in a panel
+    every: int = within("0 or more", 0)  # steps between panels; 0: no panels
+    count: int = within("1 or more", 4)  # prompts in a panel
     choice: Literal["fixed", "round_robin"] = "round_robin"  # always the first ones, or the next
     file: str | None = None  # other prompts: a JSON list, or one per line
-    temperature: float = 1.0  # of the sampled answer
-    top_p: float = 1.0  # of the sampled answer
-    max_tokens: int | None = None  # null: as in evaluation
+    temperature: float = within("0 or more", 1.0)  # of the sampled answer
+    top_p: float = within("a number above 0, at most 1", 1.0)  # of the sampled answer
+    max_tokens: int | None = within("1 or more", None)  # null: as in evaluation
     start: bool = True  # one panel before the first update
 
 
@@ -295,11 +295,6 @@ def read_sides(
         return columns.with_system_prompt(found, config.system_prompt), left_out | dropped
 
     size = 256 if config.eval_size is None else config.eval_size
-    if size < 1:
-        raise InputError(
-            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or more, or remove "
-            "it."
-        )
     train, dropped = side("path", config.path, config.split, max_samples)
     columns.check_alike(train, train[0], config.path)
     keys = _keys(train)

@@ -11,7 +11,7 @@ from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
 from rlhf_trl.data.readers import check_reader
 from rlhf_trl.data.verifiers import completion_text
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,7 +33,7 @@ class SampledPairs(GymData):
     """Pairs of right and wrong answers of a model; `mixed`: and of all offline pairs, shuffled."""
 
     pairs: Literal["on_policy", "mixed"] = "on_policy"
-    samples_per_prompt: int = 8  # answers to choose from
+    samples_per_prompt: int = within("2 or more", 8)  # answers to choose from
     sampled_from: str | None = None  # null: the model that is trained
 
 
@@ -54,7 +54,6 @@ def load_preferences(
     question in a row; it takes rows of `GymTasks`, the number of answers to each, and their side,
     "train" or "held-out". Answers beyond that number are ignored.
     """
-    check_max_samples(max_samples)
     if isinstance(config, FileData):
         check_reader(config.reader, "pairs", *(["unpaired"] if unpaired else []))
         return read_sides(config, max_samples, checked_pairs, unpaired=unpaired, margin=margin)
@@ -64,8 +63,6 @@ def load_preferences(
         train = offline_pairs(asked, config.seed)
         return examples(train, offline_pairs(tasks.held_out, config.eval_seed), tasks)
     count = config.samples_per_prompt
-    if count < 2:
-        raise InputError(f"dataset.samples_per_prompt: {count} makes no pair; write 2 or more.")
 
     def pairs(rows: list[Row], side: str) -> list[Row]:
         each = groups(sample(rows, count, side), len(rows))
@@ -85,12 +82,6 @@ def load_preferences(
         offline = offline_pairs(tasks.held_out, config.eval_seed)
         held_out = mixed_pairs(offline, held_out, config.eval_seed)
     return examples(rows, held_out, tasks, dropped)
-
-
-def check_max_samples(max_samples: int | None) -> None:
-    """Refuse a `max_samples` that leaves nothing."""
-    if max_samples is not None and max_samples < 1:
-        raise InputError(f"max_samples: {max_samples} leaves the data set empty; write 1 or more.")
 
 
 def checked_pairs(

@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 from rlhf_trl.output import RECORD
 
 SCHEMA = """
@@ -36,14 +36,8 @@ Job = Callable[[sqlite3.Connection], object]
 class Rollouts:
     """The `rollouts:` block."""
 
-    every: int = 1  # 1: keep all generations of training; 10: every tenth
-    cap: float = 1.0  # GB; there every other one goes, and half as many are kept
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or not self.cap > 0:
-            raise InputError(
-                "write every: 1 (all generations) or more and cap: above 0 (GB), or rollouts: off"
-            )
+    every: int = within("1 or more", 1)  # 1: all generations of training; 10: every tenth
+    cap: float = within("a number above 0", 1.0)  # GB; there every other one goes
 
 
 Record = Rollouts | Literal["off"]  # the field `rollouts`

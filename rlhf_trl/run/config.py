@@ -21,31 +21,30 @@ from typing import get_args as type_args
 from typing import get_origin as type_origin
 
 from rlhf_trl import algorithms
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.errors import InputError, instead, nearest
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.launch import cpu_settings, world_size
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
 
 COMMAND_LINE = "command line"
-# Least values of TRL's numbers, which its own classes do not check; > says that it is excluded.
-LEAST = {
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1),
-    **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation", "num_iterations"), 1),
-    **dict.fromkeys(("max_completion_length", "max_length", "lora_r"), 1),
-    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "seed"), 0),
-    **dict.fromkeys(("temperature", "eval_steps", "logging_steps", "save_steps"), ">0"),
+# What TRL's own classes do not check, as the metadata of our fields say it.
+RULES: dict[str, dict[str, Any]] = {
+    key: {"range": wanted}
+    for wanted, keys in {
+        "1 or more": "per_device_train_batch_size per_device_eval_batch_size max_completion_length "
+        "gradient_accumulation_steps steps_per_generation num_iterations max_length lora_r",
+        "0 or more": "learning_rate weight_decay max_grad_norm seed",
+        "a number above 0": "temperature eval_steps logging_steps save_steps",
+    }.items()
+    for key in keys.split()
 }
-# The choices of libraries for fields that they type as any text.
-CHOICES = {
-    "report_to": lambda: [
-        *_import("transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"),
-        *("all", "none"),
-    ],
-    "lora_task_type": lambda: [kind.value for kind in _import("peft.TaskType")],
-    "torch_compile_backend": lambda: [
-        kind.value.lower() for kind in _import("accelerate.utils.DynamoBackend")
-    ],
-    "torch_compile_mode": lambda: [*_import("torch._inductor.list_mode_options")()],
+_INTEGRATIONS = "transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"
+_BACKENDS, _MODES = "accelerate.utils.DynamoBackend", "torch._inductor.list_mode_options"
+RULES |= {
+    "report_to": {"choices": lambda: [*_import(_INTEGRATIONS), "all", "none"]},
+    "lora_task_type": {"choices": lambda: [kind.value for kind in _import("peft.TaskType")]},
+    "torch_compile_backend": {"choices": lambda: [b.value.lower() for b in _import(_BACKENDS)]},
+    "torch_compile_mode": {"choices": lambda: [*_import(_MODES)()]},
 }
 # Fields that transformers has given another name; TRL's own defaults still use the old one.
 RENAMED = {
@@ -135,15 +134,6 @@ def load_config(
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_given, model_given = config.take(trl_fields), config.take(model_fields)
     checked = {**own_given, **trl_given, **model_given}
-    for key, value in {**trl_given, **model_given}.items():
-        if key in CHOICES and value is not None:
-            for word in value if isinstance(value, list) else [value]:
-                if word not in (allowed := CHOICES[key]()):
-                    config.refuse_choice(word, allowed, (key,))
-        least = LEAST.get(key)
-        if None not in (least, value) and (value <= 0 if least == ">0" else value < least):
-            wanted = "a number above 0" if least == ">0" else f"{least} or more"
-            config.fail((key,), f"is {show(value)}; write {wanted}")
     fixed = {key: value for key, value in fixed.items() if key in trl_fields}
     settings = config.check_block(fixed, trl_fields, ()) | trl_given
     _check_generation_batch(config, settings, trl_fields)
@@ -385,9 +375,10 @@ class _Config:
         for key, value in values.items():
             kind, field = known[key]
             checked[key] = self.check(value, kind, (*path, key))
-            choices = field.metadata.get("choices")
-            if choices and checked[key] is not None and checked[key] not in choices:
-                self.refuse_choice(checked[key], choices, (*path, key))
+            rules = {} if path else RULES.get(key, {})
+            for one in checked[key] if isinstance(checked[key], list) else [checked[key]]:
+                if wanted := instead(one, {**rules, **field.metadata}):
+                    self.fail((*path, key), f"is {show(one)}; write {wanted}")
         return checked
 
     def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:

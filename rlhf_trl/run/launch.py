@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 
 # How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
 UNWRITABLE = (
@@ -26,7 +26,7 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 class Expect:
     """The `expect:` block: the launch a config is meant for; a different one is refused."""
 
-    processes: int | None = None  # how many
+    processes: int | None = within("1 or more", None)  # how many
     strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None  # how the model is wrapped
 
 

@@ -107,14 +107,6 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
 def _check(loaded: Any) -> None:
     own = loaded.own
     train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
-    for key in ("num_generations", "max_completion_length", "rounds", "k"):
-        if (value := getattr(own, key)) is not None and value < 1:
-            raise InputError(f"{key}: {value} is too few; write 1 or more.")
-    if own.temperature <= 0:
-        raise InputError(
-            f"temperature: {own.temperature} gives the same answer {own.num_generations} times; "
-            "write a number above 0."
-        )
     if own.rounds > 1 and loaded.model.use_peft:
         raise InputError(
             "rounds: each round but the first would start from an adapter, which use_peft cannot "

@@ -42,8 +42,6 @@ class AlignmentFields(RowConfig):
                 f"truncation_mode: {self.truncation_mode} is TRL's rule; write overlong: "
                 "cut_prompt, which keeps the end without cutting into completions."
             )
-        if not (getattr(self, "nll_weight", None) or 0) >= 0:
-            raise InputError(f"nll_weight is {self.nll_weight}; write 0 (no such term) or more.")
 
 
 @dataclass
@@ -56,7 +54,7 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     label_smoothing: float | None = of_the_row("Share of flipped labels.")
     loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
     gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
-    nll_weight: float | None = of_the_row("Weight of the chosen's NLL per token.")
+    nll_weight: float | None = of_the_row("Weight of the NLL of the chosen.", "0 or more")
 
 
 @dataclass

@@ -54,16 +54,18 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
 
     kl_estimator: str | None = of_the_row("k1, k2 or k3.")
     baseline: str | None = of_the_row("none, batch_mean or moving_average (REINFORCE).")
-    baseline_decay: float | None = of_the_row("How slowly the moving average moves, in [0, 1].")
+    baseline_decay: float | None = of_the_row(
+        "Decay of the moving average.", "a number between 0 and 1"
+    )
     # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
     importance_cap: float | None = of_the_row("Largest importance weight.")
     correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer, else 0.")
     format_reward: str | None = of_the_row("Reward that must be 1 as well for a success (MaxRL).")
-    missing_eos_penalty: float | None = of_the_row("Taken from a cut-off completion's reward.")
+    missing_eos_penalty: float | None = of_the_row("Penalty of a cut-off completion.", "0 or more")
     # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
     # then groups without contrast are kept; 0: never (DAPO)
-    dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
+    dynamic_sampling_rounds: int | None = of_the_row("Rounds of sampling groups anew.", "0 or more")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms
     # because a group of one has no contrast; where there is no group, the trainer allows it.
@@ -519,13 +521,6 @@ def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
                 f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
                 f"({limit})."
             )
-    for name, remedy, good in (
-        ("missing_eos_penalty", "0 or more", lambda penalty: penalty >= 0),
-        ("baseline_decay", "a number between 0 and 1", lambda decay: 0 <= decay <= 1),
-        ("dynamic_sampling_rounds", "0 (never) or more", lambda rounds: rounds >= 0),
-    ):
-        if (value := getattr(args, name)) is not None and not good(value):
-            raise InputError(f"{name} is {value}; write {remedy}.")
     window, every = args.gradient_accumulation_steps, args.steps_per_generation
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:

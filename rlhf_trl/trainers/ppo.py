@@ -50,24 +50,21 @@ class BookPPOConfig(BookGRPOConfig):
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "Of the value model, or the head. None: learning_rate."}
+        default=None,
+        metadata={"help": "Of its parameters. None: learning_rate.", "range": "0 or more"},
     )
     value_warmup_steps: int = field(
-        default=0, metadata={"help": "Steps at the start in which only the value model learns."}
+        default=0,
+        metadata={"help": "Steps in which only the value model learns.", "range": "0 or more"},
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("value_learning_rate", "value_warmup_steps"):
-            if (number := getattr(self, name)) is not None and number < 0:
-                raise InputError(f"{name} is {number}; write 0 or more.")
         if self.sync_ref_model:
             raise InputError(
                 "sync_ref_model copies all that is trained into the reference model, which has no "
                 "value model; remove it."
             )
-        if self.value_model not in ("separate", "head"):
-            raise InputError(f"value_model is {self.value_model!r}; write separate or head.")
         if self.value_model == "head":
             if self.value_model_name_or_path is not None:
                 raise InputError(
