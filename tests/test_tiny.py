@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_trl.errors import InputError
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.demonstrator import MIXTURES, ONLY_RIGHT, demonstrate, mixture, only_errors
 from rlhf_trl.tiny.model import build_model
@@ -251,22 +250,6 @@ def test_equal_random_state_equal_demonstration():
         return [demonstrate("spell_backward", QUESTION, WORD[::-1], rng) for _ in range(20)]
 
     assert draw(1) == draw(1) != draw(2)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"copyed": 1}, "no demonstration of kind 'copyed' (did you mean 'copied'?)"),
-        ({"off_by_one": 1}, "task 'spell_backward' has no demonstration of kind 'off_by_one'"),
-        ({"right": -1}, "the weight of 'right' is -1"),
-        ({"right": float("nan")}, "the weight of 'right' is nan"),
-        ({"right": 0}, "the weights are all 0"),
-        ({}, "the weights are all 0"),
-    ],
-)
-def test_a_mixture_that_cannot_be_is_refused(weights, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        demonstrate("spell_backward", QUESTION, WORD[::-1], random.Random(0), weights)
 
 
 # checkpoint

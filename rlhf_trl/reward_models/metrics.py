@@ -16,7 +16,6 @@ import numpy as np
 
 from rlhf_trl.errors import InputError
 
-SIZES = (1, 2, 4, 8)
 STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
 
 
@@ -90,7 +89,7 @@ def prompt_groups(prompts: Sequence[Any]) -> list[int]:
 
 def budgets(groups: Sequence[Hashable]) -> list[int]:
     """Return 1, 2, 4, ... up to the number of candidates that every prompt has; (N,) ids."""
-    fewest = min(Counter(_ids(groups)).values(), default=0)
+    fewest = min(Counter(groups).values(), default=0)
     return [2**k for k in range(fewest.bit_length())]
 
 
@@ -137,17 +136,16 @@ def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def ranking_by_budget(
-    scores: Any, labels: Any, groups: Sequence[Hashable], sizes: Sequence[int] = SIZES
+    scores: Any, labels: Any, groups: Sequence[Hashable], sizes: Sequence[int]
 ) -> dict[int, float]:
-    """Return best-of-n for several n: how often the best scored of n candidates is right.
+    """Return best-of-n for each of some `sizes`: how often the best scored of n is right.
 
     sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts, where a prompt has N
     candidates, c_k with one of its k lowest distinct scores, and m_k of those with the k-th are
     right: the exact mean over all subsets of n without repetition, ties with equal probability.
 
     With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
-    The arguments are those of `ranking_metrics`, and the n; one that exceeds the candidates of some
-    prompt is left out, one below 1 an InputError.
+    The arguments are those of `ranking_metrics`; every prompt has at least n candidates.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
@@ -157,7 +155,7 @@ def ranking_by_budget(
         ways = [math.comb(int(c), n) for c in (0, *np.cumsum(counts))]
         return sum((ways[k + 1] - ways[k]) / ways[-1] * m for k, m in enumerate(share))
 
-    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
+    return {n: float(np.mean([of(p, n) for p in prompts])) for n in sizes}
 
 
 def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
@@ -187,9 +185,7 @@ def majority_by_budget(
     answers: Sequence[str | None],
     labels: Any,
     groups: Sequence[Hashable],
-    sizes: Sequence[int] = SIZES,
-    *,
-    seed: int = 0,
+    sizes: Sequence[int],
     draws: int = 1000,
 ) -> dict[int, float]:
     """Return how often the most frequent of n answers is right, for several n.
@@ -202,7 +198,7 @@ def majority_by_budget(
     and exact; else it is over `draws` random ones. Equal answers are equal strings; None: none.
     """
     _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
 
     def share(subset: Sequence[int]) -> float:
         votes: dict[Hashable, list[bool]] = {}
@@ -222,7 +218,7 @@ def majority_by_budget(
             subsets = (random.choice(prompt, n, replace=False) for _ in range(draws))
         return float(np.mean([share(s) for s in subsets]))
 
-    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
+    return {n: float(np.mean([of(p, n) for p in prompts])) for n in sizes}
 
 
 def step_metrics(
@@ -269,9 +265,7 @@ def first_bad(trace: Sequence[int]) -> int | None:
 
 
 def finite(values: Any, name: str) -> np.ndarray:
-    """Return a list, array or tensor of N finite numbers as float64, (N,)."""
-    if hasattr(values, "detach"):  # a tensor, maybe in bfloat16 or on a GPU
-        values = values.detach().double().cpu().numpy()
+    """Return a list or array of N finite numbers as float64, (N,)."""
     values = np.asarray(values, dtype=float)
     if values.ndim != 1:
         raise InputError(f"{name} have the shape {values.shape}; pass one number each, (N,).")
@@ -285,7 +279,7 @@ def finite(values: Any, name: str) -> np.ndarray:
 
 
 def truth(values: Any, name: str) -> np.ndarray:
-    """Return a list, array or tensor of N truth values (true, false, 1, 0) as booleans, (N,)."""
+    """Return a list or array of N truth values (true, false, 1, 0) as booleans, (N,)."""
     numbers = finite(values, name)
     if not np.isin(numbers, (0, 1)).all():
         wrong = numbers[~np.isin(numbers, (0, 1))][0]
@@ -313,16 +307,6 @@ def _candidates(
     scores, labels = finite(scores, "scores"), truth(labels, "labels")
     _same_length(scores=scores, labels=labels, groups=groups)
     places: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(_ids(groups)):
+    for i, group in enumerate(groups):
         places.setdefault(group, []).append(i)
     return scores, labels, [np.array(p) for p in places.values()]
-
-
-def _ids(groups: Any) -> Sequence[Hashable]:
-    return groups.tolist() if hasattr(groups, "tolist") else groups
-
-
-def _possible(sizes: Sequence[int], prompts: list[np.ndarray]) -> list[int]:
-    if any(n < 1 for n in sizes):
-        raise InputError(f"sizes {list(sizes)}: best-of-n needs n of 1 or more.")
-    return [n for n in sizes if prompts and n <= min(map(len, prompts))]

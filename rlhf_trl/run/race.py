@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlhf_trl.algorithms import algorithm, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
@@ -241,12 +243,10 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
 
 def draw_band(axis: Any, curves: list[list[list[float]]], label: str, **look: Any) -> None:
     """Draw the mean of one [step, value] curve per seed, and their standard deviation about it."""
-    values = [dict(curve) for curve in curves]
-    steps = sorted(set.intersection(*map(set, values)))  # a metric may be missing somewhere
-    by_step = [[value[step] for value in values] for step in steps]
-    mean = [statistics.fmean(ys) for ys in by_step]
-    spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
+    seeds = [dict(curve) for curve in curves]
+    steps = sorted(set.intersection(*map(set, seeds)))  # a metric may be missing somewhere
+    values = np.array([[seed[step] for step in steps] for seed in seeds])
+    mean, spread = values.mean(0), values.std(0, ddof=1) if len(seeds) > 1 else 0
     (line,) = axis.plot(steps, mean, label=label, **look)
-    low = [m - s for m, s in zip(mean, spread, strict=True)]
-    high = [m + s for m, s in zip(mean, spread, strict=True)]
-    axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    look = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
+    axis.fill_between(steps, mean - spread, mean + spread, **look)

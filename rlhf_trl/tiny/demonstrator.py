@@ -5,8 +5,6 @@ import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from rlhf_trl.errors import InputError, nearest
-
 COMPLETION = "<think></think><answer>{}</answer>"
 RIGHT, MALFORMED = "right", "malformed"
 
@@ -51,40 +49,15 @@ def demonstrate(
 ) -> str:
     """Return the text of one demonstration, without the end token.
 
-    Args:
-        task (`str`):
-            Name of the reasoning-gym task; a task without an own mixture gets the one named `*`.
-        question (`str`):
-            The question, verbatim.
-        answer (`str`):
-            Its right answer.
-        rng (`random.Random`):
-            Source of every choice: equal state, equal demonstration.
-        mixture (`Mapping[str, float]`, *optional*):
-            Weight of each kind in place of the task's own: `ONLY_RIGHT`, `only_errors(task)`, or
-            any other choice among the task's kinds. Weights need not add to 1.
+    `rng` makes every choice. A `mixture` of the task's kinds (`ONLY_RIGHT`, `only_errors(task)`)
+    takes the place of its own; the weights need not add to 1.
 
     Every kind but `right` is wrong by string equality. Where the kind drawn is not (a palindrome
     copied, a last term of 0 ignored) the task's last resort stands in: a dropped letter, or a sum
     off by one.
-
-    Raises:
-        InputError: a kind that the task does not have, or weights that choose nothing.
     """
     own = MIXTURES.get(task, MIXTURES["*"])
     weights = own if mixture is None else mixture
-    for kind, weight in weights.items():
-        if kind not in own:
-            raise InputError(
-                f"demonstrator: task {task!r} has no demonstration of kind {kind!r}"
-                f"{nearest(kind, own)}; it has {', '.join(own)}."
-            )
-        if not 0 <= weight < float("inf"):
-            raise InputError(
-                f"demonstrator: the weight of {kind!r} is {weight}; write a number of 0 or more."
-            )
-    if not sum(weights.values()) > 0:
-        raise InputError("demonstrator: the weights are all 0; give one kind a positive weight.")
     kind = rng.choices(list(weights), list(weights.values()))[0]
     if kind == RIGHT:
         return COMPLETION.format(answer)

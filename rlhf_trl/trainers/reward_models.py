@@ -257,7 +257,7 @@ def collate_ranked(
 ) -> dict[str, Any]:
     """Put the completions of all lists of `ranked_ids` below each other, list by list."""
     texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-    batch = pad_texts(texts, pad_token_id, multiple=multiple)
+    batch = pad_texts(texts, pad_token_id, multiple)
     return {**batch, "list_length": len(rows[0]["ranked_ids"])}
 
 
