@@ -27,8 +27,7 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     name = model.model_name_or_path
     if name is None:
         raise InputError(
-            f"model_name_or_path is missing; write {EMBEDDED} for the embedded model, a folder or "
-            "a hub name."
+            f"model_name_or_path is missing; write {EMBEDDED} (embedded), a folder or a hub name."
         )
     if name == UNTRAINED:
         from rlhf_trl.tiny.tokenizer import build_tokenizer
@@ -70,8 +69,7 @@ def prepare_model(model: Any, args: Any) -> Any:
     path = Path(_path(model))
     if path.is_dir() and (fault := weights_fault(path)):
         raise InputError(
-            f"model_name_or_path: {model.model_name_or_path!r} {fault}; name a folder that "
-            "save_pretrained has written whole."
+            f"model_name_or_path: {model.model_name_or_path!r} {fault}; name a whole one."
         )
     return str(path) if path.is_dir() else model.model_name_or_path
 

@@ -83,8 +83,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
         probe.unlink()
     except OSError as error:
         raise InputError(
-            f"output_dir: {output_dir!r} cannot be written ({error.strerror}); name another with "
-            "--output_dir."
+            f"output_dir: {output_dir!r} cannot be written ({error.strerror}); name another."
         ) from error
     if resume is None:
         if not any(folder.iterdir()):
@@ -97,10 +96,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
         elif _begun(folder):
             what = "a run without a checkpoint"
             remedy = "start it anew there with --resume_from_checkpoint auto, or "
-        raise InputError(
-            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere with "
-            "--output_dir."
-        )
+        raise InputError(f"output_dir: {output_dir!r} already holds {what}; {remedy}name another.")
     for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if resume != "auto":

@@ -480,7 +480,10 @@ REFUSED = {
         {"value_model": "head", "value_model_name_or_path": "x"},
         "value_model_name_or_path is for a separate value model",
     ),
-    "head and warm-up": ({"value_model": "head", "value_warmup_steps": 1}, "holds the policy"),
+    "head and warm-up": (
+        {"value_model": "head", "value_warmup_steps": 1},
+        "head still, too; remove one",
+    ),
     "moving reference": ({"sync_ref_model": True, "beta": 0.1}, "which has no value model"),
     "negative": ({"value_learning_rate": -1.0}, "value_learning_rate is -1.0; write 0 or more"),
     "missing model": (

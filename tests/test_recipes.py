@@ -562,7 +562,7 @@ BAD = {
     ),
     "a name for two numbers": (
         ["--reward_funcs", "format", "format"],
-        ["'format' is what logs or evaluation call another number", "another name"],
+        ["'format' is what logs call another number", "another name"],
     ),
     "no steps": (["--max_steps", 0], ["max_steps is 0"]),
     "folder that is not there": (

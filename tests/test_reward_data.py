@@ -552,7 +552,7 @@ BAD_ROWS = {
     "no different scores": (
         RankedFile,
         [{"prompt": "p", "completions": scored(("a", 1), ("b", 1))}],
-        "no row of .* has 4 completions of different scores",
+        "no row of .* has 4 different scores",
     ),
 }
 

@@ -97,8 +97,8 @@ def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
     for theirs in columns.values():
         if theirs not in there:
             raise InputError(
-                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
-                f"has {', '.join(there)}."
+                f"dataset.columns: {where} has no {theirs!r}{nearest(theirs, there)}; it has "
+                f"{', '.join(there)}."
             )
 
 
@@ -193,8 +193,7 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
     split = converted(dataset, _split_row, where, features)
     if not len(split):
         raise InputError(
-            f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}; there is nothing to train "
-            "on."
+            f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}: nothing to train on."
         )
     return split
 
@@ -229,9 +228,7 @@ def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
     if text is None:
         return dataset
     if "completions" in dataset.column_names:
-        raise InputError(
-            "dataset.system_prompt is not read with traces, which are plain; remove it."
-        )
+        raise InputError("dataset.system_prompt is not read with traces, plain texts; remove it.")
     names = [name for name in ("prompt", *SIDES, "ranked") if name in dataset.column_names]
     chats = {n: List(List(Json())) if n == "ranked" else List(Json()) for n in names}
     features = Features({**dataset.features, **chats})

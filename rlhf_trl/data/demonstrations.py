@@ -40,8 +40,7 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
         data = read_sides(config, None, checked_demonstrations)
         if config.turns == "all" and not data.conversational:
             raise InputError(
-                f"dataset.turns: all needs conversations, but prompts of {config.path} are texts; "
-                "write turns: last, or give messages."
+                f"dataset.turns: all needs messages, not the texts of {config.path}; write last."
             )
         return data
     tasks = GymTasks(config)

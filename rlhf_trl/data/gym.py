@@ -123,8 +123,7 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
         where = f"dataset.specs.{i}"
         if spec.name not in DATASETS:
             raise InputError(
-                f"{where}.name: reasoning-gym has no task {spec.name!r}"
-                f"{nearest(spec.name, DATASETS)}."
+                f"{where}.name: there is no task {spec.name!r}{nearest(spec.name, DATASETS)}."
             )
         known = {f.name for f in fields(DATASETS[spec.name][1])} - {"seed", "size"}
         for option in spec.config:
@@ -144,6 +143,4 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
             datasets=[DatasetSpec(s.name, s.weight, s.config) for s in specs],
         )
     except (AssertionError, TypeError, ValueError) as error:
-        raise InputError(
-            f"dataset.specs: reasoning-gym refused the options of {names}: {error}."
-        ) from error
+        raise InputError(f"dataset.specs: reasoning-gym refused {names}: {error}.") from error

@@ -156,9 +156,7 @@ def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Ex
     length, asked = config.list_length, tasks.train[:max_samples]
     train = made.ranked_demonstrations(asked, length, config.seed)
     if not train:
-        raise InputError(
-            f"dataset.list_length: no question has {length} different demonstrations; lower it."
-        )
+        raise InputError(f"dataset.list_length: no question has {length} demonstrations; lower it.")
     held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
     return made.examples(train, held_out, tasks, dropped)
@@ -268,8 +266,7 @@ def _check_source(config: Any) -> None:
     answered = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
     if getattr(config, "sampled_from", None) and not (config.candidates or answered):
         raise InputError(
-            "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write "
-            "candidates: 2 or more."
+            "dataset.sampled_from is not read with dataset.candidates: 0; remove one of the two."
         )
 
 
@@ -299,8 +296,7 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
         dropped = {f"not {length} different scores": len(dataset) - len(found)}
         if not len(found):
             raise InputError(
-                f"dataset: no row of {where} has {length} completions of different scores; lower "
-                "dataset.list_length."
+                f"dataset.list_length: no row of {where} has {length} different scores; lower it."
             )
         dataset = found
     length = len(dataset[0]["ranked"] or ())

@@ -196,6 +196,6 @@ def check_cut(rows: Iterable[Row], step_split: str) -> None:
         text = _demonstration(row, ONLY_RIGHT, random.Random(0))
         if set(label_steps(split_steps(text, step_split), row["answer"], row["task"])) != {1}:
             raise InputError(
-                f"dataset.step_split: {step_split!r} does not cut {text!r} into letters and its "
-                f"closing tag; write '{LETTERS}'."
+                f"dataset.step_split: {step_split!r} does not cut {text!r} into letters; write "
+                f"'{LETTERS}'."
             )

@@ -113,16 +113,14 @@ def checked_pairs(
     found = differing(dataset, "chosen", "rejected")
     if not len(found):
         raise InputError(
-            f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}, so "
-            "there is nothing to prefer."
+            f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}."
         )
     dropped["chosen identical to rejected"] = len(dataset) - len(found)
     if "margin" in found.column_names:
         apart = [n for n, margin in enumerate(found["margin"]) if margin]
         if not apart:
             raise InputError(
-                f"dataset: margin is 0 in all {len(found)} rows of {where}, so there is nothing to "
-                "prefer."
+                f"dataset: margin is 0 in all {len(found)} rows of {where}: nothing is preferred."
             )
         if ties := len(found) - len(apart):
             found, dropped = found.select(apart), dropped | {"a tie: margin is 0": ties}

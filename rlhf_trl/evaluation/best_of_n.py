@@ -62,9 +62,7 @@ def read_candidates(folder: str | Path) -> Candidates:
     path = Path(folder) / FILE
     if not path.is_file():
         hint = "; add --seeds, since it holds seeds" if any(Path(folder).glob("seed-*")) else ""
-        raise InputError(
-            f"{folder} holds no {FILE}{hint or '; name the folder of a finished reward model run'}."
-        )
+        raise InputError(f"{folder} holds no {FILE}{hint or '; name a finished reward model run'}.")
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

@@ -111,8 +111,7 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         )
     if missing:
         raise InputError(
-            f"reward_model: {path!r} lacks {', '.join(sorted(missing))}, so its scores would be "
-            "random; name a trained reward model."
+            f"reward_model: {path!r} lacks {', '.join(sorted(missing))}; name a trained one."
         )
     rows = model.get_input_embeddings().weight.shape[0]
     if len(own) > rows:

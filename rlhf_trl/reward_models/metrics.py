@@ -272,8 +272,7 @@ def finite(values: Any, name: str) -> np.ndarray:
     if not np.isfinite(values).all():
         i = int(np.flatnonzero(~np.isfinite(values))[0])
         raise InputError(
-            f"{name}: number {i} of {len(values)} is {values[i]}; pass finite numbers, and look "
-            "for a training that diverged."
+            f"{name}: number {i} of {len(values)} is {values[i]}: has the training diverged?"
         )
     return values
 

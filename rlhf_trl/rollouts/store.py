@@ -132,8 +132,7 @@ class Store:
     def _check(self) -> None:
         if self._error is not None:
             raise InputError(
-                f"rollouts: {self.path} cannot be written ({self._error}); make room or allow it, "
-                "or keep no record with rollouts: off."
+                f"rollouts: {self.path} cannot be written ({self._error}); make room, or write off."
             ) from self._error
 
     def _work(self) -> None:

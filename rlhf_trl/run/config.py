@@ -215,9 +215,7 @@ def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[st
     if path.resolve() in [each.resolve() for each in extended_by]:
         raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
     if extended_by and not path.is_file():
-        raise InputError(
-            f"{chain}, which is not a file; the path is relative to the file that declares it."
-        )
+        raise InputError(f"{chain}, which is not a file; a path is relative to the file it is in.")
     content, name = read_yaml(path), os.path.normpath(path)
     if "extends" not in content:
         return [(name, content)]
@@ -272,8 +270,7 @@ class _Config:
             if isinstance(node, list):
                 if not place.isdecimal() or int(place) >= len(node):
                     raise InputError(
-                        f"{here} a list of {len(node)}, and {place!r} is not the index of one of "
-                        "them (the first is 0)."
+                        f"{here} a list of {len(node)}, and {place!r} is no index (the first is 0)."
                     )
                 place = int(place)
             elif not isinstance(node, dict):

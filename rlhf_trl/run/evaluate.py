@@ -38,8 +38,7 @@ def evaluate(
     judge = reward_model and named(reward_model, reward_model=True)
     if not (path := config_of(found, config)):
         raise InputError(
-            f"{models[0]} is not of a run here, which would say what to ask and how to score; name "
-            "the config of one with --config."
+            f"{models[0]} is of no run here, whose prompts could be asked; name one with --config."
         )
     loaded, data = load_run(path, words)
     rows = data.tasks.held_out if data.tasks else list(data.held_out or [])

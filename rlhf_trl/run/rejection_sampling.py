@@ -139,8 +139,7 @@ def _is_done(loaded: Any) -> bool:
     other = [k for k in before.keys() | now.keys() if before.get(k) != now.get(k)]
     if other := sorted(set(other) - {*train.RESUMING, "answers"}):
         raise InputError(
-            f"resume_from_checkpoint: {folder} was run with another {other[0]}; restore it, or "
-            "start anew in another output_dir."
+            f"{folder} was run with another {other[0]}; restore it, or name another output_dir."
         )
     return True
 

@@ -49,8 +49,7 @@ def _check(loaded: Any) -> None:
         return
     if "demonstrator" in loaded.given:
         raise InputError(
-            "demonstrator is not read with dataset.source: path; remove it, or write "
-            "dataset.source: reasoning_gym."
+            "demonstrator is not read with dataset.source: path; remove one of the two."
         )
     turns, told = own.dataset.turns, "last: the final turn of the assistant, all: each of its turns"
     by = f"dataset.turns: {turns}, which decides what is trained ({told})"

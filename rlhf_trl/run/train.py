@@ -64,8 +64,7 @@ def begin(loaded: Any, name: str) -> None:
     for tracker in args.report_to:
         if tracker in TRACKERS and find_spec(tracker) is None:
             raise InputError(
-                f"report_to: {tracker} is not installed; run scripts/setup.sh {tracker}, or write "
-                "report_to: none."
+                f"report_to: {tracker} is missing; run scripts/setup.sh {tracker} or write none."
             )
     for key in ("ignore_data_skip", "enable_jit_checkpoint"):
         if getattr(args, key):
@@ -277,8 +276,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
     if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
         raise InputError(
-            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
-            "function another name."
+            f"reward_funcs: {again[0]!r} is what logs call another number; rename the function."
         )
     weights = args.reward_weights
     if weights is not None and len(weights) != len(rewards):

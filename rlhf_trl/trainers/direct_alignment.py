@@ -34,9 +34,7 @@ class AlignmentFields(RowConfig):
     def check_for(self, row: Preference) -> None:
         """Refuse a row of another trainer, and TRL's own rule for over-long examples."""
         if row.trainer not in self.trainers:
-            raise InputError(
-                f"{row.label} is not trained on {self.trainers[0]}; it has a recipe of its own."
-            )
+            raise InputError(f"{row.label} is not trained on {self.trainers[0]}; use its recipe.")
         if getattr(self, "truncation_mode", "keep_start") != "keep_start":
             raise InputError(
                 f"truncation_mode: {self.truncation_mode} is TRL's rule; write overlong: "

@@ -40,9 +40,7 @@ def fit(
     are left, and how many were cut or dropped, by reason.
     """
     if not hasattr(dataset, "select"):
-        raise InputError(
-            "dataset: a streamed data set cannot be counted or ordered; load it whole."
-        )
+        raise InputError("dataset: a streamed one cannot be counted or ordered; load it whole.")
     options = {"sides": list(sides), "max_length": max_length, "rule": rule}
     counts = {"cut": 0, "over-long": 0, "identical": 0}
     prompts, *wholes = (_lengths(dataset, name) for name in ("prompt_ids", *sides))
@@ -116,8 +114,7 @@ def kto_order(
         )
     if batch < 2:
         raise InputError(
-            "per_device_train_batch_size is 1, and KTO's reference point needs another example in "
-            "the batch; write 2 or more."
+            "per_device_train_batch_size is 1, and KTO's reference point needs 2; write 2 or more."
         )
     keys = [hash(tuple(ids)) for ids in prompts]
     for _ in range(ATTEMPTS):

@@ -501,25 +501,22 @@ def mean_advantages(batch: Batch) -> Tensor:
 
 def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
     if args.critic != (row.value_loss != "none"):
-        kinds = ("recipes/grpo.py (BookGRPOTrainer)", "recipes/ppo.py (BookPPOTrainer)")
-        has = "no critic" if args.critic else "a critic"
+        has, name = ("no critic", "grpo") if args.critic else ("a critic", "ppo")
         raise InputError(
-            f"{row.label} has {has}: use {kinds[not args.critic]}, not {kinds[args.critic]}."
+            f"{row.label} has {has}: use Book{name.upper()}Trainer (recipes/{name}.py)."
         )
     estimate = row.advantage
     estimate = estimate if callable(estimate) else getattr(book.advantages, estimate)
     grouped = "num_generations" in inspect.signature(estimate).parameters
     if args.num_generations < 2 and (grouped or row.label.endswith("(trl)")):
         raise InputError(
-            f"num_generations is 1, but {row.label} compares the completions of a prompt; write 2 "
-            "or more."
+            f"num_generations is 1, but {row.label} compares completions; write 2 or more."
         )
     if "soft_punish_cache" in row.trainer_reads:
         cache, limit = args.soft_punish_cache, args.max_completion_length
         if not 1 <= cache <= limit:
             raise InputError(
-                f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
-                f"({limit})."
+                f"soft_punish_cache is {cache}; write 1 to max_completion_length ({limit})."
             )
     window, every = args.gradient_accumulation_steps, args.steps_per_generation
     updates = every * args.num_iterations

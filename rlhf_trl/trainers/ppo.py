@@ -62,8 +62,7 @@ class BookPPOConfig(BookGRPOConfig):
         super().__post_init__()
         if self.sync_ref_model:
             raise InputError(
-                "sync_ref_model copies all that is trained into the reference model, which has no "
-                "value model; remove it."
+                "sync_ref_model copies what is trained to a model without a value model; remove it."
             )
         if self.value_model == "head":
             if self.value_model_name_or_path is not None:
@@ -73,8 +72,7 @@ class BookPPOConfig(BookGRPOConfig):
                 )
             if self.value_warmup_steps:
                 raise InputError(
-                    "value_warmup_steps holds the policy still, whose backbone value_model: head "
-                    "shares; remove one of the two."
+                    "value_warmup_steps would hold a value_model: head still, too; remove one."
                 )
         plugin = self.deepspeed_plugin
         own = {"optimizer", "scheduler"} & (plugin.deepspeed_config.keys() if plugin else set())

@@ -43,8 +43,7 @@ class BookTokenRewardConfig(BookRewardConfig):
         weights = self.class_weights
         if weights is not None and (len(weights) != len(CLASSES) or min(weights) <= 0):
             raise InputError(
-                f"class_weights: {weights} are not {len(CLASSES)} numbers above 0; write those of "
-                "bad, neutral and good steps."
+                f"class_weights: {weights} are not 3 numbers above 0 (of bad, neutral, good steps)."
             )
         super().__post_init__()
 
@@ -68,9 +67,7 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
     def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
         args, self.left_out = super()._take(args, given), {}
         if (name := self._algorithm) not in self.known:
-            raise InputError(
-                f"algorithm: this trainer does not train {name!r}; write {' or '.join(self.known)}."
-            )
+            raise InputError(f"algorithm is {name!r}; write {' or '.join(self.known)}.")
         self.reader = Reader(name, self._formulation, *(steps if name == "prm" else ()))
         return args
 
@@ -426,8 +423,7 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
         had_bias = getattr(config, "token_classification_bias", True)
         if tokens and config.num_labels == num_labels and had_bias != head_bias:
             raise InputError(
-                f"head_bias: the head in {source!r} has {'a' if had_bias else 'no'} bias; write "
-                f"head_bias: {str(had_bias).lower()}."
+                f"head_bias: the head in {source!r} has another; write {str(had_bias).lower()}."
             )
         config.num_labels = num_labels
         config.classifier_dropout = 0.0

@@ -40,8 +40,7 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     classifier = any("Classification" in name for name in config.architectures or [])
     if classifier and config.num_labels != 1:
         raise InputError(
-            f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
-            "name a model with num_labels 1."
+            f"{FIELD}: {source!r} has num_labels {config.num_labels}; name one with num_labels 1."
         )
     size = config.get_text_config().vocab_size
     check_vocabulary(FIELD, source, size, policy, tokenizer, remote)
