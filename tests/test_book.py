@@ -159,9 +159,7 @@ def test_standardized_advantages_forget_the_scale(scale):
     ],
 )
 def test_groups_that_do_not_fit_are_refused(estimate, size):
-    with pytest.raises(
-        InputError, match=r"num_generations=4 does not divide|at least 2 completions"
-    ):
+    with pytest.raises(InputError, match=r"num_generations=4 does|at least 2 completions"):
         estimate(torch.zeros(6, dtype=torch.float64), size)
 
 

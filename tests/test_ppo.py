@@ -482,9 +482,9 @@ REFUSED = {
     ),
     "head and warm-up": (
         {"value_model": "head", "value_warmup_steps": 1},
-        "head still, too; remove one",
+        "head still, too",
     ),
-    "moving reference": ({"sync_ref_model": True, "beta": 0.1}, "which has no value model"),
+    "moving reference": ({"sync_ref_model": True, "beta": 0.1}, "without a value model"),
     "negative": ({"value_learning_rate": -1.0}, "value_learning_rate is -1.0; write 0 or more"),
     "missing model": (
         {"value_model_name_or_path": "/no/such/model"},
