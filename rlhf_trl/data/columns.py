@@ -1,5 +1,6 @@
 """Columns of a data set of one's own: names, the prompt in them, and what a cell must hold."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,11 +217,6 @@ def _split_row(row: Row) -> list[Row]:
     return [split]
 
 
-def unsplit(given: "Dataset", found: "Dataset") -> dict[str, int]:
-    """Return how many of the given rows `renamed` left out, by reason."""
-    return {UNSPLIT: len(given) - len(found)} if len(found) < len(given) else {}
-
-
 def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
     """Put a system message before prompts without one; plain texts become messages."""
     from datasets import Features, Json, List
@@ -291,12 +287,17 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
 
 
 def check_cell(name: str, value: Any) -> None:
-    """Refuse a label that is not boolean, and any other cell without a text."""
+    """Refuse a label that is not boolean, a margin that is no number, a cell without a text."""
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
             told = "write true for desirable and false for undesirable"
             wrong = f"label is {value!r}, which is not boolean; {told}"
+    elif name == "margin":
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
+            told = "which is not a number; write how much better chosen is, or remove the column"
+            wrong = f"margin is {value!r}, {told}"
     elif isinstance(value, list) and value:
         if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
             wrong = f"{name} is a list, but not of messages with role and content"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlhf_trl.data import columns
 from rlhf_trl.data.columns import Counted, cells, code, converted, table
 from rlhf_trl.data.gym import GymTasks, Row
-from rlhf_trl.data.readers import Misfit, WrongRow, examples_of, forms
+from rlhf_trl.data.readers import Misfit, WrongRow, check_reader, examples_of, forms
 from rlhf_trl.errors import InputError, within
 
 if TYPE_CHECKING:
@@ -279,15 +279,21 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_sides(
-    config: FileData, max_samples: int | None, convert: Callable[..., Counted], **options: Any
+    config: FileData,
+    max_samples: int | None,
+    convert: Callable[..., Counted],
+    *shapes: str,
+    **options: Any,
 ) -> Examples:
-    """Read what a block with `source: path` names.
+    """Read what a block with `source: path` names; its reader, if any, makes one of the `shapes`.
 
     `convert` makes examples of what was read, and counts what it leaves out; it also takes the path
     or name, `config.columns` and the `options`. No training example (of the first `max_samples`
     rows) has a held-out prompt.
     """
     import numpy as np
+
+    check_reader(config.reader, *shapes)
 
     def side(key: str, path: str, split: str, count: int | None) -> Any:
         dataset, left_out = read(path, split, count, config.name, config.reader, key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlhf_trl.data import made
-from rlhf_trl.data.columns import Counted, Names, check_cell, converted, renamed, unsplit
+from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, renamed
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.pairs import (
@@ -15,7 +15,7 @@ from rlhf_trl.data.pairs import (
     SampledPairs,
     load_preferences,
 )
-from rlhf_trl.data.readers import PARTED, WrongRow, check_reader, split_prompt
+from rlhf_trl.data.readers import PARTED, WrongRow, split_prompt
 from rlhf_trl.data.steps import LABELS, check_step_split
 from rlhf_trl.errors import InputError, within
 
@@ -136,8 +136,8 @@ def load_pairs_or_ranked(
     _check_source(config)
     held: dict[str, list[Row]] = {}
     if isinstance(config, RankedFile):
-        check_reader(config.reader, "ranked lists")
-        return read_sides(config, max_samples, checked_ranked, length=config.list_length)
+        length = config.list_length
+        return read_sides(config, max_samples, checked_ranked, "ranked lists", length=length)
     if isinstance(config, RankedLists):
         found = _ranked(config, GymTasks(config), max_samples)
     else:
@@ -169,8 +169,7 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     """
     _check_source(config)
     if isinstance(config, AnswersFile):
-        check_reader(config.reader, "outcomes")
-        found = read_sides(config, max_samples, checked_outcomes)
+        found = read_sides(config, max_samples, checked_outcomes, "outcomes")
         _check_labels(found.train.unique("label"), config.path)
         together: dict[str, list[Row]] = {}
         for row in found.held_out or () if config.candidates else ():
@@ -195,8 +194,7 @@ def load_traces(
     _check_source(config)
     check_step_split(config.step_split)
     if isinstance(config, TracesFile):
-        check_reader(config.reader, "traces")
-        where, found = config.path, read_sides(config, max_samples, checked_traces)
+        where, found = config.path, read_sides(config, max_samples, checked_traces, "traces")
     else:
         tasks, held = GymTasks(config), None
         asked = tasks.train[:max_samples]
@@ -345,8 +343,8 @@ def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
     found = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
-    dropped = unsplit(dataset, found)
     made = converted(found, _outcomes, where)
+    dropped = {UNSPLIT: len(dataset) - len(found)}
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 

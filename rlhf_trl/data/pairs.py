@@ -1,15 +1,13 @@
 """Preference data: pairs made of reasoning-gym tasks, and pairs or labeled answers of files."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rlhf_trl.data.columns import Counted, Names, check_cells, differing, renamed, unsplit
+from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cells, differing, renamed
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
-from rlhf_trl.data.readers import check_reader
 from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError, within
 
@@ -55,8 +53,8 @@ def load_preferences(
     "train" or "held-out". Answers beyond that number are ignored.
     """
     if isinstance(config, FileData):
-        check_reader(config.reader, "pairs", *(["unpaired"] if unpaired else []))
-        return read_sides(config, max_samples, checked_pairs, unpaired=unpaired, margin=margin)
+        shapes, how = ("pairs", "unpaired"), {"unpaired": unpaired, "margin": margin}
+        return read_sides(config, max_samples, checked_pairs, *shapes[: 1 + unpaired], **how)
     tasks = GymTasks(config)
     asked = tasks.train[:max_samples]
     if config.pairs == "offline":
@@ -90,12 +88,10 @@ def checked_pairs(
     """Return pairs, or `unpaired` examples where accepted, and how many were left out."""
     from datasets import Value
 
-    optional = ("margin",) if margin else ()
-    shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
-    given = dataset
-    dataset = renamed(given, where, columns, shapes, optional)
-    dropped = unsplit(given, dataset)
-    check_cells(dataset, [n for n in dataset.column_names if n not in optional], where)
+    shapes, count = (PAIRED, UNPAIRED) if unpaired else (PAIRED,), len(dataset)
+    dataset = renamed(dataset, where, columns, shapes, ("margin",) if margin else ())
+    dropped = {UNSPLIT: count - len(dataset)}
+    check_cells(dataset, dataset.column_names, where)
     if "label" in dataset.column_names:
         if len(labels := dataset.unique("label")) == 1:
             raise InputError(
@@ -104,11 +100,6 @@ def checked_pairs(
             )
         return dataset, dropped
     if "margin" in dataset.column_names:
-        told = "which is not a number; write how much better chosen is, or remove the column"
-        for n, value in enumerate(dataset["margin"][:]):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value):
-                raise InputError(f"dataset: row {n} of {where}: margin is {value!r}, {told}.")
         dataset = dataset.cast_column("margin", Value("float64"))
     found = differing(dataset, "chosen", "rejected")
     if not len(found):

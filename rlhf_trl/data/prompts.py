@@ -6,7 +6,6 @@ from rlhf_trl.data.columns import Counted, Names, check_cells, check_mapped, wit
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
-from rlhf_trl.data.readers import check_reader
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ TAKEN = (
 def load_prompts(config: PromptData) -> Examples:
     """Make or read prompts, with all columns beside them."""
     if isinstance(config, FileData):
-        check_reader(config.reader, "prompts")
-        return read_sides(config, None, checked_prompts)
+        return read_sides(config, None, checked_prompts, "prompts")
     tasks = GymTasks(config)
     return examples(tasks.train, tasks.held_out, tasks)
 
