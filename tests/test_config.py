@@ -386,11 +386,11 @@ def test_a_field_that_depends_on_a_parameter_is_worked_out(load):
 def test_a_recipe_runs_its_own_algorithms_only(load):
     @dataclass
     class Pairs(Run):
-        algorithm: str = field(default="dpo", metadata={"runs": ["dpo", "kto"]})
+        algorithm: str = field(default="dpo", metadata={"choices": ["dpo", "kto"]})
 
     assert load(own=Pairs, trl="DPOConfig").own.algorithm == "dpo"
     sentence = refusal(load, "algorithm: grpo\n", own=Pairs, trl="DPOConfig")
-    assert 'algorithm is "grpo", which this recipe does not run; write one of dpo, kto.' in sentence
+    assert 'algorithm is "grpo"; write one of dpo, kto.' in sentence
     sentence = refusal(load, "algorithm: dpo\ndesirable_weight: 2.0\n", own=Pairs, trl="DPOConfig")
     assert "remove it, or choose one that reads it: kto." in sentence
 

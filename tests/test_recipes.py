@@ -526,7 +526,7 @@ BAD = {
     "wrong type": (["--max_steps", "4.5"], ["max_steps", "integer"]),
     "another recipe's algorithm": (
         ["--algorithm", "dpo"],
-        ['algorithm is "dpo", which this recipe does not run; write one of reinforce, rloo, grpo,'],
+        ['algorithm is "dpo"; write one of reinforce, rloo, grpo,'],
     ),
     "unknown algorithm": (["--algorithm", "grop"], ["'grop'", "did you mean 'grpo'?"]),
     "no such formulation": (["--formulation", "paper"], ["'paper'", "chapter"]),

@@ -212,7 +212,7 @@ def test_rewards_are_the_sum_of_what_applies_to_an_answer():
     [
         (["--rounds", 2, "--use_peft"], "rounds: each round but the first would start from an"),
         (["--completion_only_loss", "false"], "completion_only_loss: false contradicts rejection"),
-        (["--reward_aggregate", "min"], "reward_aggregate is 'min', but there is no reward_model"),
+        (["--reward_aggregate", "min"], "reward_aggregate is min, but there is no reward_model"),
         (["--strategy", "top"], 'strategy is "top"; write one of top_per_prompt'),
     ],
 )

@@ -228,7 +228,7 @@ def test_a_formulation_that_there_is_not(no, config, formulation):
 @pytest.mark.parametrize(("config", "other"), [("orm", "prm"), ("prm", "orm"), ("reward", "orm")])
 def test_another_recipes_algorithm(no, config, other):
     sentence = no(config, "--algorithm", other)
-    assert f'algorithm is "{other}", which this recipe does not run' in sentence
+    assert f'algorithm is "{other}"; write one of' in sentence
 
 
 # --- resume, LoRA, trackers, processes

@@ -36,10 +36,6 @@ def resolve(
 
     Returns:
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
-
-    Raises:
-        FieldError: a field of `LOSS_FIELDS` that the row does not read, or that contradicts it.
-        InputError: a parameter that a setting depends on is out of range.
     """
     reads = {**row.reads, **row.trainer_reads}
     settings = row.fixed({name: given[name] for name in row.reads if name in given})
@@ -96,11 +92,6 @@ class RowConfig:
         """Read a row for a config of this class, before anything is loaded.
 
         The config is not changed; an algorithm that was resolved before is returned as it is.
-
-        Raises:
-            InputError: another class of config, no such algorithm, a field that it does not read
-                or contradicts, a parameter that is missing or out of range, or a run that could
-                not be computed.
         """
         if isinstance(algorithm, Resolved):
             return algorithm

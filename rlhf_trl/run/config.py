@@ -97,9 +97,6 @@ def load_config(
         trl: TRL's config class. Given as a string (`GRPOConfig`, or a dotted path for a class of
             another module than `trl`), it is imported only after all cheaper checks have passed.
         argv (*optional*, defaults to `sys.argv[1:]`): the command line.
-
-    Raises:
-        InputError: one sentence that names the file, the key and the remedy.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if {"--help", "-h"} & {*words}:
@@ -117,15 +114,10 @@ def load_config(
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
     own_fields, fixed = fields_of(own), {}
-    runs = own_fields["algorithm"][1].metadata.get("runs", ()) if "algorithm" in own_fields else ()
-    name = config.value(("algorithm",))
-    if runs and name not in runs and name in list(algorithms.ALGORITHMS):
-        what = f"is {show(name)}, which this recipe does not run; write {_one_of(runs)}"
-        config.fail(("algorithm",), what)  # before its other data are checked
     own_given = config.take(own_fields)
     own_run = config.build(own_given, own, ())
     if "algorithm" in own_fields:
-        fixed = _check_algorithm(config, own_run, runs)
+        fixed = _check_algorithm(config, own_run)
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
@@ -285,11 +277,7 @@ class _Config:
         written |= {path: _plain(new), **_keys(_plain(new), path)}
 
     def rename(self, old: str, new: str) -> None:
-        """Take the old name of a key for the new one; what was written later wins.
-
-        Raises:
-            InputError: both were written in one place, with different values.
-        """
+        """Take the old name of a key for the new one; what was written later wins."""
         if old not in self.values:
             return
         value, layers = self.values.pop(old), [self._layer((name,)) for name in (old, new)]
@@ -315,10 +303,6 @@ class _Config:
 
         Tags are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`. Keys
         that were written for another dataclass before this one was chosen are removed.
-
-        Raises:
-            InputError: a tag that holds for none of them, or a key for another dataclass that was
-                written with the choice or after it.
         """
         if len(kinds) == 1:
             return kinds[0]
@@ -369,8 +353,9 @@ class _Config:
             if field.default is MISSING and field.default_factory is MISSING and name not in values:
                 self.fail((*path, name), f"is missing; write {_describe(kind)}")
         checked = {}
-        for key, value in values.items():
-            kind, field = known[key]
+        # what has choices decides what else may be given
+        for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):
+            value, (kind, field) = values[key], known[key]
             checked[key] = self.check(value, kind, (*path, key))
             rules = {} if path else RULES.get(key, {})
             for one in checked[key] if isinstance(checked[key], list) else [checked[key]]:
@@ -570,7 +555,7 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _check_algorithm(config: _Config, run: Any, runs: Sequence[str]) -> dict[str, Any]:
+def _check_algorithm(config: _Config, run: Any) -> dict[str, Any]:
     """Refuse an algorithm that is unknown, and loss fields that it does not read.
 
     Returns what the algorithm fixes, and its defaults for what it reads and nobody gave.
@@ -582,8 +567,9 @@ def _check_algorithm(config: _Config, run: Any, runs: Sequence[str]) -> dict[str
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
     given = {key: _plain(value) for key, value in config.values.items()}
-    known = {name: algorithms.ALGORITHMS[name] for name in runs or algorithms.ALGORITHMS}
-    others = {n: each for n, a in known.items() if (each := a.formulations.get(formulation))}
+    names = fields_of(type(run))["algorithm"][1].metadata.get("choices", algorithms.ALGORITHMS)
+    known = {name: algorithms.ALGORITHMS[name].formulations.get(formulation) for name in names}
+    others = {name: each for name, each in known.items() if each}
     try:
         values = algorithms.resolve(row, given, others)
     except algorithms.FieldError as error:

@@ -20,7 +20,7 @@ from rlhf_trl.run.launch import Expect
 
 def algorithm_of(recipe: str, default: str | None = None) -> Any:
     """Declare the field `algorithm` of a recipe: the rows that it trains, and its own."""
-    return field(default=default or recipe, metadata={"runs": of_recipe(recipe)})
+    return field(default=default or recipe, metadata={"choices": of_recipe(recipe)})
 
 
 @dataclass(kw_only=True)

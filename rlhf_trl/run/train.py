@@ -239,27 +239,24 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
 def build(loaded: Any, trainer_class: Any, data: Examples, tokenizer: Any, **arguments: Any) -> Any:
     """Return a trainer with its data, and with panels of samples if the recipe has them."""
     check_held_out(loaded.trl, data.held_out)
-    given = {"train_dataset": data.train, "eval_dataset": data.held_out, **arguments}
-    trainer = trainer_class(**trainer_arguments(loaded, tokenizer), **given)
-    if samples := getattr(loaded.own, "samples", None):
-        add_panels(trainer, samples, data.held_out or data.train)
-    return trainer
-
-
-def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
-    """Return what every trainer takes beside its data."""
     from trl import get_peft_config, get_quantization_config
 
     quantization = get_quantization_config(loaded.model)
-    return {
+    given = {
         "model": prepare_model(loaded.model, loaded.trl),
         "args": loaded.trl,
+        "train_dataset": data.train,
+        "eval_dataset": data.held_out,
         "processing_class": tokenizer,
         "peft_config": get_peft_config(loaded.model),
         # ORPOTrainer takes no quantization_config, SFTTrainer no algorithm
         **({} if quantization is None else {"quantization_config": quantization}),
         **({} if loaded.row is None else {"algorithm": loaded.row}),
     }
+    trainer = trainer_class(**given | arguments)
+    if samples := getattr(loaded.own, "samples", None):
+        add_panels(trainer, samples, data.held_out or data.train)
+    return trainer
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
@@ -338,14 +335,10 @@ def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
 
 def check_reward_model(own: Any) -> None:
     """Refuse what only a reward model would read, where there is none."""
-    wrong = None
-    if own.reward_aggregate:
-        wrong = f"reward_aggregate is {own.reward_aggregate!r}", "whose scores it could choose from"
-    elif own.reward_model_strips_think:
-        wrong = "reward_model_strips_think is true", "that would read the completions"
-    if wrong and not own.reward_model:
-        what, why = wrong
-        raise InputError(f"{what}, but there is no reward_model {why}; name one, or remove it.")
+    for key in ("reward_aggregate", "reward_model_strips_think"):
+        if (value := getattr(own, key)) and not own.reward_model:
+            told = f"{key} is {str(value).lower()}, but there is no reward_model"
+            raise InputError(f"{told}; name one.")
 
 
 def check_generation_batch(args: Any, rows: Any) -> None:
