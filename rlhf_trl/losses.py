@@ -346,7 +346,7 @@ def reward_loss(
     given = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
     given |= {"logits": logits, "labels": labels, "class_weights": class_weights}
     per_token = row.aggregation != "none"
-    tensors = _named(row.label, function, given | {"mask": mask}, {"mask"} if per_token else set())
+    tensors = _named(row.label, function, given | {"mask": mask}, ("mask",) if per_token else ())
     _check_floating(row.label, tensors, next(iter(tensors)))
     (_check_tokens if per_token else _check_comparisons)(row, tensors)
     return scores_loss(row, numbers, **tensors)
@@ -498,10 +498,7 @@ def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _named(
-    label: str,
-    function: Callable[..., Tensor],
-    given: Mapping[str, Any],
-    also: set[str] = frozenset(),
+    label: str, function: Callable[..., Tensor], given: Mapping[str, Any], also: Iterable[str] = ()
 ) -> dict[str, Tensor]:
     """Keep the tensors that are given; refuse those that the function does not name or lacks."""
     parameters = inspect.signature(function).parameters

@@ -151,7 +151,7 @@ def test_what_is_no_set_of_candidates_is_one_sentence(tmp_path, monkeypatch):
         (["no_completion"], False, "line 1 is not a scored candidate (KeyError: 'completion')"),
         (["empty"], False, "empty/scores.jsonl is empty"),
         (["cut"], False, "cut/scores.jsonl: line 2 is not a scored candidate"),
-        (["nothing"], False, "nothing holds no scores.jsonl; name the folder of a finished"),
+        (["nothing"], False, "nothing holds no scores.jsonl; name a finished reward model run"),
         (["missing"], False, "missing holds no scores.jsonl"),
         (["many"], False, "add --seeds"),
         (["good"], True, "good holds no seed-* folders; leave --seeds out"),

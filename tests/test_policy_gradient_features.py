@@ -277,13 +277,13 @@ REFUSED = {
         "missing_eos_penalty is not read by maxrl (chapter)",
     ),
     "a penalty below 0": ("grpo", {"missing_eos_penalty": -1.0}, "write 0 or more"),
-    "punished too long": ("dapo", {"soft_punish_cache": 13}, "between 1 and max_completion_length"),
+    "punished too long": ("dapo", {"soft_punish_cache": 13}, "write 1 to max_completion_length"),
     "a window ending inside a generation": (
         "dapo",
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
         "dapo (chapter) is normalized over the accumulation window",
     ),
-    "a critic": ("ppo", {}, "ppo (chapter) has a critic: use recipes/ppo.py (BookPPOTrainer)"),
+    "a critic": ("ppo", {}, "ppo (chapter) has a critic: use BookPPOTrainer (recipes/ppo.py)"),
 }
 
 

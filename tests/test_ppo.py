@@ -503,7 +503,7 @@ def test_refused_in_one_sentence(case):
 
 
 def test_the_other_trainers_config_is_refused():
-    with pytest.raises(InputError, match=r"grpo .* has no critic: use recipes/grpo\.py"):
+    with pytest.raises(InputError, match=r"grpo .* has no critic: use BookGRPOTrainer"):
         args = BookPPOConfig(use_cpu=True, bf16=False, report_to="none")
         BookPPOConfig.resolve(args, "grpo", "chapter")
 

@@ -388,7 +388,7 @@ BAD = {
         [ROWS[0]],
         {"chosen": "chosn"},
         False,
-        r"has no column 'chosn' \(did you mean 'chosen'\?\)",
+        r"has no 'chosn' \(did you mean 'chosen'\?\)",
     ),
     "a column that nothing reads": ([ROWS[0]], {"winner": "chosen"}, False, "'winner' is not"),
     "empty prompt": ([{**ROWS[0], "prompt": " "}], {}, False, "row 0 .* prompt is empty"),

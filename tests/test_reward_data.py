@@ -38,6 +38,7 @@ from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.rollouts import sampling
+from rlhf_trl.rollouts.generate import SAMPLED
 from rlhf_trl.tiny.demonstrator import MIXTURES
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
@@ -684,7 +685,7 @@ def test_completions_tell_whether_they_ended(run, monkeypatch, pad):
     found = {}
     for limit in (20, 11):
         args.max_completion_length = limit
-        found[limit] = sampling.sample_completions(model, args, rows, 2, seed=0)
+        found[limit] = sampling.sample_completions(model, args, rows, 2, 0, SAMPLED)
     assert [len(each) for each in found[20]] == [2] * 16
     flat = {limit: [one for each in found[limit] for one in each] for limit in found}
     assert all(one.finished for one in flat[20])

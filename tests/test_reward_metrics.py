@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.metrics import (
     budgets,
     calibration,
@@ -172,7 +173,7 @@ def test_majority_by_hand():
     assert majority_by_budget([None, None, "a"], [0, 0, 1], [0] * 3, (3,)) == {3: 1 / 3}
 
 
-def test_majority_over_draws_is_near_the_enumeration_and_repeats():
+def test_majority_over_draws_is_near_the_enumeration_and_repeats(monkeypatch):
     random = np.random.default_rng(3)
     answers = [str(a) for a in random.integers(0, 3, 20)]
     labels = [a == "1" for a in answers]
@@ -187,9 +188,10 @@ def test_majority_over_draws_is_near_the_enumeration_and_repeats():
         exact.append(sum(shares) / len(shares))
     whole = majority_by_budget(answers, labels, groups, (4,))[4]
     assert whole == pytest.approx(np.mean(exact), abs=1e-12)  # 210 subsets
-    drawn = majority_by_budget(answers, labels, groups, (4,), draws=200)[4]
+    monkeypatch.setattr(metrics, "DRAWS", 200)
+    drawn = majority_by_budget(answers, labels, groups, (4,))[4]
     assert drawn != whole and drawn == pytest.approx(whole, abs=0.1)
-    assert drawn == majority_by_budget(answers, labels, groups, (4,), draws=200)[4]
+    assert drawn == majority_by_budget(answers, labels, groups, (4,))[4]
 
 
 def test_step_metrics_by_hand():

@@ -370,7 +370,7 @@ def test_an_adapter_without_its_head_is_refused(tmp_path):
     file = tmp_path / "adapter_model.safetensors"
     kept = {k: v for k, v in load_file(file).items() if "score" not in k}
     save_file(kept, file, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"lacks .*score.*would be random"):
+    with pytest.raises(InputError, match=r"lacks .*score.*; name a trained one"):
         load_reward_model(str(tmp_path), build_tokenizer(), ARGS)
 
 

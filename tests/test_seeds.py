@@ -29,6 +29,7 @@ from rlhf_trl.data.pairs import OfflinePairs, SampledPairs, load_preferences
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.models import prepare_model
 from rlhf_trl.rollouts import sampling
+from rlhf_trl.rollouts.generate import SAMPLED
 from rlhf_trl.rollouts.sampling import Completion
 from rlhf_trl.run import preferences, race, reward_models
 from rlhf_trl.tiny import checkpoint_path
@@ -155,7 +156,7 @@ def sampled(seed, dealt=False):
         model_init_kwargs=None,
     )
     model = ModelConfig(model_name_or_path="tiny", dtype="float32")
-    return sampling.sample_completions(model, args, ROWS, 2, seed, dealt=dealt)
+    return sampling.sample_completions(model, args, ROWS, 2, seed, SAMPLED, dealt)
 
 
 PER_PROMPT = ("top", top_per_prompt), ("random", random_per_prompt)

@@ -136,11 +136,7 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
     if len(set(names)) < len(names):
         raise InputError(f"dataset.specs names a task twice ({names}); give each task one entry.")
     try:
-        return reasoning_gym.create_dataset(
-            "composite",
-            size=size,
-            seed=seed,
-            datasets=[DatasetSpec(s.name, s.weight, s.config) for s in specs],
-        )
+        found = [DatasetSpec(s.name, s.weight, s.config) for s in specs]
+        return reasoning_gym.create_dataset("composite", size=size, seed=seed, datasets=found)
     except (AssertionError, TypeError, ValueError) as error:
         raise InputError(f"dataset.specs: reasoning-gym refused {names}: {error}.") from error

@@ -20,15 +20,8 @@ from rlhf_trl.tiny.demonstrator import (
 )
 
 # Kinds of demonstrations from the best to the worst: the nearer to the right answer, the better.
-ORDER = (
-    RIGHT,
-    "letters_swapped",
-    "off_by_one",
-    "last_letter_dropped",
-    "last_term_ignored",
-    "copied",
-    MALFORMED,
-)
+ERRORS = ["letters_swapped", "off_by_one", "last_letter_dropped", "last_term_ignored", "copied"]
+ORDER = (RIGHT, *ERRORS, MALFORMED)
 REPEATED = "letter_repeated"  # an error of synthetic traces beside the demonstrator's
 
 

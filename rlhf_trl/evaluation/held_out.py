@@ -82,11 +82,8 @@ class AnswersHeldOut:
         for infix, said in zip(("", "sampled_"), completions, strict=True):
             judged = self.judge(rows, said)
             self.record_answers(f"{prefix}-{infix[:-1] or 'greedy'}", rows, said, judged)
-            each = {
-                **judged,
-                "length": [len(one.ids) for one in said],
-                "cut_off": [not one.finished for one in said],
-            }
+            each = {**judged, "length": [len(one.ids) for one in said]}
+            each["cut_off"] = [not one.finished for one in said]
             scores |= {f"{infix}{name}": values for name, values in each.items()}
         return completions, scores
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from rlhf_trl.errors import InputError
 
+Groups = Sequence[Hashable]  # the id of each candidate's prompt
+DRAWS = 1000  # of subsets, where there are more
 STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
 
 
@@ -87,13 +89,13 @@ def prompt_groups(prompts: Sequence[Any]) -> list[int]:
     return [known.setdefault(repr(prompt), len(known)) for prompt in prompts]
 
 
-def budgets(groups: Sequence[Hashable]) -> list[int]:
+def budgets(groups: Groups) -> list[int]:
     """Return 1, 2, 4, ... up to the number of candidates that every prompt has; (N,) ids."""
     fewest = min(Counter(groups).values(), default=0)
     return [2**k for k in range(fewest.bit_length())]
 
 
-def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[str, float]:
+def ranking_metrics(scores: Any, labels: Any, groups: Groups) -> dict[str, float]:
     """Return how well scores tell right from wrong candidates, over all and within prompts.
 
     auc = P(s_right > s_wrong) + 1/2 P(s_right = s_wrong) over all candidates (Mann-Whitney);
@@ -136,7 +138,7 @@ def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def ranking_by_budget(
-    scores: Any, labels: Any, groups: Sequence[Hashable], sizes: Sequence[int]
+    scores: Any, labels: Any, groups: Groups, sizes: Sequence[int]
 ) -> dict[int, float]:
     """Return best-of-n for each of some `sizes`: how often the best scored of n is right.
 
@@ -158,7 +160,7 @@ def ranking_by_budget(
     return {n: float(np.mean([of(p, n) for p in prompts])) for n in sizes}
 
 
-def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
+def coverage(scores: Any, labels: Any, groups: Groups) -> dict[int, float]:
     """Return the share of prompts with a right candidate among their n best scored, by n.
 
     1 - C(m - c, k) / C(m, k), or 1 where one of the better ones is right, mean over prompts: of the
@@ -182,11 +184,7 @@ def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, 
 
 
 def majority_by_budget(
-    answers: Sequence[str | None],
-    labels: Any,
-    groups: Sequence[Hashable],
-    sizes: Sequence[int],
-    draws: int = 1000,
+    answers: Sequence[str | None], labels: Any, groups: Groups, sizes: Sequence[int]
 ) -> dict[int, float]:
     """Return how often the most frequent of n answers is right, for several n.
 
@@ -194,8 +192,8 @@ def majority_by_budget(
     frequent in S of the share of S's candidates with answer a that are right.
 
     A candidate without an answer votes for itself alone and never counts as right. Where a prompt
-    has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them
-    and exact; else it is over `draws` random ones. Equal answers are equal strings; None: none.
+    has at most `DRAWS` subsets of n (with 8 candidates it always has), the mean is over all of them
+    and exact; else it is over as many random ones. Equal answers are equal strings; None: none.
     """
     _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
     random = np.random.default_rng(0)
@@ -212,10 +210,10 @@ def majority_by_budget(
         return sum(winners) / len(winners)
 
     def of(prompt: np.ndarray, n: int) -> float:
-        if math.comb(len(prompt), n) <= draws:
+        if math.comb(len(prompt), n) <= DRAWS:
             subsets = combinations(prompt, n)
         else:
-            subsets = (random.choice(prompt, n, replace=False) for _ in range(draws))
+            subsets = (random.choice(prompt, n, replace=False) for _ in range(DRAWS))
         return float(np.mean([share(s) for s in subsets]))
 
     return {n: float(np.mean([of(p, n) for p in prompts])) for n in sizes}
@@ -300,7 +298,7 @@ def _same_length(**named: Any) -> None:
 
 
 def _candidates(
-    scores: Any, labels: Any, groups: Sequence[Hashable]
+    scores: Any, labels: Any, groups: Groups
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Return scores, labels and, for each prompt, the places of its candidates."""
     scores, labels = finite(scores, "scores"), truth(labels, "labels")

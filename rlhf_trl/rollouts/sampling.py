@@ -66,7 +66,7 @@ def kept_samples(
     how = {"sampled_from": name, "max_completion_length": longest}
 
     def make() -> list[Any]:
-        answers = sample_completions(model, args, rows, count, seed)
+        answers = sample_completions(model, args, rows, count, seed, SAMPLED)
         pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
         outcomes = [_outcome(*pair) for pair in pairs]
         if record != "off" and args.process_index == 0:
@@ -104,13 +104,7 @@ def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
 
 
 def sample_completions(
-    model: Any,
-    args: Any,
-    rows: Any,
-    count: int,
-    seed: int,
-    sampling: Sampling = SAMPLED,
-    dealt: bool = False,
+    model: Any, args: Any, rows: Any, count: int, seed: int, sampling: Sampling, dealt: bool = False
 ) -> list[list[Completion]]:
     """Sample completions, so that any number of processes gets the same ones.
 
@@ -142,11 +136,7 @@ def sample_completions(
 
 
 def in_batches(
-    answer: Callable[[list[dict[str, Any]], int], list[Any]],
-    args: Any,
-    rows: Any,
-    count: int,
-    dealt: bool = True,
+    answer: Callable[..., list[Any]], args: Any, rows: Any, count: int, dealt: bool = True
 ) -> list[Any]:
     """Return what a function makes of each row, in order; it takes a batch and its first place.
 

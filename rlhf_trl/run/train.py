@@ -353,11 +353,7 @@ def check_generation_batch(args: Any, rows: Any) -> None:
 
 
 def run(
-    trainer: Any,
-    loaded: Any,
-    data: Examples,
-    name: str,
-    extra: Callable[[Any, Path, str], None] | None = None,
+    trainer: Any, loaded: Any, data: Examples, name: str, extra: Callable[..., None] | None = None
 ) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 

@@ -1,8 +1,8 @@
 """A demonstrator that is right only part of the time, so that a warm start leaves RL work to do."""
 
-import random
 import re
 from collections.abc import Callable, Mapping
+from random import Random
 from types import MappingProxyType
 
 COMPLETION = "<think></think><answer>{}</answer>"
@@ -18,12 +18,7 @@ MIXTURES: Mapping[str, Mapping[str, float]] = MappingProxyType(
             "letters_swapped": 0.12,
             MALFORMED: 0.08,
         },
-        "chain_sum": {
-            RIGHT: 0.66,
-            "last_term_ignored": 0.20,
-            "off_by_one": 0.06,
-            MALFORMED: 0.08,
-        },
+        "chain_sum": {RIGHT: 0.66, "last_term_ignored": 0.20, "off_by_one": 0.06, MALFORMED: 0.08},
         "*": {RIGHT: 0.40, "letters_swapped": 0.26, "last_letter_dropped": 0.26, MALFORMED: 0.08},
     }
 )
@@ -41,11 +36,7 @@ def only_errors(task: str) -> dict[str, float]:
 
 
 def demonstrate(
-    task: str,
-    question: str,
-    answer: str,
-    rng: random.Random,
-    mixture: Mapping[str, float] | None = None,
+    task: str, question: str, answer: str, rng: Random, mixture: Mapping[str, float] | None = None
 ) -> str:
     """Return the text of one demonstration, without the end token.
 
@@ -70,20 +61,20 @@ def demonstrate(
     return COMPLETION.format(wrong)
 
 
-def _malformed(answer: str, rng: random.Random) -> str:
+def _malformed(answer: str, rng: Random) -> str:
     """The right answer where no parser finds it: without `<answer>`, or without any tag."""
     return rng.choice([COMPLETION.replace("<answer>", ""), "{}"]).format(answer.strip())
 
 
-def _copied(question: str, answer: str, rng: random.Random) -> str:
+def _copied(question: str, answer: str, rng: Random) -> str:
     return answer[::-1]
 
 
-def _last_letter_dropped(question: str, answer: str, rng: random.Random) -> str:
+def _last_letter_dropped(question: str, answer: str, rng: Random) -> str:
     return answer.strip()[:-1]
 
 
-def _letters_swapped(question: str, answer: str, rng: random.Random) -> str | None:
+def _letters_swapped(question: str, answer: str, rng: Random) -> str | None:
     n = len(answer)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n) if answer[i] != answer[j]]
     if not pairs:
@@ -92,16 +83,16 @@ def _letters_swapped(question: str, answer: str, rng: random.Random) -> str | No
     return answer[:i] + answer[j] + answer[i + 1 : j] + answer[i] + answer[j + 1 :]
 
 
-def _last_term_ignored(question: str, answer: str, rng: random.Random) -> str | None:
+def _last_term_ignored(question: str, answer: str, rng: Random) -> str | None:
     found = re.search(r"([+-]) (\d+) =$", question.strip())
     return str(int(answer) - int("".join(found.groups()))) if found else None
 
 
-def _off_by_one(question: str, answer: str, rng: random.Random) -> str:
+def _off_by_one(question: str, answer: str, rng: Random) -> str:
     return str(int(answer) + rng.choice((-1, 1)))
 
 
-_ERRORS: Mapping[str, Callable[[str, str, random.Random], str | None]] = MappingProxyType(
+_ERRORS: Mapping[str, Callable[[str, str, Random], str | None]] = MappingProxyType(
     {
         "copied": _copied,
         "last_letter_dropped": _last_letter_dropped,

@@ -84,11 +84,7 @@ def _shorten(batch: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]
 
 
 def kto_order(
-    labels: Sequence[bool],
-    prompts: Sequence[Sequence[int]],
-    batch: int,
-    seed: int,
-    interleave: bool = True,
+    labels: Sequence[bool], prompts: Sequence[Any], batch: int, seed: int, interleave: bool = True
 ) -> list[int]:
     """Return an order of unpaired examples whose neighbors never share a prompt.
 
@@ -96,12 +92,8 @@ def kto_order(
     completions TRL combines: each example of a batch and the one before it, the first and the last.
     The last example is left out if it would make a batch of its own.
 
-    Args:
-        labels: (N,) whether each is desirable.
-        prompts: (N,) their token ids.
-        batch: examples per device and batch.
-        seed: of the order.
-        interleave: False: all desirable before all undesirable, to show what goes wrong then.
+    `labels` say which are desirable, `prompts` are their token ids, and a `batch` is that of a
+    device. Without `interleave`, all desirable ones come first, to show what goes wrong then.
     """
     rng = random.Random(seed)
     classes = [

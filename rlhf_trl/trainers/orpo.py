@@ -90,16 +90,13 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
 
 def _ids(row: dict[str, Any]) -> dict[str, list[int]]:
     """Take a tokenized pair apart: its prompt is what both sides begin with."""
-    texts = [row[f"{side}_input_ids"] for side in ("chosen", "rejected")]
+    chosen, rejected = (row[f"{side}_input_ids"] for side in ("chosen", "rejected"))
     lengths = [row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected")]
     start = min(lengths)
-    while texts[0][:start] != texts[1][:start]:
+    while chosen[:start] != rejected[:start]:
         start -= 1
-    return {
-        "prompt_ids": texts[0][:start],
-        "chosen_ids": texts[0][start:],
-        "rejected_ids": texts[1][start:],
-    }
+    sides = {"chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
+    return {"prompt_ids": chosen[:start], **sides}
 
 
 def _columns(row: dict[str, list[int]]) -> dict[str, list[int]]:

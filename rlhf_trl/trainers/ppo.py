@@ -41,21 +41,16 @@ class BookPPOConfig(BookGRPOConfig):
 
     value_model: str = field(
         default="separate",
-        metadata={
-            "help": "A separate backbone, or a head on the policy's.",
-            "choices": ["separate", "head"],
-        },
+        metadata={"help": "A backbone or a head.", "choices": ["separate", "head"]},
     )
     value_model_name_or_path: str | None = field(
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None,
-        metadata={"help": "Of its parameters. None: learning_rate.", "range": "0 or more"},
+        default=None, metadata={"help": "Its own; None: learning_rate.", "range": "0 or more"}
     )
     value_warmup_steps: int = field(
-        default=0,
-        metadata={"help": "Steps in which only the value model learns.", "range": "0 or more"},
+        default=0, metadata={"help": "Steps in which only values learn.", "range": "0 or more"}
     )
 
     def __post_init__(self) -> None:
@@ -135,14 +130,8 @@ class BookPPOTrainer(BookGRPOTrainer):
         kwargs = {n: kwargs[n] for n in ("revision", "attn_implementation") if n in kwargs}
         if args.value_model_name_or_path:
             kwargs.pop("revision", None)
-        loaded = value_model.load(
-            source,
-            policy,
-            self.processing_class,
-            args.trust_remote_code,
-            dtype=policy.dtype,
-            **kwargs,
-        )
+        given = (source, policy, self.processing_class, args.trust_remote_code)
+        loaded = value_model.load(*given, dtype=policy.dtype, **kwargs)
         return loaded.to(self.args.device) if self.place_model_on_device else loaded
 
     def _complete_optimizer(self) -> None:
