@@ -97,8 +97,8 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             what = "a run without a checkpoint"
             remedy = "start it anew there with --resume_from_checkpoint auto, or "
         raise InputError(
-            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere with "
-            "--output_dir."
+            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere "
+            "with --output_dir."
         )
     for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
         shutil.rmtree(path) if path.is_dir() else path.unlink()
