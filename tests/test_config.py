@@ -359,28 +359,31 @@ def test_dumped_yaml_reads_back_exactly(tmp_path):
 
 def test_the_algorithm_sets_the_fields_it_fixes(load):
     assert load().trl.scale_rewards == "group"
-    assert load("algorithm: drgrpo\n").trl.scale_rewards == "none"
+    assert load("algorithm: drgrpo\n", trl=CONFIGS["grpo"]).trl.scale_rewards == "none"
 
 
 def test_the_algorithms_defaults_replace_trls(load):
     epsilon_high = algorithms.formulation("dapo", "chapter").reads["epsilon_high"]
     assert epsilon_high is not None
-    assert load("algorithm: dapo\n").trl.epsilon_high == epsilon_high
-    assert load("algorithm: dapo\nepsilon_high: 0.5\n").trl.epsilon_high == 0.5
+    text, ours = "algorithm: dapo\ncorrectness_reward: exact_match\n", CONFIGS["grpo"]
+    assert load(text, trl=ours).trl.epsilon_high == epsilon_high
+    assert load(f"{text}epsilon_high: 0.5\n", trl=ours).trl.epsilon_high == 0.5
 
 
 def test_a_field_that_depends_on_a_parameter_is_worked_out(load):
-    flipped = load("algorithm: cdpo\nlabel_smoothing: 0.2\n", trl="DPOConfig").trl
+    flipped = load("algorithm: cdpo\nlabel_smoothing: 0.2\n", trl=CONFIGS["dpo"]).trl
     # 2 (1 - 0.2) and -(1 - 0.4)
     assert (flipped.loss_type, flipped.loss_weights) == (["sigmoid", "robust"], [1.6, -0.6])
-    by_default = load("algorithm: cdpo\n", "--beta", "0.3", trl="DPOConfig").trl
+    by_default = load("algorithm: cdpo\n", "--beta", "0.3", trl=CONFIGS["dpo"]).trl
     assert (by_default.label_smoothing, by_default.loss_weights) == (0.1, [1.8, -0.8])
-    by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl="DPOConfig").trl
+    by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl=CONFIGS["dpo"]).trl
     assert by_hand.loss_weights == [1.0, 0.0]
     repeated = "algorithm: cdpo\nloss_weights: [1.0, -0.8]\n"
-    assert "contradicts cdpo (chapter)" in refusal(load, repeated, trl="DPOConfig")
+    assert "contradicts cdpo (chapter)" in refusal(load, repeated, trl=CONFIGS["dpo"])
     broken = "algorithm: cdpo\nlabel_smoothing: much\n"
-    assert "label_smoothing must be a number, not 'much'" in refusal(load, broken, trl="DPOConfig")
+    assert "label_smoothing must be a number, not 'much'" in refusal(
+        load, broken, trl=CONFIGS["dpo"]
+    )
 
 
 def test_a_recipe_runs_its_own_algorithms_only(load):

@@ -88,7 +88,8 @@ class Store:
             told = cache(lambda *each: json.dumps(dict(zip(rewards, each, strict=True))))
             for n, (prompt, completion, *rest) in enumerate(samples):
                 prompts.add((key(text := _text(prompt)), text))
-                each = told(*(_number(values[n]) for values in rewards.values()))
+                found = (values[n] for values in rewards.values())
+                each = told(*(None if x is None or not isfinite(x) else float(x) for x in found))
                 place = split, generation, n, *when, n // size, key(text)
                 advantage = advantages and advantages[n]
                 rows.append((*place, _text(completion), *rest, advantage, each))
@@ -184,10 +185,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0].get("content"), str):
         value = value[0]["content"]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not isfinite(value) else float(value)
 
 
 def _tell(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:

@@ -113,11 +113,11 @@ def load_config(
     if "env" in config.values:
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
-    own_fields, fixed = fields_of(own), {}
+    own_fields = fields_of(own)
     own_given = config.take(own_fields)
     own_run = config.build(own_given, own, ())
     if "algorithm" in own_fields:
-        fixed = _check_algorithm(config, own_run)
+        _check_algorithm(config, own_run)
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
@@ -126,10 +126,8 @@ def load_config(
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_given, model_given = config.take(trl_fields), config.take(model_fields)
     checked = {**own_given, **trl_given, **model_given}
-    fixed = {key: value for key, value in fixed.items() if key in trl_fields}
-    settings = config.check_block(fixed, trl_fields, ()) | trl_given
-    _check_generation_batch(config, settings, trl_fields)
-    settings |= cpu_settings(trl_given, world_size())
+    _check_generation_batch(config, trl_given, trl_fields)
+    settings = trl_given | cpu_settings(trl_given, world_size())
     for old, new in RENAMED.items():
         if settings.get(new) is None and {old, new} <= trl_fields.keys():
             settings[new] = trl_fields[old][1].default
@@ -555,11 +553,8 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _check_algorithm(config: _Config, run: Any) -> dict[str, Any]:
-    """Refuse an algorithm that is unknown, and loss fields that it does not read.
-
-    Returns what the algorithm fixes, and its defaults for what it reads and nobody gave.
-    """
+def _check_algorithm(config: _Config, run: Any) -> None:
+    """Refuse an algorithm that is unknown, and loss fields that it does not read."""
     formulation = getattr(run, "formulation", "chapter")
     try:
         row = algorithms.formulation(run.algorithm, formulation)
@@ -571,12 +566,11 @@ def _check_algorithm(config: _Config, run: Any) -> dict[str, Any]:
     known = {name: algorithms.ALGORITHMS[name].formulations.get(formulation) for name in names}
     others = {name: each for name, each in known.items() if each}
     try:
-        values = algorithms.resolve(row, given, others)
+        algorithms.resolve(row, given, others)
     except algorithms.FieldError as error:
         config.fail((error.field,), error.message)
     except InputError as error:
         raise InputError(f"{config.file}: {error}") from error
-    return {k: v for k, v in values.items() if k not in given and v != algorithms.REQUIRED}
 
 
 def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known) -> None:

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -372,7 +372,9 @@ def run(
     can_evaluate = bool(held_out) or trainer.eval_dataset is not None
     args.eval_on_start &= can_evaluate
     launch.check_strategy(trainer, loaded.own.expect)
-    trainer.on_answers = partial(report.save_answers, folder / "evaluations")
+    trainer.on_answers = lambda step, metrics, answers: output.write_json(
+        folder / "evaluations" / f"step-{step:06d}.json", {"metrics": metrics, "answers": answers}
+    )
     trainer.save_checksums = loaded.own.save_checksums
     trainer.told = {
         "given": loaded.given,

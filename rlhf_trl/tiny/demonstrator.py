@@ -52,26 +52,13 @@ def demonstrate(
     kind = rng.choices(list(weights), list(weights.values()))[0]
     if kind == RIGHT:
         return COMPLETION.format(answer)
-    if kind == MALFORMED:
-        return _malformed(answer, rng)
+    if kind == MALFORMED:  # the right answer where no parser finds it: with one tag less, or no tag
+        return rng.choice([COMPLETION.replace("<answer>", ""), "{}"]).format(answer.strip())
     wrong = _ERRORS[kind](question, answer, rng)
     if wrong is None or wrong.strip() == answer.strip():
         last_resort = "off_by_one" if "off_by_one" in own else "last_letter_dropped"
         wrong = _ERRORS[last_resort](question, answer, rng)
     return COMPLETION.format(wrong)
-
-
-def _malformed(answer: str, rng: Random) -> str:
-    """The right answer where no parser finds it: without `<answer>`, or without any tag."""
-    return rng.choice([COMPLETION.replace("<answer>", ""), "{}"]).format(answer.strip())
-
-
-def _copied(question: str, answer: str, rng: Random) -> str:
-    return answer[::-1]
-
-
-def _last_letter_dropped(question: str, answer: str, rng: Random) -> str:
-    return answer.strip()[:-1]
 
 
 def _letters_swapped(question: str, answer: str, rng: Random) -> str | None:
@@ -88,16 +75,12 @@ def _last_term_ignored(question: str, answer: str, rng: Random) -> str | None:
     return str(int(answer) - int("".join(found.groups()))) if found else None
 
 
-def _off_by_one(question: str, answer: str, rng: Random) -> str:
-    return str(int(answer) + rng.choice((-1, 1)))
-
-
 _ERRORS: Mapping[str, Callable[[str, str, Random], str | None]] = MappingProxyType(
     {
-        "copied": _copied,
-        "last_letter_dropped": _last_letter_dropped,
+        "copied": lambda question, answer, rng: answer[::-1],
+        "last_letter_dropped": lambda question, answer, rng: answer.strip()[:-1],
         "letters_swapped": _letters_swapped,
         "last_term_ignored": _last_term_ignored,
-        "off_by_one": _off_by_one,
+        "off_by_one": lambda question, answer, rng: str(int(answer) + rng.choice((-1, 1))),
     }
 )

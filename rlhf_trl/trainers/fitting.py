@@ -43,7 +43,8 @@ def fit(
         raise InputError("dataset: a streamed one cannot be counted or ordered; load it whole.")
     options = {"sides": list(sides), "max_length": max_length, "rule": rule}
     counts = {"cut": 0, "over-long": 0, "identical": 0}
-    prompts, *wholes = (_lengths(dataset, name) for name in ("prompt_ids", *sides))
+    ids = table(dataset.select_columns(names := ["prompt_ids", *sides]))
+    prompts, *wholes = (pc.list_value_length(ids[name]).to_numpy() for name in names)
     longest = np.max(wholes, axis=0)
     over = np.flatnonzero(prompts + longest > (max_length or np.inf)).tolist()
     lost = {n for n in over if _short(dataset[n], **options) is None}
@@ -63,10 +64,6 @@ def fit(
             f"overlong: {rule}); raise max_length or choose another rule."
         )
     return dataset, counts
-
-
-def _lengths(dataset: Any, name: str) -> np.ndarray:
-    return pc.list_value_length(table(dataset.select_columns([name]))[name]).to_numpy()
 
 
 def _short(

@@ -186,12 +186,8 @@ def only_policy(
     named_parameters: Callable[[], Iterator[tuple[str, Tensor]]],
 ) -> Callable[[], Iterator[tuple[str, Tensor]]]:
     """Wrap an iterator over named parameters so that it skips the value model's."""
-
-    def of_the_policy() -> Iterator[tuple[str, Tensor]]:
-        # the inner iterator gathers shards on all processes, so it must run through
-        return ((n, p) for n, p in named_parameters() if not is_of_value_model(n))
-
-    return of_the_policy
+    # the inner iterator gathers shards on all processes, so it must run through
+    return lambda: ((n, p) for n, p in named_parameters() if not is_of_value_model(n))
 
 
 def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer: Any) -> None:
