@@ -378,7 +378,7 @@ def test_configs_of_a_data_set(tmp_path):
     for name in ("main", "socratic"):
         (row,), _ = read(str(tmp_path), name=name, reader="gsm8k")
         assert row["prompt"] == [user(name)]
-    with pytest.raises(InputError, match=r"'main', 'socratic'.* its config as dataset.name"):
+    with pytest.raises(InputError, match=r"'main', 'socratic'.* dataset.name where it has"):
         read(str(tmp_path), reader="gsm8k")
     with pytest.raises(InputError, match=r"gsm8k.jsonl is a file, which has no configs; remove it"):
         read(fixture("gsm8k"), name="main")

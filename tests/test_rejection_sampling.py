@@ -12,7 +12,7 @@ from trl import ModelConfig
 
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.rollouts import sampling
-from rlhf_trl.rollouts.generate import Completion
+from rlhf_trl.rollouts.generate import SAMPLED, Completion
 from rlhf_trl.run import rejection_sampling
 from rlhf_trl.trainers.sft import BookSFTTrainer
 
@@ -180,7 +180,8 @@ def test_any_number_of_processes_samples_the_same(monkeypatch):
         **{"world_size": 1, "device": torch.device("cpu"), "seed": 0, "model_init_kwargs": None},
     )
     rows = TASKS.train
-    sample = partial(sampling.sample_completions, model, count=3, seed=5, dealt=True)
+    how = {"count": 3, "seed": 5, "sampling": SAMPLED, "dealt": True}
+    sample = partial(sampling.sample_completions, model, **how)
     alone = sample(SimpleNamespace(**vars(args)), rows)
     assert len({one.text for one in alone[0]}) > 1
     shares = []

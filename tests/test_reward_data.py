@@ -703,7 +703,7 @@ def test_another_model_may_be_sampled(run, monkeypatch):
     args, model = run
     asked = []
 
-    def sample(model, args, rows, count, seed):
+    def sample(model, args, rows, count, seed, sampling):
         from rlhf_trl.rollouts.sampling import Completion
 
         asked.append(model.model_name_or_path)

@@ -509,7 +509,7 @@ def edited(folder, change):
 def test_a_reward_model_without_a_chat_template(models, tmp_path, kind):
     folder = copied(models, kind, tmp_path)
     (folder / "chat_template.jinja").unlink()
-    refused(r"has no chat template; name a reward model that", in_grpo, str(folder))
+    refused(r"has no chat template; add that of its training", in_grpo, str(folder))
 
 
 def test_a_tokenizer_that_changes_the_text(models, tmp_path):

@@ -207,7 +207,7 @@ def test_a_data_sets_seed_is_that_of_its_sampling(prepare, tmp_path, same_questi
     for seed in (3, 4):
         seeds = []
 
-        def sample(model, args, rows, count, seed, seeds=seeds):
+        def sample(model, args, rows, count, seed, sampling, seeds=seeds):
             seeds.append(seed)
             given = outcomes(rows, count, None)
             texts = [Completion(row["completion"][0]["content"], True) for row in given]

@@ -256,7 +256,7 @@ REFUSED = {
         ),
         *(["--dataset.columns.messages", "conversations"], "not of messages with role and content"),
     ),
-    "all of texts": (PLAIN, ["--dataset.turns", "all"], "prompts of"),
+    "all of texts": (PLAIN, ["--dataset.turns", "all"], "needs messages, not"),
     "no such turns": (
         TALKS,
         ["--dataset.turns", "first"],
@@ -305,7 +305,7 @@ def test_every_turn_needs_a_template_that_marks_it(refused, tmp_path):
     (tmp_path / "bare.jinja").write_text(bare)
     words = ["--dataset.turns", "all", "--chat_template_path", tmp_path / "bare.jinja"]
     sentence = refused("sft", CONFIG, *SPELLER, "--dataset.path", path, *words)
-    assert "needs a chat template that puts {% generation %} and {% endgeneration %}" in sentence
+    assert "needs a chat template with {% generation %} around" in sentence
 
 
 def test_a_donor_without_a_template_is_refused(refused, own_model, tmp_path):

@@ -364,7 +364,7 @@ def test_a_file_that_cannot_be_written_stops_the_run(how, tmp_path):
     else:
         (tmp_path / RECORD).mkdir()
     store = Store(tmp_path, Rollouts(), {})
-    with pytest.raises(InputError, match=r"rollouts: .* cannot be written .* rollouts: off"):
+    with pytest.raises(InputError, match=r"rollouts: .* cannot be written .* or write off"):
         store.rewind(0, 0)
     with pytest.raises(InputError, match="cannot be written"):
         generation(store, 0)

@@ -113,9 +113,8 @@ def read(
         said = " ".join(str(error.__cause__ or error).split())[:300]
         raise InputError(
             f"dataset.{key}: {path} cannot be read at split {split!r} ({type(error).__name__}: "
-            f"{said}); write the path of a file ({', '.join(FORMATS)}) or of a local copy of a hub "
-            "data set, its config as dataset.name where it has several, and one of its splits or a "
-            "slice that is not empty (a file is all train), such as train[:90%]."
+            f"{said}); write the path of a file ({', '.join(FORMATS)}) or of a copy of a hub set, "
+            "dataset.name where it has several configs, and a split or slice that is not empty."
         ) from error
     if given["path"] == "json" and found.column_names == ["text"]:  # what a list of anything is
         _find_fault(kind, files, key)
@@ -201,9 +200,8 @@ def _made(dataset: "Dataset", name: str, where: str) -> Counted:
     if number is None:
         lacking = next(column for column in each[0] if column not in there)
         raise InputError(
-            f"dataset: row 0 of {where} has no column {lacking}; the reader {name} needs "
-            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}; name another "
-            "reader, or none."
+            f"dataset: row 0 of {where} has no column {lacking} but {', '.join(there)}; the reader "
+            f"{name} needs {' or '.join(map(', '.join, each))}; name another, or none."
         )
     needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
     features = {column: _feature(kind) for column, kind in kinds.items()}
@@ -314,9 +312,8 @@ def read_sides(
         fresh = np.flatnonzero(~np.isin(others, keys))
         if not len(fresh):
             raise InputError(
-                f"dataset.{key}: every prompt of {path} to evaluate on is trained on; give split "
-                "and eval_split different slices, such as train[:90%] and train[90%:], evaluate on "
-                "another file, or write eval_size alone, which holds prompts out."
+                f"dataset.{key}: every prompt of {path} to evaluate on is trained on; write other "
+                "slices, such as train[:90%] and train[90%:], another file, or eval_size alone."
             )
         chosen = list(dict.fromkeys(others[fresh].tolist()))[:size]
         held_out = found.select(fresh[np.isin(others[fresh], chosen)])

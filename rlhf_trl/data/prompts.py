@@ -44,9 +44,8 @@ def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
         )
     if taken := [name for name in dataset.column_names if name in TAKEN]:
         raise InputError(
-            f"dataset: {where} has a column {taken[0]}, which means something else to the "
-            f"trainer; read it under another name with dataset.columns, as in "
-            f"{{my_{taken[0]}: {taken[0]}}}."
+            f"dataset: {where} has a column {taken[0]}, which is something else to the trainer; "
+            f"read it as another with dataset.columns, as in {{my_{taken[0]}: {taken[0]}}}."
         )
     dataset = without_none(dataset, ["prompt"], where)
     check_cells(dataset, ["prompt"], where)

@@ -155,9 +155,8 @@ def _compared(
 def _written(answer: Any) -> str:
     if not isinstance(answer, str | int | float):
         raise InputError(
-            f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; a "
-            "text or a number is compared, so write one in all rows (texts that all look like "
-            "dates are read as dates), or name a reward function of your own."
+            f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; "
+            "write texts or numbers (not all like dates), or name a function of your own."
         )
     # where another cell is empty, a column of whole numbers is read as 12.0
     return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
@@ -212,8 +211,7 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
         if column not in columns:
             raise InputError(
                 f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
-                f"which rewards do not get (they get {', '.join(columns)}); write {base}:COLUMN "
-                "with the column of right answers."
+                f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
             )
         verifier = VERIFIERS[base]
         return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
@@ -243,8 +241,7 @@ def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
     except Exception as error:  # the user's module may raise anything
         raise InputError(
             f"reward_funcs: {name!r} cannot be imported from here ({type(error).__name__}: "
-            f"{error}); write "
-            "package.module.function as `python -c 'import package.module'` would find it."
+            f"{error}); write package.module.function, as Python would find it."
         ) from error
     if not callable(function):
         raise InputError(f"reward_funcs: {name!r} is not callable; name a function.")

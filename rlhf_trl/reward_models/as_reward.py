@@ -105,9 +105,8 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         own = AutoTokenizer.from_pretrained(path)
     if model.config.num_labels != reader.num_labels:
         raise InputError(
-            f"reward_model: {path!r} has num_labels {model.config.num_labels}, but a reward is "
-            + ("one number" if reader.num_labels == 1 else f"read from {reader.num_labels} classes")
-            + f"; name a model with num_labels {reader.num_labels}."
+            f"reward_model: {path!r} has num_labels {model.config.num_labels}; name a model with "
+            f"num_labels {reader.num_labels}."
         )
     if missing:
         raise InputError(
@@ -162,9 +161,8 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
     """Refuse a reward model that could not read what the policy is given and writes."""
     if not isinstance(prompts[0], str) and own.chat_template is None:
         raise InputError(
-            f"reward_model: the prompts are conversations and the tokenizer of {path!r} has no "
-            "chat template; name a reward model that was trained on conversations, or add the "
-            "template of its training."
+            f"reward_model: prompts are conversations, and the tokenizer of {path!r} has no chat "
+            "template; add that of its training, or name another."
         )
     for prompt, completion in zip(prompts, completions, strict=True):
         for text in (prompt, completion):
@@ -173,9 +171,8 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
             unknown = own.unk_token_id is not None and own.unk_token_id in ids
             if unknown or _plain(own.decode(ids)) != _plain(text):
                 raise InputError(
-                    f"reward_model: the tokenizer of {path!r} cannot write the policy's text "
-                    f"{text[:60]!r} (it reads {own.decode(ids)[:60]!r}); name a reward model whose "
-                    "tokenizer fits."
+                    f"reward_model: the tokenizer of {path!r} reads the policy's {text[:60]!r} "
+                    f"as {own.decode(ids)[:60]!r}; name one whose tokenizer fits."
                 )
 
 

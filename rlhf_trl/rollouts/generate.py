@@ -91,8 +91,7 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
         raise InputError(
             f"the longest prompt has {longest[0]} tokens and with max_completion_length "
             f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
-            f"context of {limit}: it ends in {longest[1][-80:]!r}; leave it out, or shorten it or "
-            "max_completion_length."
+            f"context of {limit}: it ends in {longest[1][-80:]!r}; shorten one of the two."
         )
 
 

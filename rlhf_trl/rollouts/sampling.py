@@ -86,8 +86,7 @@ def kept_samples(
     if asked != [(row["question"], how) for row in rows for _ in range(count)]:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
-            f"questions, of at most {longest} tokens and by {name}; the run's settings or the file "
-            "were changed since, so write elsewhere with --output_dir."
+            f"questions, of at most {longest} tokens and by {name}; write to another output_dir."
         )
     return found
 

@@ -132,9 +132,8 @@ class Store:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise InputError(
-                f"rollouts: {self.path} cannot be written ({self._error}); make room, or write off."
-            ) from self._error
+            told = f"{self.path} cannot be written ({self._error})"
+            raise InputError(f"rollouts: {told}; make room, or write off.") from self._error
 
     def _work(self) -> None:
         connection = None

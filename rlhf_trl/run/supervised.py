@@ -91,7 +91,6 @@ def _check_template(tokenizer: Any, args: Any) -> None:
         get_training_chat_template(tokenizer)  # TRL has its own for the usual models
     except ValueError as error:
         raise InputError(
-            "dataset.turns: all needs a chat template that puts {% generation %} and "
-            "{% endgeneration %} around the assistant's turns, and TRL has none in place of this "
-            "model's; name one with chat_template_path, or write turns: last."
+            "dataset.turns: all needs a chat template with {% generation %} around the assistant's "
+            "turns, and TRL has none in its place; name one (chat_template_path), or write last."
         ) from error

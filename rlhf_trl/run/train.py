@@ -116,8 +116,7 @@ def _left(loaded: Any, checkpoint: str | None) -> bool:
         if longer:
             raise InputError(
                 f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
-                f"to continue it from with another {min(longer)}; write elsewhere with "
-                "--output_dir."
+                f"for another {min(longer)}; write elsewhere with --output_dir."
             )
         return False
     state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
@@ -178,9 +177,8 @@ def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
     changed = " and ".join(side for side in found if found[side] != before.get(side))
     if changed and "dataset" not in loaded.own.resume_changed:
         raise InputError(
-            f"resume_from_checkpoint: the {changed} rows are not those that {checkpoint} was made "
-            "with; restore the data, write resume_changed: [dataset] if it is meant, or start a "
-            "new run in another output_dir."
+            f"resume_from_checkpoint: the {changed} rows are not those of {checkpoint}; restore "
+            "them, write resume_changed: [dataset] if it is meant, or start in another output_dir."
         )
     return found
 
@@ -318,9 +316,8 @@ def check_held_out(args: Any, rows: Any) -> None:
     """Stop if evaluation was asked for and there are no rows to evaluate on."""
     if not rows and args.eval_strategy != "no":
         raise InputError(
-            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write "
-            "dataset.eval_size: 100 for that many prompts, or name some with dataset.eval_path or "
-            "dataset.eval_split, or write eval_strategy: no."
+            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write no, or "
+            "dataset.eval_size: 100, or name some with dataset.eval_path or dataset.eval_split."
         )
 
 
@@ -346,9 +343,8 @@ def check_generation_batch(args: Any, rows: Any) -> None:
     prompts = args.generation_batch_size // args.num_generations
     if len(rows) < prompts:
         raise InputError(
-            f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation "
-            f"batch ({args.generation_batch_size} completions / {args.num_generations} each); "
-            f"give it at least {prompts} (dataset.size) or make the batch smaller."
+            f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation batch "
+            f"({args.generation_batch_size} / {args.num_generations}); add rows or make it smaller."
         )
 
 

@@ -119,9 +119,8 @@ def kto_order(
         if _separate(order, labels, keys, batch):
             return order
     raise InputError(
-        "dataset: too few different prompts for KTO, which compares each example with the "
-        f"completion of another prompt in its batch of {batch}; add prompts or change "
-        "per_device_train_batch_size."
+        "dataset: too few different prompts for KTO, which compares each example with one of "
+        f"another prompt in its batch of {batch}; add some, or change per_device_train_batch_size."
     )
 
 

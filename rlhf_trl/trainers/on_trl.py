@@ -73,8 +73,7 @@ class OnTRL:
                     library = parent.__module__.partition(".")[0]
                     raise InputError(
                         f"{library} {version(library)} has no {parent.__name__}.{name}, which "
-                        f"{cls.__name__} overrides, so its override would never run; install the "
-                        "versions that constraints.txt pins."
+                        f"{cls.__name__} overrides; install the versions of constraints.txt."
                     )
 
     def __init__(self, *args: Any, **kwargs: Any):

@@ -141,8 +141,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if function not in self.reward_func_names:
             raise InputError(
                 f"{name}: {function!r} is not among the reward functions"
-                f"{nearest(function, self.reward_func_names)}; write one of "
-                f"{', '.join(self.reward_func_names)}."
+                f"{nearest(function, self.reward_func_names)} {', '.join(self.reward_func_names)}."
             )
         return self.reward_func_names.index(function)
 
@@ -163,8 +162,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if unscored:
             raise InputError(
                 f"no reward function applied to {len(unscored)} of {len(rewards)} completions at "
-                f"step {self.state.global_step}: all of {self.reward_func_names} returned None; "
-                "let at least one of them return a number for every sample."
+                f"step {self.state.global_step}; one of {self.reward_func_names} has to."
             )
         self._rewards_per_func, self._completion_ids = rewards, completion_ids_list
         self._ended = ended
@@ -522,8 +520,7 @@ def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:
         raise InputError(
-            f"{row.label} is normalized over the accumulation window, which must not end inside a "
-            f"generation that goes on: make steps_per_generation ({every}) x num_iterations "
-            f"({args.num_iterations}) a multiple of gradient_accumulation_steps ({window}), or "
-            "the other way round."
+            f"{row.label} is normalized over the accumulation window: make steps_per_generation "
+            f"({every}) x num_iterations ({args.num_iterations}) a multiple of "
+            f"gradient_accumulation_steps ({window}), or the other way round."
         )

@@ -322,8 +322,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             if len(left) < 2:
                 raise InputError(
                     f"max_length: without the {count - len(dataset)} rows of more than "
-                    f"{args.max_length} tokens every label is the same, so there is nothing to "
-                    "tell apart; raise max_length."
+                    f"{args.max_length} tokens every label is the same; raise max_length."
                 )
         return dataset
 
