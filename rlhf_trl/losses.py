@@ -89,28 +89,11 @@ def policy_gradient_loss(
     tensors = _prepared(row.label, tensors)
     _check_groups(row.label, num_generations, len(tensors["rewards"]))
 
-    def take(*names: str) -> dict[str, Tensor]:
-        return {name: tensors[name] for name in names if name in tensors}
-
-    shaped = shaped_rewards(
-        row, numbers, **take("rewards", "mask", "logps", "old_logps", "ref_logps")
-    )
-    advantages = estimate_advantages(
-        row,
-        numbers,
-        rewards=shaped,
-        num_generations=num_generations,
-        **take("mask", "old_values", "binary_rewards"),
-    )
-    loss = surrogate_loss(
-        row,
-        numbers,
-        advantages=advantages,
-        num_generations=num_generations,
-        normalizer=normalizer,
-        **take("logps", "mask", "old_logps", "ref_logps", "values", "old_values", "prompt_tokens"),
-    )
-    return PolicyGradientLoss(loss, advantages)
+    known = {**tensors, "row": row, "params": numbers}
+    known |= {"num_generations": num_generations, "normalizer": normalizer}
+    for name, step in (("rewards", shaped_rewards), ("advantages", estimate_advantages)):
+        known[name] = _call(step, {}, known)
+    return PolicyGradientLoss(_call(surrogate_loss, {}, known), known["advantages"])
 
 
 def shaped_rewards(
@@ -607,7 +590,7 @@ def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
 def _call(
     function: Callable[..., Tensor], params: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tensor:
-    """Call a function of the book with those parameters and tensors that its arguments name."""
+    """Call a function with those parameters and tensors that its arguments name."""
     known = {**params, **tensors}
     names = inspect.signature(function).parameters
     return function(**{name: known[name] for name in names if name in known})

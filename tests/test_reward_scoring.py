@@ -531,7 +531,7 @@ def test_a_tokenizer_that_does_not_know_a_character(models, tmp_path, unknown):
 
 def test_a_question_that_the_tokenizer_cannot_write(models):
     prompts = [message("user", "sn"), message("user", "sñ")]
-    says = "cannot write the policy's text 'sñ' (it reads 's\ufffd')"
+    says = "reads the policy's 'sñ' as 's\ufffd'"
     refused(re.escape(says), in_grpo, models("orm")[0], None, COMPLETIONS[:2], prompts)
 
 

@@ -250,8 +250,8 @@ def test_answers_are_compared_as_numbers_patterns_and_parts():
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("number", ["'number' reads the column 'answer'", "they get solution)", "number:COLUMN"]),
-        ("number:prompt", ["'number:prompt' reads the column 'prompt'", "they get solution)"]),
+        ("number", ["'number' reads the column 'answer'", "rewards get solution", "number:COLUMN"]),
+        ("number:prompt", ["'number:prompt' reads the column 'prompt'", "rewards get solution"]),
         ("regex:solutions", ["'solutions'", "did you mean 'solution'?"]),
         ("gym_score", ["reasoning-gym", "number"]),
         ("format:solution", ["format reads no column"]),
