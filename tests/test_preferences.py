@@ -575,9 +575,7 @@ def test_kto_orders_that_do_not_exist(labels, batch, part):
         kto_order(labels, [[1]] * 4, batch, seed=0)
 
 
-def test_rotation_asserts_that_no_pair_is_of_one_prompt():
+def test_rotation_takes_the_completion_of_the_example_before():
     rows = [{"prompt_ids": [n], "completion_ids": [10 + n]} for n in (0, 1, 2)]
     found = rotated(Dataset.from_list(rows), 3)
     assert found["KL_completion_ids"][:] == [[12], [10], [11]]
-    with pytest.raises(InputError, match="two neighbors share a prompt"):
-        rotated(Dataset.from_list([rows[0], rows[0]]), 2)

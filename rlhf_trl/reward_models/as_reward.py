@@ -27,11 +27,9 @@ def load_reward_model(
     the policy, whose `tokenizer` this is, ended its completion, so that a cut-off answer does not
     look finished. With `strip_think`, completions are read `without_thoughts`.
 
-    Args:
-        path: folder or hub name of a sequence classifier with one label, or the folder of a model
-            that recipes/reward.py, orm.py or prm.py has trained; a LoRA adapter is merged.
-        aggregate: which of the scores of a token or step model is the reward: see `Reader.scores`;
-            None: the first of its `names`.
+    `path` is the folder or hub name of a sequence classifier with one label, or the folder of a
+    model that was trained here; a LoRA adapter is merged. `aggregate` is which of `Reader.names` is
+    the reward; None: the first.
     """
     reader = Reader.read(path)
     name = aggregate or reader.names[0]

@@ -2,8 +2,7 @@
 
 Every result is a finite Python float. A number that the input does not define (an AUC without a
 wrong candidate, a recall of a class that does not occur) is left out of the dictionary, all of them
-where there is no input. Scores that are not finite, labels outside their set and lengths that
-differ are an `InputError` of every function.
+where there is no input. Scores that are not finite and lengths that differ are an `InputError`.
 """
 
 import math
@@ -64,15 +63,8 @@ def calibration(
     Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. The result is the
     mean probability, mean outcome and count of each bin that is not empty, and the error.
     """
-    probabilities, outcomes = finite(probabilities, "probabilities"), truth(outcomes, "outcomes")
+    probabilities, outcomes = finite(probabilities, "probabilities"), np.asarray(outcomes, bool)
     _same_length(probabilities=probabilities, outcomes=outcomes)
-    if not len(probabilities):
-        raise InputError("calibration: there are no probabilities; pass at least one.")
-    if probabilities.min() < 0 or probabilities.max() > 1:
-        raise InputError(
-            f"calibration: probabilities run from {probabilities.min():.3g} to "
-            f"{probabilities.max():.3g}; pass the sigmoid of logits, not the logits."
-        )
     place = np.minimum((probabilities * bins).astype(int), bins - 1)
     counts = np.bincount(place, minlength=bins)
     occurs = counts > 0
@@ -234,13 +226,7 @@ def step_metrics(
     recall of a class that does not occur in `labels` (for the binary form that of neutral).
     """
     _same_length(predicted=predicted, labels=labels)
-    pairs = [
-        (_classes(p, f"predicted of trace {i}"), _classes(t, f"labels of trace {i}"))
-        for i, (p, t) in enumerate(zip(predicted, labels, strict=True))
-    ]
-    for i, (p, t) in enumerate(pairs):
-        _same_length(**{f"predicted of trace {i}": p, f"labels of trace {i}": t})
-    pairs = [(p, t) for p, t in pairs if len(t)]
+    pairs = [(np.array(p), np.array(t)) for p, t in zip(predicted, labels, strict=True) if len(t)]
     if not pairs:
         return {}
     guess, true = (np.concatenate(side) for side in zip(*pairs, strict=True))
@@ -275,22 +261,6 @@ def finite(values: Any, name: str) -> np.ndarray:
     return values
 
 
-def truth(values: Any, name: str) -> np.ndarray:
-    """Return a list or array of N truth values (true, false, 1, 0) as booleans, (N,)."""
-    numbers = finite(values, name)
-    if not np.isin(numbers, (0, 1)).all():
-        wrong = numbers[~np.isin(numbers, (0, 1))][0]
-        raise InputError(f"{name} hold {wrong:g}; write true or false (1 or 0).")
-    return numbers.astype(bool)
-
-
-def _classes(values: Any, name: str) -> np.ndarray:
-    classes = np.asarray(values)
-    if classes.dtype == bool or not np.isin(classes, list(STEP_CLASSES)).all():
-        raise InputError(f"{name} are {classes.tolist()}; write -1, 0 or 1 for each step.")
-    return classes
-
-
 def _same_length(**named: Any) -> None:
     if len(set(map(len, named.values()))) > 1:
         counts = ", ".join(f"{name}: {len(values)}" for name, values in named.items())
@@ -301,7 +271,7 @@ def _candidates(
     scores: Any, labels: Any, groups: Groups
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Return scores, labels and, for each prompt, the places of its candidates."""
-    scores, labels = finite(scores, "scores"), truth(labels, "labels")
+    scores, labels = finite(scores, "scores"), np.asarray(labels, bool)
     _same_length(scores=scores, labels=labels, groups=groups)
     places: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups):

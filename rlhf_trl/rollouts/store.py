@@ -70,15 +70,10 @@ class Store:
     ) -> None:
         """Record a generation, in place of what stood under its split and number.
 
-        Args:
-            split: "train", "train-replaced", "eval-greedy", ...
-            generation: its number there.
-            when: steps and epochs before it.
-            samples: prompt and completion (texts or conversations), tokens, whether the model ended
-                it, and the reward that its advantage is estimated from, or None.
-            rewards: by name, of each sample; None or NaN where one does not apply.
-            advantages: of each sample.
-            size: samples of a prompt, which stand in a row.
+        `when` is the steps and epochs before it. Samples, `size` of each prompt in a row, are
+        prompt and completion (texts or conversations), tokens, whether the model ended it, and the
+        reward that its advantage is estimated from, or None. `rewards`, by name, and `advantages`
+        are those of each sample; None or NaN where a reward does not apply.
         """
 
         def job(connection: sqlite3.Connection) -> None:

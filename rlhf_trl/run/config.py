@@ -92,11 +92,9 @@ def load_config(
 ) -> Loaded[Own, Trl]:
     """Read the command line and the config it names.
 
-    Args:
-        own: dataclass of the recipe's own fields; a field typed as a dataclass is a block.
-        trl: TRL's config class. Given as a string (`GRPOConfig`, or a dotted path for a class of
-            another module than `trl`), it is imported only after all cheaper checks have passed.
-        argv (*optional*, defaults to `sys.argv[1:]`): the command line.
+    `own` is the dataclass of the recipe's own fields; one typed as a dataclass is a block. `trl` is
+    TRL's config class; as a string (`GRPOConfig`, or a dotted path for a class of another module),
+    it is imported only after all cheaper checks have passed. `argv` is by default `sys.argv[1:]`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if {"--help", "-h"} & {*words}:

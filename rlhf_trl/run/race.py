@@ -62,11 +62,9 @@ def race(
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
     stopped. `jobs` run side by side. The result is the lines of the table.
 
-    Args:
-        algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
-            unless there is one `config` for all, with the algorithm set on the command line.
-        extra: further options of the recipe, the same for all.
-        iterations: num_iterations of the policy gradients, unless `extra` has one.
+    `algorithms` are names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
+    unless there is one `config` for all. `extra` are further options of the recipe, and
+    `iterations` is num_iterations of the policy gradients, unless `extra` has one.
     """
     runs = []
     for name in algorithms:

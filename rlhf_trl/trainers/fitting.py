@@ -39,8 +39,6 @@ def fit(
     The rows have `prompt_ids` and the columns `sides`; see `shortened`. The result is the rows that
     are left, and how many were cut or dropped, by reason.
     """
-    if not hasattr(dataset, "select"):
-        raise InputError("dataset: a streamed one cannot be counted or ordered; load it whole.")
     options = {"sides": list(sides), "max_length": max_length, "rule": rule}
     counts = {"cut": 0, "over-long": 0, "identical": 0}
     ids = table(dataset.select_columns(names := ["prompt_ids", *sides]))
@@ -153,12 +151,8 @@ def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: 
 
 def rotated(dataset: Any, batch: int) -> Any:
     """Add `KL_completion_ids`: in each batch per device, the completion of the example before."""
-
-    def rotate(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        completions, prompts = rows["completion_ids"], rows["prompt_ids"]
-        before = [*prompts[-1:], *prompts[:-1]]
-        if any(a == b for a, b in zip(prompts, before, strict=True)):
-            raise InputError("dataset: two neighbors share a prompt; order them with kto_order.")
-        return {"KL_completion_ids": [*completions[-1:], *completions[:-1]]}
-
-    return dataset.map(rotate, batched=True, batch_size=batch, load_from_cache_file=False)
+    return dataset.map(
+        lambda completions: {"KL_completion_ids": [*completions[-1:], *completions[:-1]]},
+        **{"input_columns": "completion_ids", "batched": True, "batch_size": batch},
+        load_from_cache_file=False,
+    )

@@ -203,10 +203,8 @@ class BookRewardTrainer(_OnRewardTrainer):
             encode = partial(self.reader.encode, processing_class, row["prompt"])
             return {"ranked_ids": [encode(each).ids for each in row["ranked"]]}
 
-        def longest(row: dict[str, Any]) -> int:
-            return max(map(len, row["ranked_ids"]))
-
-        return self._tokenized(dataset, tokenize, longest, dataset_name, args)
+        given = (lambda row: max(map(len, row["ranked_ids"])), dataset_name, args)
+        return self._tokenized(dataset, tokenize, *given)
 
     # Extends RewardTrainer._set_signature_columns_if_needed: ranked lists, and the kind of a row.
     def _set_signature_columns_if_needed(self):
