@@ -653,8 +653,7 @@ def _check_groups(label: str, num_generations: int | None, batch: int) -> None:
         return
     if not isinstance(num_generations, int) or num_generations < 1 or batch % num_generations:
         raise InputError(
-            f"{label}: num_generations must be a whole number that divides the batch of {batch}, "
-            f"not {num_generations!r}"
+            f"{label}: num_generations must divide the batch of {batch}, not {num_generations!r}"
         )
 
 

@@ -36,8 +36,7 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     tokenizer = from_pretrained(AutoTokenizer, model, args)
     if tokenizer.eos_token_id is None:
         raise InputError(
-            f"the tokenizer of {name!r} has no eos_token, so no completion could ever end; set "
-            "eos_token in its tokenizer_config.json."
+            f"the tokenizer of {name!r} has no eos_token; set it in its tokenizer_config.json."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

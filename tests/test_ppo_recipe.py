@@ -208,7 +208,7 @@ def test_a_value_model_with_another_vocabulary(refused, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 99}))
     sentence = refused("ppo", "ppo", *SMALL, "--value_model_name_or_path", folder)
-    assert "has a vocabulary of 99 tokens and the policy one of" in sentence
+    assert "has 99 tokens and the policy" in sentence
 
 
 def test_a_value_model_with_another_tokenizer(refused, tmp_path):

@@ -156,7 +156,7 @@ def test_the_slices_of_a_book_config_are_of_the_users_file_too(tmp_path):
     assert (list(found.train), list(found.held_out)) == (rows[:4500], rows[4500:])
     written(tmp_path / "my.jsonl", rows[:400])
     with pytest.raises(
-        InputError, match=r"my.jsonl cannot be read at .*a slice that is not empty"
+        InputError, match=r"my.jsonl cannot be read at .*slice that is not empty"
     ) as found:
         load_preferences(FileData(**block))
     assert "\n" not in str(found.value)
@@ -490,7 +490,7 @@ def test_bad_rows(name):
         ("a.csv", b'"', "a.csv cannot be read .*EOF inside string"),
         ("a.parquet", b"no parquet", "a.parquet cannot be read .*magic bytes not found"),
         ("b.jsonl", None, "there is no file"),
-        ("nobody/no-such-data", None, "Couldn't reach .* of a local copy of a hub data set"),
+        ("nobody/no-such-data", None, "Couldn't reach .* of a copy of a hub set"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, monkeypatch, name, content, part):

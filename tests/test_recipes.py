@@ -528,7 +528,7 @@ BAD = {
         ["--algorithm", "dpo"],
         ['algorithm is "dpo"; write one of reinforce, rloo, grpo,'],
     ),
-    "unknown algorithm": (["--algorithm", "grop"], ["'grop'", "did you mean 'grpo'?"]),
+    "unknown algorithm": (["--algorithm", "grop"], ['"grop"', "did you mean 'grpo'?"]),
     "no such formulation": (["--formulation", "paper"], ["'paper'", "chapter"]),
     "key the row does not read": (["--sapo_temperature_pos", "1"], ["sapo_temperature_pos"]),
     "key that contradicts": (["--loss_type", "dapo"], ["loss_type", "contradicts", "grpo"]),
@@ -545,7 +545,7 @@ BAD = {
     "empty data": (["--dataset.size", 0], ["dataset.size"]),
     "smaller than a generation batch": (
         ["--dataset.size", 15],
-        ["15 rows", "16 prompts", "at least 16"],
+        ["15 rows", "the 16 prompts", "add rows"],
     ),
     "batch not divisible": (
         ["--num_generations", 7],
@@ -558,11 +558,11 @@ BAD = {
     "unknown reward": (["--reward_funcs", "exact"], ["reward_funcs", "'exact_match'"]),
     "weights and rewards": (
         ["--reward_weights", 1.0],
-        ["1 weights for 2 reward_funcs", "exact_match", "format"],
+        ["reward_weights: 1 for 2 reward_funcs", "write one for each"],
     ),
     "a name for two numbers": (
         ["--reward_funcs", "format", "format"],
-        ["'format' is what logs call another number", "another name"],
+        ["'format' is what logs call another number", "rename the function"],
     ),
     "no steps": (["--max_steps", 0], ["max_steps is 0"]),
     "folder that is not there": (

@@ -483,7 +483,7 @@ def test_a_process_model_that_cannot_cut_completions(models, tmp_path):
 
 def test_a_head_that_does_not_fit(models, tmp_path):
     folder = copied(models, "prm", tmp_path, formulation="chapter", num_labels=1)
-    refused("num_labels 3, but a reward is one number", in_grpo, str(folder))
+    refused("num_labels 3; name a model with num_labels 1", in_grpo, str(folder))
     AutoModelForTokenClassification.from_pretrained(checkpoint(), num_labels=2).save_pretrained(
         tmp_path / "two"
     )

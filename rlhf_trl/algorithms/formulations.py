@@ -100,8 +100,7 @@ class PolicyGradient(Formulation):
             moving = values["baseline"] == "moving_average"
             if moving == (values["baseline_value"] is None):
                 raise InputError(
-                    f"{self.label} needs baseline_value (the average before this batch) with "
-                    "baseline='moving_average', and only then"
+                    f"{self.label} needs baseline_value if baseline='moving_average', and only then"
                 )
         return values
 

@@ -96,10 +96,7 @@ class RowConfig:
         if isinstance(algorithm, Resolved):
             return algorithm
         if not isinstance(args, cls):
-            raise InputError(
-                f"args must be a {cls.__name__}, not a {type(args).__name__}, where TRL's "
-                "defaults cannot be told from your own values."
-            )
+            raise InputError(f"args must be a {cls.__name__}, not a {type(args).__name__}.")
         base = next(c for c in cls.__mro__ if c.__module__.startswith("trl."))
         stock = {f.name: f.default for f in fields(base)}
         for f in fields(args):

@@ -272,8 +272,7 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
     if len(found := set(labels)) < 2:
         has = f"every label{which} of {where} is {str(found.pop()).lower()}" if found else None
         raise InputError(
-            f"dataset: {has or f'{where} has no label{which}'}, so there is nothing to tell apart; "
-            "a reward model needs rows of both kinds."
+            f"dataset: {has or f'{where} has no label{which}'}, but rows of both kinds are needed."
         )
 
 

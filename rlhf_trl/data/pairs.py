@@ -95,8 +95,7 @@ def checked_pairs(
     if "label" in dataset.column_names:
         if len(labels := dataset.unique("label")) == 1:
             raise InputError(
-                f"dataset: label is {str(labels.pop()).lower()} in all rows of {where}; KTO needs "
-                "both desirable and undesirable examples."
+                f"dataset: label is {str(labels.pop()).lower()} in all of {where}; KTO needs both."
             )
         return dataset, dropped
     if "margin" in dataset.column_names:

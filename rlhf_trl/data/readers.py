@@ -73,8 +73,7 @@ def forms(name: str) -> tuple[Reader, ...]:
     """Return the readers of that name, one for each form in which its data set is published."""
     if name not in READERS:
         raise InputError(
-            f"dataset.reader: there is no reader {name!r}{nearest(name, READERS)}; write one of "
-            f"{', '.join(READERS)}."
+            f"dataset.reader is {name!r}{nearest(name, READERS)}; write {' or '.join(READERS)}."
         )
     return READERS[name]
 

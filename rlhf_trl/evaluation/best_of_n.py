@@ -80,8 +80,7 @@ def read_candidates(folder: str | Path) -> Candidates:
             ) from error
         if scores.keys() != rows[0][4].keys():
             raise InputError(
-                f"{path}: line {number} has the scores {', '.join(scores)} and line 1 "
-                f"{', '.join(rows[0][4])}; evaluate the run again."
+                f"{path}: line {number} has other scores than line 1; evaluate the run again."
             )
     if not rows:
         raise InputError(f"{path} is empty; evaluate the run again.")

@@ -212,10 +212,10 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
 
 
 def pad_texts(
-    rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int, multiple: int | None = None
+    rows: Sequence[Mapping[str, Any]], pad_token_id: int, multiple: int | None = None, side="right"
 ) -> dict[str, Tensor]:
     """Return `input_ids`, `attention_mask` and, if the rows have them, `labels` (-100 outside)."""
     columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
     columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
     fillers = {"input_ids": pad_token_id, "attention_mask": 0, "labels": -100}
-    return {n: pad(columns[n], fillers[n], "right", multiple) for n in fillers if n in columns}
+    return {n: pad(columns[n], fillers[n], side, multiple) for n in fillers if n in columns}

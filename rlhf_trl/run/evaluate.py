@@ -44,8 +44,7 @@ def evaluate(
     rows = data.tasks.held_out if data.tasks else list(data.held_out or [])
     if not rows:
         raise InputError(
-            f"{path} holds no prompts out; name some that were not trained on with "
-            "--dataset.eval_path FILE or --dataset.eval_split SPLIT."
+            f"{path} holds no prompts out; name some with --dataset.eval_path or .eval_split."
         )
     base = other and other.load(loaded, data.conversational)
     scores, said, rewards, scorers = {}, {}, None, {}

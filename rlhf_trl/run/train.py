@@ -276,8 +276,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     weights = args.reward_weights
     if weights is not None and len(weights) != len(rewards):
         raise InputError(
-            f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
-            f"({', '.join(names)}); write one weight for each."
+            f"reward_weights: {len(weights)} for {len(rewards)} reward_funcs; write one for each."
         )
     return rewards
 
@@ -408,8 +407,7 @@ def run(
     seconds, cpu_seconds = time.time() - started, time.process_time() - cpu_started
     if result.global_step == 0:
         raise InputError(
-            "the run ended after 0 optimizer steps, so the model is untrained; raise max_steps or "
-            "num_train_epochs, or give it more data."
+            "the run ended after 0 optimizer steps; raise max_steps, or give it more data."
         )
     log, kept = trainer.state.log_history, result.global_step
     if args.load_best_model_at_end and (best := trainer.state.best_model_checkpoint):

@@ -162,6 +162,5 @@ class DynamicSampling:
         for name, used in special.items():
             if used:
                 raise InputError(
-                    f"dynamic sampling does not work with {name}; write "
-                    "dynamic_sampling_rounds: 0, or remove it."
+                    f"dynamic_sampling_rounds does not work with {name}; write 0, or remove it."
                 )

@@ -96,8 +96,7 @@ def kto_order(
     ]
     if not all(classes):
         raise InputError(
-            f"dataset: label is {str(bool(classes[0])).lower()} in all {len(labels)} examples; KTO "
-            "needs both desirable and undesirable ones."
+            f"dataset: label is {str(bool(classes[0])).lower()} in all rows; KTO needs both."
         )
     if batch < 2:
         raise InputError(

@@ -116,8 +116,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         if args.value_model == "head":
             if is_peft_model(self.model):
                 raise InputError(
-                    "value_model: head shares the policy's backbone, which LoRA freezes; write "
-                    "value_model: separate, or use_peft: false."
+                    "value_model: head shares a backbone, which LoRA freezes; write separate."
                 )
             return value_model.head(policy)
         source = args.value_model_name_or_path or get_config_model_id(policy.config)

@@ -287,8 +287,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             args.model_init_kwargs = None
         if model.config.num_labels != labels:
             raise InputError(
-                f"num_labels is {model.config.num_labels}, but {self._row.label} has {labels} per "
-                "token; choose another model or formulation."
+                f"num_labels is {model.config.num_labels}, and {self._row.label} has {labels}."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
         super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))

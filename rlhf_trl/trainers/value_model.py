@@ -72,8 +72,7 @@ def check_vocabulary(
     """Refuse a model, named in a field, that does not read the policy's tokens."""
     if (ours := policy.config.get_text_config().vocab_size) != size:
         raise InputError(
-            f"{field}: {source!r} has a vocabulary of {size} tokens and the policy one of "
-            f"{ours}; name a model of the policy's family."
+            f"{field}: {source!r} has {size} tokens and the policy {ours}; name one of its family."
         )
     folder = Path(source)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -215,8 +214,7 @@ def restore(folder: str, policy: Any) -> None:
     """Load what `save` wrote back into the attached value model."""
     if not Path(folder, "config.json").exists():
         raise InputError(
-            f"resume_from_checkpoint: {folder!r} is missing, and without its value model PPO "
-            "cannot go on; name another checkpoint."
+            f"resume_from_checkpoint: {folder!r} with the value model is missing; name another."
         )
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=policy.dtype)
     target = policy.value_model
