@@ -124,14 +124,11 @@ def loading(
 @contextmanager
 def whole_weights(args: Any) -> Iterator[None]:
     """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
-    from transformers.integrations.deepspeed import (
-        is_deepspeed_zero3_enabled,
-        unset_hf_deepspeed_config,
-    )
+    from transformers.integrations import deepspeed
 
-    sharded = is_deepspeed_zero3_enabled()
+    sharded = deepspeed.is_deepspeed_zero3_enabled()
     if sharded:
-        unset_hf_deepspeed_config()
+        deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:

@@ -8,13 +8,7 @@ from rlhf_trl.data import made
 from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, renamed
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
-from rlhf_trl.data.pairs import (
-    UNPAIRED,
-    OfflinePairs,
-    Sample,
-    SampledPairs,
-    load_preferences,
-)
+from rlhf_trl.data.pairs import UNPAIRED, OfflinePairs, Sample, SampledPairs, load_preferences
 from rlhf_trl.data.readers import PARTED, WrongRow, split_prompt
 from rlhf_trl.data.steps import LABELS, check_step_split
 from rlhf_trl.errors import InputError, within

@@ -80,15 +80,10 @@ def without_thoughts(completion: Any) -> Any:
 
 
 def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoModelForTokenClassification,
-        AutoTokenizer,
-    )
+    import transformers
 
-    auto = AutoModelForSequenceClassification
-    if reader.per_token:
-        auto = AutoModelForTokenClassification
+    kind = "Token" if reader.per_token else "Sequence"
+    auto = getattr(transformers, f"AutoModelFor{kind}Classification")
     fault = "is neither a reward model's folder here nor a hub model that can be reached"
     remedy = (
         "name a sequence classifier, or what recipes/reward.py, orm.py or prm.py left in model/"
@@ -100,7 +95,7 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         else:
             model, told = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
             missing = told["missing_keys"]
-        own = AutoTokenizer.from_pretrained(path)
+        own = transformers.AutoTokenizer.from_pretrained(path)
     if model.config.num_labels != reader.num_labels:
         raise InputError(
             f"reward_model: {path!r} has num_labels {model.config.num_labels}; name a model with "

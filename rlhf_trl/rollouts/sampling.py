@@ -18,14 +18,7 @@ from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import EMBEDDED, load_policy, load_tokenizer, whole_weights
 from rlhf_trl.output import write_lines
-from rlhf_trl.rollouts.generate import (
-    SAMPLED,
-    Completion,
-    Sampling,
-    check_prompts,
-    generate,
-    seeded,
-)
+from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, seeded
 from rlhf_trl.rollouts.store import Record, Store
 from rlhf_trl.tiny import checkpoint_path
 
@@ -66,7 +59,7 @@ def kept_samples(
     how = {"sampled_from": name, "max_completion_length": longest}
 
     def make() -> list[Any]:
-        answers = sample_completions(model, args, rows, count, seed, SAMPLED)
+        answers = sample_completions(model, args, rows, count, seed, Sampling())
         pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
         outcomes = [_outcome(*pair) for pair in pairs]
         if record != "off" and args.process_index == 0:
