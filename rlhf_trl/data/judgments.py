@@ -270,9 +270,6 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
         )
 
 
-# --- files and the hub ---------------------------------------------------------------------------
-
-
 def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
     """Return examples with `prompt` and `ranked`, best first, and how many were left out.
 

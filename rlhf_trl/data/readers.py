@@ -154,9 +154,6 @@ def _conversation(value: Any, column: str) -> list[dict[str, str]]:
         raise Misfit(column, value, "list of messages with role and content") from None
 
 
-# --- data sets -----------------------------------------------------------------------------------
-
-
 def hh(row: Row) -> Made:
     """Anthropic/hh-rlhf: two transcripts; a turn starts only behind a blank line."""
     return split_prompt({side: _turns(row[side], side) for side in ("chosen", "rejected")})

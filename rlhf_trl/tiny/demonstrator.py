@@ -36,9 +36,9 @@ def only_errors(task: str) -> dict[str, float]:
 
 
 def demonstrate(
-    task: str, question: str, answer: str, rng: Random, mixture: Mapping[str, float] | None = None
+    row: Mapping[str, str], rng: Random, mixture: Mapping[str, float] | None = None
 ) -> str:
-    """Return the text of one demonstration, without the end token.
+    """Return the text of one demonstration of a row of `GymTasks`, without the end token.
 
     `rng` makes every choice. A `mixture` of the task's kinds (`ONLY_RIGHT`, `only_errors(task)`)
     takes the place of its own; the weights need not add to 1.
@@ -47,7 +47,8 @@ def demonstrate(
     copied, a last term of 0 ignored) the task's last resort stands in: a dropped letter, or a sum
     off by one.
     """
-    own = MIXTURES.get(task, MIXTURES["*"])
+    question, answer = row["question"], row["answer"]
+    own = MIXTURES.get(row["task"], MIXTURES["*"])
     weights = own if mixture is None else mixture
     kind = rng.choices(list(weights), list(weights.values()))[0]
     if kind == RIGHT:

@@ -50,7 +50,7 @@ def fit(
     if lost:
         dataset = dataset.select([n for n in range(len(dataset)) if n not in lost])
     if counts["cut"]:
-        dataset = dataset.map(_shorten, batched=True, fn_kwargs=options)
+        dataset = dataset.map(_short, fn_kwargs=options)
     if len(sides) == 2:
         found = differing(dataset, *sides)
         counts["identical"] = len(dataset) - len(found)
@@ -69,13 +69,6 @@ def _short(
 ) -> dict[str, list[int]] | None:
     found = shortened(row["prompt_ids"], [row[side] for side in sides], max_length, rule)
     return found and {"prompt_ids": found[0], **dict(zip(sides, found[1], strict=True))}
-
-
-def _shorten(batch: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
-    names = ("prompt_ids", *options["sides"])
-    rows = zip(*(batch[name] for name in names), strict=True)
-    found = [_short(dict(zip(names, row, strict=True)), **options) for row in rows]
-    return {name: [row[name] for row in found] for name in names}
 
 
 def kto_order(
