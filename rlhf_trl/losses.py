@@ -620,8 +620,7 @@ def _check_reads(
         needs["ref_logps"] = f"beta={params['beta']}"
     if row.value_loss != "none":
         needs |= {"values": "its critic", "old_values": "its critic (on-policy: values.detach())"}
-    advantage = _function(book.advantages, row.advantage)
-    if "binary_rewards" in inspect.signature(advantage).parameters:
+    if "binary_rewards" in inspect.signature(_function(book.advantages, row.advantage)).parameters:
         needs["binary_rewards"] = "its advantages"
     for name in sorted(given - reads - needs.keys()):
         hint = ""

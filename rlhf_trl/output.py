@@ -182,10 +182,10 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     does, in half the time (about 0.5 s per GiB). Without, a bit that flips on the disk goes
     unnoticed.
     """
-    paths = (p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != MANIFEST)
     files = {
         str(p.relative_to(checkpoint)): (p.stat().st_size, _crc32(p) if checksums else None)
-        for p in paths
+        for p in sorted(checkpoint.rglob("*"))
+        if p.is_file() and p.name != MANIFEST
     }
     content = json.loads(json.dumps({**told, "files": files}, default=str))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})

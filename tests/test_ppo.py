@@ -482,7 +482,7 @@ REFUSED = {
     ),
     "head and warm-up": (
         {"value_model": "head", "value_warmup_steps": 1},
-        "head still, too",
+        "value_warmup_steps is for a separate",
     ),
     "moving reference": ({"sync_ref_model": True, "beta": 0.1}, "without a value model"),
     "negative": ({"value_learning_rate": -1.0}, "value_learning_rate is -1.0; write 0 or more"),

@@ -184,10 +184,9 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
 
     if Path(path).exists():
         return {"data_dir": path} if Path(path).is_dir() else {"data_files": path}
-    splits = [part.partition("[")[0] for part in split.split("+")]
     found = {
         part: [hf_hub_download(path, name.format(part), repo_type="dataset") for name in names]
-        for part in dict.fromkeys(splits)
+        for part in dict.fromkeys([part.partition("[")[0] for part in split.split("+")])
     }
     return {"data_files": found}
 

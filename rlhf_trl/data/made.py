@@ -135,8 +135,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
         if len(texts) < length:
             continue
         chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
-        ranked = [_said(texts[i]) for i in chosen]
-        found.append({"prompt": row["prompt"], "ranked": ranked})
+        found.append({"prompt": row["prompt"], "ranked": [_said(texts[i]) for i in chosen]})
     return found
 
 

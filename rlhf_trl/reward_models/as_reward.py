@@ -88,8 +88,7 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
     remedy = (
         "name a sequence classifier, or what recipes/reward.py, orm.py or prm.py left in model/"
     )
-    name = f"reward_model: {path!r}"
-    with loading(name, remedy, fault, new_head=True), whole_weights(args):
+    with loading(f"reward_model: {path!r}", remedy, fault, new_head=True), whole_weights(args):
         if (adapter := Path(path) / ADAPTER).is_file():
             model, missing = _with_adapter(path, adapter, auto)
         else:

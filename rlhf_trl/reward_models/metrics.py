@@ -83,8 +83,7 @@ def prompt_groups(prompts: Sequence[Any]) -> list[int]:
 
 def budgets(groups: Groups) -> list[int]:
     """Return 1, 2, 4, ... up to the number of candidates that every prompt has; (N,) ids."""
-    fewest = min(Counter(groups).values(), default=0)
-    return [2**k for k in range(fewest.bit_length())]
+    return [2**k for k in range(min(Counter(groups).values(), default=0).bit_length())]
 
 
 def ranking_metrics(scores: Any, labels: Any, groups: Groups) -> dict[str, float]:

@@ -130,8 +130,7 @@ def neutral(model: Any) -> Iterator[None]:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Draw with a seed, and leave the random state of the CPU and of `device` as it was."""
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type):
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
         torch.manual_seed(seed)
         yield
 

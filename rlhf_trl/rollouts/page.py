@@ -22,9 +22,8 @@ def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     # nothing in it may end the script element, or begin a comment there
     content = _dump([_fitting(run) for run in runs]).replace("</", "<\\/").replace("<!", "\\u003c!")
-    page = template.replace("DATA", content, 1)
     try:
-        write_whole(target, page)
+        write_whole(target, template.replace("DATA", content, 1))
     except OSError as error:
         raise InputError(
             f"--output: {str(target)!r} cannot be written ({error.strerror}); name another file."

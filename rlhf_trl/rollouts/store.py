@@ -161,8 +161,7 @@ class Store:
         pages += "pragma_freelist_count, pragma_page_size"
         while self._every and connection.execute(pages).fetchone()[0] > self._config.cap * 1e9:
             self._every *= 2
-            rest = "split LIKE 'train%' AND generation % ?"
-            if _delete(connection, rest, self._every):
+            if _delete(connection, "split LIKE 'train%' AND generation % ?", self._every):
                 _tell(connection, {"thinned": self._every // self._config.every})
             else:
                 self._every = 0

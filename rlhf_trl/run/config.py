@@ -462,8 +462,7 @@ def _keys(content: Any, path: Key = ()) -> dict[Key, Any]:
 def _tags(kind: Any, path: Key) -> dict[Key, list[Any]]:
     """Return what chooses a dataclass among those that a block may be, and its allowed values."""
     literals = {(*path, n): choices_of(k) for n, (k, _) in fields_of(kind).items() if choices_of(k)}
-    outside = {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
-    return literals | outside
+    return literals | {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
 
 
 def _plain(value: Any) -> Any:

@@ -75,9 +75,8 @@ def race(
             raise InputError(f"{name}: {path} is not a file; name a config with --config.")
         given = read_config(path)
         row = name if config else given.get("algorithm")
-        chosen = ["--algorithm", row] if row else []
         for seed in range(seeds):
-            words = ["--config", path, *chosen, "--seed", str(seed)]
+            words = ["--config", path, *(["--algorithm", row] if row else []), "--seed", str(seed)]
             if iterations > 1 and row in names("policy_gradient"):
                 words += ["--num_iterations", str(iterations)]
             words += extra or []

@@ -166,8 +166,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    also = partial(_report, rollouts=rollouts, told=told)
-    train.run(trainer, loaded, data, NAME, extra=also)
+    train.run(trainer, loaded, data, NAME, extra=partial(_report, rollouts=rollouts, told=told))
 
 
 def _learned(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
@@ -203,8 +202,7 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         return found
 
     def sample() -> list[Any]:
-        given = (model, args, rows, count, args.seed, sampling)
-        return sample_completions(*given, dealt=True)
+        return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     answers = [[Completion(*one) for one in each] for each in lines(f"answers-{asked}", sample)]
     judged = _key(
@@ -268,5 +266,4 @@ def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, told: An
         for one, label in zip(*each, strict=True)
     )
     write_candidates(folder, rows, ({"reward": score} for score in candidates[0]))
-    path = folder / "reward_report.png"
-    draw_reward_report(path, title, candidates=candidates, selecting=True)
+    draw_reward_report(folder / "reward_report.png", title, candidates=candidates, selecting=True)

@@ -148,9 +148,8 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
     if manifest["world_size"] != args.world_size:
         changed["world_size"] = manifest["world_size"], args.world_size
     for key, (old, new) in changed.items():
-        told = f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}"
         so = ", which changes the schedule of the learning rate" if key in LENGTH else ""
-        print(told + so, flush=True)
+        print(f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}{so}", flush=True)
         name = key.partition(".")[0]
         if name in NEVER or (name in DECISIVE and name not in allowed):
             remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "

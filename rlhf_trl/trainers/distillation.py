@@ -51,8 +51,7 @@ class BookDistillationConfig(BookGRPOConfig):
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return what was resolved, or refuse what could not be computed."""
-        reads = resolved.row.trainer_reads
-        if "teacher" not in reads:
+        if "teacher" not in resolved.row.trainer_reads:
             weights, models = self.teacher_weights, self.teacher_models
             good = weights is None or (min(weights) >= 0 and abs(sum(weights) - 1) < 1e-6)
             if not models or not good or len(weights or models) != len(models):

@@ -136,8 +136,7 @@ class DynamicSampling:
 
     def _without_contrast(self, rewards: Tensor) -> list[int]:
         """Return the groups, over all processes, that are all right or all wrong."""
-        correct = rewards[:, self._correctness]
-        keep = book.rewards.has_contrast(correct, self.num_generations)
+        keep = book.rewards.has_contrast(rewards[:, self._correctness], self.num_generations)
         return (~keep).nonzero().flatten().tolist()
 
     def _fresh(self, count: int) -> list[dict[str, Any]]:

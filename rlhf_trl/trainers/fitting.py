@@ -43,8 +43,7 @@ def fit(
     counts = {"cut": 0, "over-long": 0, "identical": 0}
     ids = table(dataset.select_columns(names := ["prompt_ids", *sides]))
     prompts, *wholes = (pc.list_value_length(ids[name]).to_numpy() for name in names)
-    longest = np.max(wholes, axis=0)
-    over = np.flatnonzero(prompts + longest > (max_length or np.inf)).tolist()
+    over = np.flatnonzero(prompts + np.max(wholes, axis=0) > (max_length or np.inf)).tolist()
     lost = {n for n in over if _short(dataset[n], **options) is None}
     counts["over-long"], counts["cut"] = len(lost), len(over) - len(lost)
     if lost:

@@ -91,8 +91,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
 def _ids(row: dict[str, Any]) -> dict[str, list[int]]:
     """Take a tokenized pair apart: its prompt is what both sides begin with."""
     chosen, rejected = (row[f"{side}_input_ids"] for side in ("chosen", "rejected"))
-    lengths = [row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected")]
-    start = min(lengths)
+    start = min(row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected"))
     while chosen[:start] != rejected[:start]:
         start -= 1
     sides = {"chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}

@@ -248,8 +248,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         number, logs = self._carried["generation"], self._logs
         recorded = self._samples(logs["prompt"], logs["completion"], told, self._rewards_per_func)
         if "token_rewards" not in output:
-            advantages = list(logs["advantages"])
-            self.record("train", number, *recorded, advantages, self.num_generations)
+            self.record("train", number, *recorded, list(logs["advantages"]), self.num_generations)
             return
         places = torch.arange(len(output["advantages"]), device=told.device)
         output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)

@@ -59,16 +59,9 @@ class BookPPOConfig(BookGRPOConfig):
             raise InputError(
                 "sync_ref_model copies what is trained to a model without a value model; remove it."
             )
-        if self.value_model == "head":
-            if self.value_model_name_or_path is not None:
-                raise InputError(
-                    "value_model_name_or_path is for a separate value model, and value_model is "
-                    "head, which shares the policy's backbone; remove one of the two."
-                )
-            if self.value_warmup_steps:
-                raise InputError(
-                    "value_warmup_steps would hold a value_model: head still, too; remove one."
-                )
+        for name in ("value_model_name_or_path", "value_warmup_steps"):
+            if self.value_model == "head" and getattr(self, name):
+                raise InputError(f"{name} is for a separate value model, not a head; remove one.")
         plugin = self.deepspeed_plugin
         own = {"optimizer", "scheduler"} & (plugin.deepspeed_config.keys() if plugin else set())
         for name in ("value_learning_rate", "value_warmup_steps"):
@@ -198,11 +191,10 @@ class BookPPOTrainer(BookGRPOTrainer):
         # models stay as they are, so its own forward gives the old values as well.
         single = training and "old_per_token_logps" not in output
         if single and not (self.args.whiten_advantages or self.log_completions):
-            at_end = rewards.dim() == 1
-            output["token_rewards"] = (
-                book.rewards.at_last_token(rewards, mask) if at_end else rewards
-            )
-            return torch.zeros_like(output["token_rewards"])
+            if rewards.dim() == 1:
+                rewards = book.rewards.at_last_token(rewards, mask)
+            output["token_rewards"] = rewards
+            return torch.zeros_like(rewards)
         output |= self._estimated(output, rewards, self._rollout_values(output))
         advantages = output["advantages"]
         if self.args.whiten_advantages:

@@ -119,8 +119,7 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
             self.args.per_device_eval_batch_size,
             self.accelerator.device,
         )
-        found = zip(mine, map(self.reader.scores, logits), strict=True)
-        by_row = dict(gather_object(list(found)))
+        by_row = dict(gather_object(list(zip(mine, map(self.reader.scores, logits), strict=True))))
         return [by_row[i] for i in range(len(rows))]
 
     def _encode(self, tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
@@ -228,9 +227,8 @@ class BookRewardTrainer(_OnRewardTrainer):
         length = inputs.pop("list_length")
         outputs = model(**inputs, use_cache=False)
         rewards = outputs.logits.view(-1, length)
-        loss = scores_loss(self._row, self._parameters, rewards=rewards)
         _count_tokens(self, inputs)
-        return loss, outputs, rewards
+        return scores_loss(self._row, self._parameters, rewards=rewards), outputs, rewards
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
         found = metrics.pair_metrics(*_sides(rows))
@@ -252,8 +250,7 @@ def collate_ranked(
 ) -> dict[str, Any]:
     """Put the completions of all lists of `ranked_ids` below each other, list by list."""
     texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-    batch = pad_texts(texts, pad_token_id, multiple)
-    return {**batch, "list_length": len(rows[0]["ranked_ids"])}
+    return {**pad_texts(texts, pad_token_id, multiple), "list_length": len(rows[0]["ranked_ids"])}
 
 
 class BookTokenRewardTrainer(_OnRewardTrainer):
@@ -311,16 +308,14 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
                 spread[place] = label
             return {"input_ids": text.ids, "labels": spread}
 
-        how = {"remove_columns": dataset.column_names}
         given = tokenize, lambda row: len(row["input_ids"]), dataset_name, args
-        dataset = self._tokenized(dataset, *given, **how)
-        if dataset_name == "train" and len(dataset) < count:
-            left = {label for row in dataset["labels"] for label in row} - {-100}
-            if len(left) < 2:
-                raise InputError(
-                    f"max_length: without the {count - len(dataset)} rows of more than "
-                    f"{args.max_length} tokens every label is the same; raise max_length."
-                )
+        dataset = self._tokenized(dataset, *given, remove_columns=dataset.column_names)
+        lost = count - len(dataset) if dataset_name == "train" else 0
+        if lost and len({label for row in dataset["labels"] for label in row} - {-100}) < 2:
+            raise InputError(
+                f"max_length: without the {lost} rows of more than {args.max_length} tokens every "
+                "label is the same; raise max_length."
+            )
         return dataset
 
     def labeled(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Encoded, list[int]]:

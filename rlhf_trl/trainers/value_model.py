@@ -42,8 +42,7 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
         raise InputError(
             f"{FIELD}: {source!r} has num_labels {config.num_labels}; name one with num_labels 1."
         )
-    size = config.get_text_config().vocab_size
-    check_vocabulary(FIELD, source, size, policy, tokenizer, remote)
+    check_vocabulary(FIELD, source, config.get_text_config().vocab_size, policy, tokenizer, remote)
     config.num_labels = 1
     config.pad_token_id = policy.config.get_text_config().pad_token_id
     for name, value in config.to_dict().items():  # attention's dropout is no module
@@ -125,8 +124,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
             hidden, score = seen.pop("hidden"), policy.value_model
         else:
             score = policy.value_model.score
-            backbone = policy.value_model.base_model
-            hidden = backbone(**inputs, use_cache=False).last_hidden_state
+            hidden = policy.value_model.base_model(**inputs, use_cache=False).last_hidden_state
         return score(hidden).squeeze(-1)
 
     @wraps(forward)  # `generate` reads the signature
