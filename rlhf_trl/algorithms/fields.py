@@ -5,7 +5,12 @@ to the same value, is an error. All others of the recorded release (compare/surf
 touch a loss: sampling, data, logging, the rest of TrainingArguments.
 """
 
-LOSS_FIELDS = frozenset(
+
+def _fields(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOSS_FIELDS = _fields(
     """
     alpha beta center_rewards_coefficient cpo_alpha delta desirable_weight discopop_tau
     entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
@@ -23,11 +28,11 @@ LOSS_FIELDS = frozenset(
     demonstration demonstration_template dynamic_sampling_rounds format_reward gamma
     gamma_beta_ratio importance_cap kl_estimator kl_top_k lam missing_eos_penalty nll_weight
     soft_punish_cache teacher teacher_models teacher_rate teacher_weights vf_coef whiten_advantages
-    """.split()
+    """
 )
 """Fields that change a loss, each for some algorithms only: TRL's, then this package's own."""
 
-SHARED_FIELDS = frozenset(
+SHARED_FIELDS = _fields(
     """
     assistant_only_loss average_tokens_across_devices cast_lm_head_to_fp32 completion_only_loss
     disable_dropout generation_batch_size label_smoothing_factor mask_truncated_completions
@@ -37,6 +42,6 @@ SHARED_FIELDS = frozenset(
     vllm_importance_sampling_cap vllm_importance_sampling_clip_max
     vllm_importance_sampling_clip_min vllm_importance_sampling_correction
     vllm_importance_sampling_mode
-    """.split()
+    """
 )
 """Fields that matter to every algorithm of a family alike: allowed for all."""
