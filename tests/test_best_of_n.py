@@ -144,7 +144,7 @@ def test_what_is_no_set_of_candidates_is_one_sentence(tmp_path, monkeypatch):
     for runs, seeds, sentence in [
         (["good", "other"], False, "good/scores.jsonl and other/scores.jsonl hold other candidate"),
         (["good", "shorter"], False, "let both runs score the same samples-held-out.jsonl"),
-        (["two_kinds"], False, "line 3 has the scores last and line 1 score"),
+        (["two_kinds"], False, "line 3 has other scores than line 1"),
         (["unlabeled"], False, "line 2 is not a scored candidate (ValueError: its label"),
         (["unscored"], False, "line 2 is not a scored candidate"),
         (["nan"], False, "nan/scores.jsonl, score: scores: number 5 of 8 is nan"),

@@ -397,7 +397,7 @@ BAD = {
     "a number": ([{**ROWS[0], "rejected": 3}], {}, False, "rejected is 3; write a text"),
     "not messages": ([{**ROWS[0], "prompt": ["a"]}], {}, False, "not of messages with role"),
     "all identical": ([ROWS[1]] * 2, {}, False, "the same in all 2 rows"),
-    "a single class": ([LABELLED] * 2, {}, True, "label is true in all rows"),
+    "a single class": ([LABELLED] * 2, {}, True, "label is true in all of"),
     "labels that are numbers": ([{**LABELLED, "label": 1}], {}, True, "label is 1, .* not boolean"),
     "labels that are words": ([{**LABELLED, "label": "true"}], {}, True, "label is 'true', .* not"),
     "labels that are messages": (
@@ -564,8 +564,8 @@ def test_kto_alternates_as_many_of_each():
 @pytest.mark.parametrize(
     ("labels", "batch", "part"),
     [
-        ([True] * 4, 2, "label is true in all 4 examples"),
-        ([False] * 4, 2, "label is false in all 4 examples"),
+        ([True] * 4, 2, "label is true in all rows"),
+        ([False] * 4, 2, "label is false in all rows"),
         ([True, False] * 2, 1, "per_device_train_batch_size is 1"),
         ([True, False] * 2, 4, "too few different prompts"),
     ],

@@ -502,7 +502,7 @@ BAD_ROWS = {
     "only good steps": (
         TracesFile,
         [{**TRACE, "labels": [1, 1]}],
-        "every label of .* is 1, so there is nothing to tell apart",
+        "every label of .* is 1, but rows of both kinds are needed",
     ),
     "no prompt": (TracesFile, [{**TRACE, "prompt": ""}], "row 0 .* prompt is empty"),
     "columns of something else": (TracesFile, [PAIR], "lacks completions, labels; it needs"),

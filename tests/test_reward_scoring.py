@@ -489,7 +489,7 @@ def test_a_head_that_does_not_fit(models, tmp_path):
     )
     build_tokenizer().save_pretrained(tmp_path / "two")
     (tmp_path / "two" / "reward_model.json").write_text(json.dumps(GOOD))
-    refused("num_labels 2, but a reward is read from 3 classes", in_grpo, str(tmp_path / "two"))
+    refused("num_labels 2; name a model with num_labels 3", in_grpo, str(tmp_path / "two"))
     AutoModelForSequenceClassification.from_pretrained(checkpoint(), num_labels=2).save_pretrained(
         tmp_path / "pair"
     )

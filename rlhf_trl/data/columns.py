@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+Shape = Sequence[str]  # columns that make an example
 Names = Mapping[str, str]  # the data set's columns, by this package's names
 Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
@@ -104,11 +105,7 @@ def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
 
 
 def renamed(
-    dataset: "Dataset",
-    where: str,
-    columns: Names,
-    shapes: Sequence[Sequence[str]],
-    optional: Sequence[str] = (),
+    dataset: "Dataset", where: str, columns: Names, shapes: Sequence[Shape], optional: Shape = ()
 ) -> "Dataset":
     """Return the columns of one shape, and no others, under this package's names.
 

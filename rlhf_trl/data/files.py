@@ -276,29 +276,25 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_sides(
-    config: FileData,
-    max_samples: int | None,
-    convert: Callable[..., Counted],
-    *shapes: str,
-    **options: Any,
+    config: FileData, count: int | None, convert: Callable[..., Counted], *shapes: str, **how: Any
 ) -> Examples:
     """Read what a block with `source: path` names; its reader, if any, makes one of the `shapes`.
 
     `convert` makes examples of what was read, and counts what it leaves out; it also takes the path
-    or name, `config.columns` and the `options`. No training example (of the first `max_samples`
-    rows) has a held-out prompt.
+    or name, `config.columns` and the rest. No training example, of the first `count` rows, has a
+    held-out prompt.
     """
     import numpy as np
 
     check_reader(config.reader, *shapes)
 
-    def side(key: str, path: str, split: str, count: int | None) -> Any:
-        dataset, left_out = read(path, split, count, config.name, config.reader, key)
-        found, dropped = convert(dataset, path, config.columns, **options)
+    def side(key: str, path: str, split: str, limit: int | None) -> Any:
+        dataset, left_out = read(path, split, limit, config.name, config.reader, key)
+        found, dropped = convert(dataset, path, config.columns, **how)
         return columns.with_system_prompt(found, config.system_prompt), left_out | dropped
 
     size = 256 if config.eval_size is None else config.eval_size
-    train, dropped = side("path", config.path, config.split, max_samples)
+    train, dropped = side("path", config.path, config.split, count)
     columns.check_alike(train, train[0], config.path)
     keys = _keys(train)
     if config.eval_path or config.eval_split:

@@ -55,15 +55,9 @@ def prompt_texts(
 
     if not _conversational(rows):
         return [row["prompt"] for row in rows]
-    return [
-        tokenizer.apply_chat_template(
-            row["prompt"],
-            add_generation_prompt=True,
-            tokenize=False,
-            **(own(row) if template is None else template),
-        )
-        for row in rows
-    ]
+    how = {"add_generation_prompt": True, "tokenize": False}
+    each = ((row["prompt"], own(row) if template is None else template) for row in rows)
+    return [tokenizer.apply_chat_template(asked, **how, **more) for asked, more in each]
 
 
 def _conversational(rows: Rows) -> bool:

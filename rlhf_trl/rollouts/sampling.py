@@ -111,15 +111,8 @@ def sample_completions(
     def answered(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
         if dealt:
             torch.manual_seed(seed + first)
-        answers = generate(
-            policy,
-            tokenizer,
-            batch,
-            sampling=sampling,
-            max_new_tokens=args.max_completion_length,
-            device=args.device,
-            count=count,
-        )
+        how = {"sampling": sampling, "max_new_tokens": args.max_completion_length, "count": count}
+        answers = generate(policy, tokenizer, batch, device=args.device, **how)
         return [answers[i : i + count] for i in range(0, len(answers), count)]
 
     # `generate` too would wait for the others under ZeRO-3

@@ -156,13 +156,8 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
         *[sys.executable, *launch, "--config_file", str(home() / "configs/accelerate/cpu.yaml")],
         *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm"],
     ]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how)
     if done.returncode:
         last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
         said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last

@@ -53,9 +53,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
 
     def _fitted(self, dataset: Any, name: str) -> Any:
         """Apply the rule for over-long pairs, and drop identical ones."""
-        sides = ("chosen", "rejected")
         dataset = dataset.map(_ids, remove_columns=dataset.column_names, load_from_cache_file=False)
-        names = [f"{side}_ids" for side in sides]
+        names = [f"{side}_ids" for side in ("chosen", "rejected")]
         dataset, counts = fit(dataset, names, self.max_length, self.args.overlong)
         self.fitted[name] = counts
         return dataset.map(_columns, remove_columns=["prompt_ids", *names])
@@ -78,13 +77,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         if self._stock:
             return loss, metrics
         metrics[f"{prefix}nll_loss"] = self.accelerator.gather(-chosen.detach()).mean().item()
-        found = completions_loss(
-            self._row,
-            self._parameters,
-            policy_chosen_logps=chosen,
-            policy_rejected_logps=rejected,
-            chosen_nll=-chosen,
-        )
+        sides = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected}
+        found = completions_loss(self._row, self._parameters, **sides, chosen_nll=-chosen)
         return found.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
 
 

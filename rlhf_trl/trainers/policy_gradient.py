@@ -272,13 +272,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
         size = self._group()
-        advantages = estimate_advantages(
-            self._row,
-            self._parameters,
-            rewards=rewards,
-            binary_rewards=self._binary_rewards(),
-            num_generations=size,
-        )
+        given = {"rewards": rewards, "binary_rewards": self._binary_rewards()}
+        given["num_generations"] = size
+        advantages = estimate_advantages(self._row, self._parameters, **given)
         if "std_epsilon" in self._parameters:
             groups = rewards.view(-1, size)
             equal = (groups == groups[:, :1]).all(1)

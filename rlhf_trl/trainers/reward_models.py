@@ -112,13 +112,8 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         first = share * self.accelerator.process_index
         mine = [i % len(rows) for i in range(first, first + share)]
         texts = [self._encode(self.processing_class, rows[i]) for i in mine]
-        logits = self.reader.outputs(
-            self.model_wrapped,
-            self.processing_class,
-            texts,
-            self.args.per_device_eval_batch_size,
-            self.accelerator.device,
-        )
+        how = (texts, self.args.per_device_eval_batch_size, self.accelerator.device)
+        logits = self.reader.outputs(self.model_wrapped, self.processing_class, *how)
         by_row = dict(gather_object(list(zip(mine, map(self.reader.scores, logits), strict=True))))
         return [by_row[i] for i in range(len(rows))]
 
@@ -284,7 +279,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             args.model_init_kwargs = None
         if model.config.num_labels != labels:
             raise InputError(
-                f"num_labels is {model.config.num_labels}, and {self._row.label} has {labels}."
+                f"num_labels is {model.config.num_labels}, not {labels}; choose another model."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
         super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
