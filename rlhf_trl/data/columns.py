@@ -62,15 +62,10 @@ def converted(
 
     names = list(features) if features else None
     given = {"convert": convert, "where": where, "names": names, "code": code(), **options}
+    how = {"with_indices": True, "batched": True, "remove_columns": dataset.column_names}
+    how["features"] = features and Features(features)
     try:
-        return dataset.map(
-            _convert,
-            with_indices=True,
-            batched=True,
-            remove_columns=dataset.column_names,
-            features=features and Features(features),
-            fn_kwargs=given,
-        )
+        return dataset.map(_convert, **how, fn_kwargs=given)
     except pa.ArrowException as error:
         raise InputError(
             f"dataset: {where}: a column holds values of different kinds, such as texts and "

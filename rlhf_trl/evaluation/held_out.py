@@ -148,8 +148,9 @@ class AnswersHeldOut:
         self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> tuple[list[Completion], list[Completion]]:
         """Return a greedy and a sampled completion of every row, in order."""
-        mine, found = self.share(rows), []
-        device = self.accelerator.device
+        mine, found, device = self.share(rows), [], self.accelerator.device
+        how = {"max_new_tokens": max_new_tokens or self.max_completion_length, "device": device}
+        how["template"] = self.template
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -164,17 +165,9 @@ class AnswersHeldOut:
         ):
             size = self.args.per_device_eval_batch_size
             for batch in (mine[i : i + size] for i in range(0, len(mine), size)):
+                given = (model, self.processing_class, [rows[i] for i in batch])
                 greedy, sampled = (
-                    rollouts.generate(
-                        model,
-                        self.processing_class,
-                        [rows[i] for i in batch],
-                        sampling=sampling,
-                        max_new_tokens=max_new_tokens or self.max_completion_length,
-                        device=device,
-                        template=self.template,
-                    )
-                    for sampling in (GREEDY, sampling)
+                    rollouts.generate(*given, sampling=each, **how) for each in (GREEDY, sampling)
                 )
                 found += zip(batch, greedy, sampled, strict=True)
         by_row = {i: pair for i, *pair in gather_object(found)}

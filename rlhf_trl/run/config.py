@@ -133,13 +133,8 @@ def load_config(
     if hasattr(trl_class, "resolve"):
         row = trl_class.resolve(args, own_run.algorithm, own_run.formulation)
         args = row.args
-    return Loaded(
-        own=own_run,
-        trl=args,
-        model=config.build(model_given, model_class, ()),
-        given={key: checked[key] for key in config.values},
-        row=row,
-    )
+    given = {key: checked[key] for key in config.values}
+    return Loaded(own_run, args, config.build(model_given, model_class, ()), given, row)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -296,29 +296,19 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
 
     def _shaped(self, output: Batch, rewards: Tensor) -> Tensor:
         """Take the KL to the reference, if there is one, from this process' rewards."""
-        return shaped_rewards(
-            self._row,
-            self._parameters,
-            rewards=rewards,
-            mask=loss_mask(output),
-            logps=self._rollout_logps(output),
-            ref_logps=output["ref_per_token_logps"],
-        )
+        given = {"rewards": rewards, "mask": loss_mask(output)}
+        given |= {"logps": self._rollout_logps(output), "ref_logps": output["ref_per_token_logps"]}
+        return shaped_rewards(self._row, self._parameters, **given)
 
     def _rollout_logps(self, output: Batch) -> Tensor:
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
-        extra = inspect.signature(super()._get_per_token_logps_and_entropies).parameters
+        score = super()._get_per_token_logps_and_entropies
+        extra = {n: output[n] for n in inspect.signature(score).parameters if n in output}
+        extra["batch_size"] = self.args.per_device_train_batch_size
         with torch.no_grad():
-            logps, _, _ = super()._get_per_token_logps_and_entropies(
-                self.model,
-                *whole(output),
-                output["completion_ids"].size(1),
-                batch_size=self.args.per_device_train_batch_size,
-                **{name: output[name] for name in extra if name in output},
-            )
-        return logps
+            return score(self.model, *whole(output), output["completion_ids"].size(1), **extra)[0]
 
     def _binary_rewards(self) -> Tensor | None:
         """Return 1 for completions that are right (and well formed, if that is asked)."""

@@ -259,15 +259,9 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
 
     config_class, default_row, known = BookTokenRewardConfig, "orm", ("orm", "prm")
 
-    def __init__(
-        self,
-        model: Any,
-        args: BookTokenRewardConfig | None = None,
-        step_separator: str | None = None,
-        step_split: str | None = None,
-        **kwargs: Any,
-    ):
-        args = self._take(args, kwargs, step_separator, step_split)
+    def __init__(self, model: Any, args: BookTokenRewardConfig | None = None, **kwargs: Any):
+        steps = [kwargs.pop(name, None) for name in ("step_separator", "step_split")]
+        args = self._take(args, kwargs, *steps)
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
