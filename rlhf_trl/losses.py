@@ -245,7 +245,6 @@ def preference_loss(
     """
     row = algorithms.formulation(algorithm, formulation, "direct_alignment")
     numbers = row.parameters(params)
-    function = _function(book.preference, row.loss)
     given = {
         "policy_chosen_logps": policy_chosen_logps,
         "policy_rejected_logps": policy_rejected_logps,
@@ -255,7 +254,7 @@ def preference_loss(
         "ref_kl_logps": ref_kl_logps,
         "chosen_nll": chosen_nll,
     }
-    tensors = _named(row.label, function, given)
+    tensors = _named(row.label, _function(book.preference, row.loss), given)
     _check_floating(row.label, tensors, "policy_chosen_logps")
     _check_completions(row, tensors)
     return completions_loss(row, numbers, **tensors)

@@ -166,12 +166,8 @@ def generate(
         add_special_tokens=not _conversational(rows),  # the template has them
     )
     with neutral(model):
-        output = model.generate(
-            input_ids=inputs["input_ids"].to(device),
-            attention_mask=inputs["attention_mask"].to(device),
-            generation_config=config,
-            streamer=streamer,
-        )
+        given = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+        output = model.generate(**given, generation_config=config, streamer=streamer)
     ids = output[:, inputs["input_ids"].shape[1] :]
     # behind an end there is only padding, which may be the same token
     ending = torch.isin(ids, torch.tensor(ends, device=ids.device))

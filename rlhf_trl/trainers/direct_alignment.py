@@ -76,8 +76,7 @@ class Aligned(OnTRL, AnswersBesideLoss):
         self.max_completion_length = args.max_completion_length
         return args
 
-    # Calls the trainer's own _compute_loss, which has no seam between log-probabilities and loss:
-    # the reference's are filled in before, and the policy's are recorded.
+    # Calls _compute_loss, which has no seam: reference log-probabilities are given, ours recorded.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
         """Return TRL's result, whose metrics stay, and all that the model returned."""
         outputs = []
@@ -105,8 +104,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
 
     config_class, default_row = BookDPOConfig, "dpo"
 
-    # Where no reference is read, TRL is told that its log-probabilities are precomputed, so that
-    # it loads no reference model.
+    # Where no reference is read, TRL loads none if told that its log-probabilities are precomputed.
     def __init__(self, model: Any, args: BookDPOConfig | None = None, **kwargs: Any):
         args = self._take(args, kwargs)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
@@ -119,8 +117,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
-    # Extends DPOTrainer._prepare_dataset: our rule for over-long pairs, and one for identical ones,
-    # go before TRL's, which then finds nothing to cut.
+    # Extends DPOTrainer._prepare_dataset: our rules for over-long and identical pairs go first.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         whole = copy(args)
         whole.max_length = None
@@ -136,8 +133,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
-    # Extends DPOTrainer._compute_loss: the row's loss replaces TRL's. TRL's metrics stay but for
-    # the rewards, which are wrong for averages and without a reference.
+    # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay.
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         if self._stock:
@@ -211,8 +207,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         self.fitted[dataset_name] = counts
         return rotated(dataset.select(order), batch)
 
-    # Extends KTOTrainer._compute_loss: see BookDPOTrainer; the first call of the model is that
-    # on mismatched pairs.
+    # Extends KTOTrainer._compute_loss: see BookDPOTrainer; mismatched pairs are the first call.
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         if self._stock:

@@ -222,8 +222,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         self._scored = _of_tokens(self._logits, input_ids[:, -logits_to_keep:]), entropies, None
         return self._scored
 
-    # Extends BookGRPOTrainer's: teachers read first, since the student's forward must be the
-    # last one before its gradient.
+    # Extends BookGRPOTrainer's: teachers read first, as the student's forward must be the last.
     def _compute_loss(self, model, inputs):
         self._said, self._scoring = self._taught(model, inputs), True
         try:

@@ -96,8 +96,7 @@ class OnTRL:
             torch.serialization.add_safe_globals(known)
             os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
-    # Extends Trainer._save_checkpoint, which deletes older checkpoints before all files of the new
-    # one are there; with a limit of 1, a kill would leave none.
+    # Extends Trainer._save_checkpoint, which deletes older checkpoints before the new one is whole.
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         self.check_finite()

@@ -67,8 +67,7 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
     # then groups without contrast are kept; 0: never (DAPO)
     dynamic_sampling_rounds: int | None = of_the_row("Rounds of sampling groups anew.", "0 or more")
 
-    # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms
-    # because a group of one has no contrast; where there is no group, the trainer allows it.
+    # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms.
     def __post_init__(self) -> None:
         if self.num_generations != 1:
             super().__post_init__()
@@ -145,15 +144,13 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             )
         return self.reward_func_names.index(function)
 
-    # Extends GRPOTrainer._generate_single_turn, which leaves what is no field of its config (min_p,
-    # num_beams, no_repeat_ngram_size, ...) to the generation_config that came with the checkpoint.
+    # Extends GRPOTrainer._generate_single_turn, which reads the checkpoint's generation_config, too.
     def _generate_single_turn(self, *args, **kwargs):
         with neutral(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
 
-    # Extends GRPOTrainer._calculate_rewards, which only warns when no reward applies to a sample
-    # and then trains on an advantage of 0; tells reward functions which completions are finished,
-    # and keeps the gathered rewards for the advantages.
+    # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: tells
+    # reward functions which completions are finished, and keeps the gathered rewards.
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ended = [bool(ids) and ids[-1] in self.eos_token_ids for ids in completion_ids_list]
         inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
@@ -341,8 +338,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._window = samples
         return samples, num_items
 
-    # Extends GRPOTrainer._prepare_inputs: counts the tokens of each accumulation window of a new
-    # buffer. TRL's num_items_in_batch / steps_per_generation is the tokens of an average window.
+    # Extends GRPOTrainer._prepare_inputs: counts the tokens of each window, not of an average one.
     def _prepare_inputs(self, generation_batch):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
@@ -359,8 +355,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         return self._scored
 
-    # Extends GRPOTrainer._compute_loss: the row's loss on the log-probabilities of TRL's forward.
-    # TRL's own loss is computed beside it, for its metrics, and dropped.
+    # Extends GRPOTrainer._compute_loss: the row's loss on TRL's forward; TRL's is for its metrics.
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
         (logps, _, aux_loss), self._scored = self._scored, None
@@ -433,8 +428,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._sampler = super()._get_train_sampler(dataset)
         return self._sampler
 
-    # Extends Trainer._init_training_state: TRL's sampler draws an order per epoch and starts over
-    # with the first one in a resumed run, so the orders of the epochs that are over are drawn here.
+    # Extends Trainer._init_training_state: draws the orders of past epochs, as TRL's sampler did.
     def _init_training_state(self, *args, **kwargs):
         epochs, steps = super()._init_training_state(*args, **kwargs)
         if self._sampler.shuffle:

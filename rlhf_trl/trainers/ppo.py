@@ -312,8 +312,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         super()._save_state(folder)
         self.save_value_model(str(folder / value_model.NAME))
 
-    # Extends Trainer._load_from_checkpoint, which DeepSpeed does not use, and where FSDP restores
-    # all modules at once.
+    # Extends Trainer._load_from_checkpoint, where FSDP restores all (DeepSpeed does not use it).
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
