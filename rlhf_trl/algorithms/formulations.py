@@ -31,8 +31,7 @@ class Formulation:
     # numbers that the formulation fixes, by the name its functions know them by
     constants: Mapping[str, Any] = field(default_factory=dict)
     trainer: str = "GRPOTrainer"  # the stock trainer whose config `settings` belong to
-    # the TRL config fields that the formulation fixes; a value that depends on the parameters is a
-    # function of them, whose docstring is its formula (see `fixed`)
+    # the TRL fields that it fixes; a function of the parameters has its formula as docstring
     settings: Mapping[str, Any] = field(default_factory=dict)
     # True: the stock trainer with `settings` computes this; a string: why it does not
     trl: bool | str = ""
@@ -83,8 +82,7 @@ class PolicyGradient(Formulation):
     ratio: Part  # the likelihood ratio, or "none"
     surrogate: Part  # the per-token loss
     aggregation: Part  # from per-token losses to a number
-    # what the denominator of the aggregation spans; "window" is the whole accumulation step, whose
-    # token count is then passed as `normalizer`
+    # what the denominator spans: "window" is the whole accumulation step, with its `normalizer`
     window: Literal["micro_batch", "window"] = "micro_batch"
     kl: Literal["none", "loss", "reward"] = "none"  # where beta * KL goes; "loss": per token
     kl_sign: Literal["chapter", "code"] = "chapter"  # whose estimators k1, k2, k3 are

@@ -145,8 +145,13 @@ class Store:
             connection.close()
 
     def _open(self) -> sqlite3.Connection:
+        import psutil
+
         connection = sqlite3.connect(self.path, timeout=60)
-        journal = "DELETE" if _is_remote(self.path) else "WAL"
+        mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+        folders = self.path.resolve().parents
+        kind = next((mounts[folder] for folder in folders if folder in mounts), "")
+        journal = "DELETE" if kind.startswith(REMOTE) else "WAL"
         connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
         with connection:
             connection.executescript(SCHEMA)
@@ -191,11 +196,3 @@ def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) 
     if gone:
         connection.execute("DELETE FROM prompts WHERE id NOT IN (SELECT prompt_id FROM rollouts)")
     return gone
-
-
-def _is_remote(path: Path) -> bool:
-    import psutil
-
-    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
-    kind = next((mounts[folder] for folder in path.resolve().parents if folder in mounts), "")
-    return kind.startswith(REMOTE)

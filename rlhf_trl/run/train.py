@@ -122,13 +122,9 @@ def _left(loaded: Any, checkpoint: str | None) -> bool:
     state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
     if args.max_steps > 0:
         return state["global_step"] < args.max_steps
-    longer = _changed(loaded, _given(loaded, checkpoint)).keys() & LENGTH
+    before = output.read_manifest(checkpoint).get("given", loaded.given)
+    longer = _changed(loaded, before).keys() & LENGTH
     return state["global_step"] < state["max_steps"] or bool(longer)
-
-
-def _given(loaded: Any, checkpoint: str) -> dict[str, Any]:
-    """Return the config that a checkpoint was saved under."""
-    return output.read_manifest(checkpoint).get("given", loaded.given)
 
 
 def _check_resume(loaded: Any, checkpoint: str) -> None:
@@ -141,7 +137,7 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
         )
     print(f"resuming from {checkpoint}", flush=True)
     manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
-    changed = _changed(loaded, _given(loaded, checkpoint))
+    changed = _changed(loaded, manifest.get("given", loaded.given))
     for library, now in report.versions().items():
         if (before := manifest.get("versions", {}).get(library, now)) != now:
             changed[library] = before, now

@@ -144,7 +144,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             )
         return self.reward_func_names.index(function)
 
-    # Extends GRPOTrainer._generate_single_turn, which reads the checkpoint's generation_config, too.
+    # Extends GRPOTrainer._generate_single_turn, which reads the checkpoint's generation_config.
     def _generate_single_turn(self, *args, **kwargs):
         with neutral(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
