@@ -59,12 +59,9 @@ def prepare_model(model: Any, args: Any) -> Any:
         from rlhf_trl.tiny.model import build_model
 
         return build_model(args.seed)
-    args.model_init_kwargs = {
-        "revision": model.model_revision,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-        **(args.model_init_kwargs or {}),
-    }
+    own = {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
+    own |= {"revision": model.model_revision, **(args.model_init_kwargs or {})}
+    args.model_init_kwargs = own
     path = Path(_path(model))
     if path.is_dir() and (fault := weights_fault(path)):
         raise InputError(

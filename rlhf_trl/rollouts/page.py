@@ -104,12 +104,8 @@ def _read_split(
         ]
         if samples:
             shown.append({"generation": generation, "step": step, "samples": samples})
-    return {
-        "names": names,
-        "curves": [[_short(value) for value in row] for row in curves],
-        "shown": shown,
-        "left_out": [every, some],
-    }
+    found = {"names": names, "curves": [[_short(value) for value in row] for row in curves]}
+    return {**found, "shown": shown, "left_out": [every, some]}
 
 
 def _short(value: float | None) -> float | None:

@@ -182,12 +182,8 @@ def _read(folder: Path) -> dict[str, Any]:
         if values:
             # the clipped share shrinks with the learning rate, so it is taken over the whole run
             final[key] = statistics.fmean(values if key == "clipped" else values[-LAST:])
-    return {
-        **final,
-        **summary["after"],
-        "train_cpu_seconds": summary["train_cpu_seconds"],
-        "curve": [[e["step"], e[c]] for e in log for c in CURVES if c in e],
-    }
+    final |= {**summary["after"], "train_cpu_seconds": summary["train_cpu_seconds"]}
+    return final | {"curve": [[e["step"], e[c]] for e in log for c in CURVES if c in e]}
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:

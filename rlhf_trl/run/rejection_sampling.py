@@ -80,7 +80,13 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
     """
     own, args = loaded.own, loaded.trl
-    _check(loaded)
+    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
+    if own.rounds > 1 and loaded.model.use_peft:
+        raise InputError(
+            "rounds: each round but the first would start from an adapter, which use_peft cannot "
+            "train another one on; write rounds: 1, merge the adapter and run again from there."
+        )
+    train.check_reward_model(own)
     resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
     data = train.read(args, load_prompts, own.dataset)
@@ -102,17 +108,6 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
                 continue
             train.begin(each, f"{NAME}, round {number} of {own.rounds}")
         _train(each, data, tokenizer, trainer_class)
-
-
-def _check(loaded: Any) -> None:
-    own = loaded.own
-    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
-    if own.rounds > 1 and loaded.model.use_peft:
-        raise InputError(
-            "rounds: each round but the first would start from an adapter, which use_peft cannot "
-            "train another one on; write rounds: 1, merge the adapter and run again from there."
-        )
-    train.check_reward_model(own)
 
 
 def _round(loaded: Any, number: int, resume: str | None) -> Any:

@@ -92,11 +92,8 @@ class DynamicSampling:
             missing = self._without_contrast(rewards)
         if replaced and self.rollouts is not None:
             self._record_replaced(*zip(*replaced, strict=True))
-        for name, value in (
-            ("rounds", rounds),
-            ("discarded_groups", len(replaced) // size),
-            ("left_without_contrast", len(missing)),
-        ):
+        counts = {"rounds": rounds, "discarded_groups": len(replaced) // size}
+        for name, value in (counts | {"left_without_contrast": len(missing)}).items():
             self._metrics["train"][f"dynamic_sampling/{name}"].append(value)
         return (rows[first : first + share] if len(rows) > share else rows), rewards
 
@@ -152,12 +149,9 @@ class DynamicSampling:
         return rows
 
     def _check_plain(self, inputs: list[dict[str, Any]]) -> None:
-        special = {
-            "tools": self.tools,
-            "rollout_func": self.rollout_func,
-            "environment_factory": self.environment_factories,
-            "images": {"image", "images"} & inputs[0].keys(),
-        }
+        special = {"tools": self.tools, "rollout_func": self.rollout_func}
+        special |= {"environment_factory": self.environment_factories}
+        special |= {"images": {"image", "images"} & inputs[0].keys()}
         for name, used in special.items():
             if used:
                 raise InputError(
