@@ -41,13 +41,13 @@ class BookPPOConfig(BookGRPOConfig):
 
     value_model: str = field(
         default="separate",
-        metadata={"help": "A backbone or a head.", "choices": ["separate", "head"]},
+        metadata={"help": "A backbone of its own, or a head.", "choices": ["separate", "head"]},
     )
     value_model_name_or_path: str | None = field(
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "Its own; None: learning_rate.", "range": "0 or more"}
+        default=None, metadata={"help": "For values. None: learning_rate.", "range": "0 or more"}
     )
     value_warmup_steps: int = field(
         default=0, metadata={"help": "Steps in which only values learn.", "range": "0 or more"}
