@@ -494,7 +494,7 @@ def test_a_head_that_does_not_fit(models, tmp_path):
         tmp_path / "pair"
     )
     build_tokenizer().save_pretrained(tmp_path / "pair")
-    refused("num_labels 2, but a reward is one number", in_grpo, str(tmp_path / "pair"))
+    refused("num_labels 2; name a model with num_labels 1", in_grpo, str(tmp_path / "pair"))
 
 
 def edited(folder, change):
