@@ -103,7 +103,7 @@ def load_config(
         print(recipe_help(own, getattr(trl, "__name__", trl).rpartition(".")[2], "all" in words))
         raise SystemExit(0)
     path, overrides = _read_command_line(words)
-    config = _Config(path)
+    config = _Config(path, RULES)
     for option, values in overrides:
         config.override(option, values)
     for old, new in RENAMED.items():
@@ -211,8 +211,9 @@ def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[st
 class _Config:
     """The merged mapping, what each file and the command line gave to it, and the checks on it."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, rules: Mapping[str, Mapping[str, Any]] | None = None):
         self.values: dict[str, Any] = {}
+        self.rules = rules or {}  # beside those at the fields
         self.file = str(path)
         # (file, every key it writes), the deepest base first, the command line last
         self.layers: list[tuple[str, dict[Key, Any]]] = []
@@ -348,7 +349,7 @@ class _Config:
         for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):
             value, (kind, field) = values[key], known[key]
             checked[key] = self.check(value, kind, (*path, key))
-            rules = {} if path else RULES.get(key, {})
+            rules = {} if path else self.rules.get(key, {})
             for one in checked[key] if isinstance(checked[key], list) else [checked[key]]:
                 if wanted := instead(one, {**rules, **field.metadata}):
                     self.fail((*path, key), f"is {show(one)}; write {wanted}")
