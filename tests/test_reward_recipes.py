@@ -618,7 +618,7 @@ def test_nothing_to_evaluate_on(no, run, tmp_path):
     sentence = no("orm", settings=from_file(path))
     assert "eval_strategy is steps, but no row is held out" in sentence
     sentence = no("orm", settings=from_file(path, "--dataset.eval_path", path, *none))
-    assert "dataset.eval_size: 0 leaves nothing" in sentence
+    assert "dataset.eval_size is 0; write 1 or more" in sentence
     folder, out = run("orm", "orm", *from_file(path, *SILENT), folder=tmp_path / "without")
     assert "nothing is held out, so nothing was evaluated" in out.splitlines()[-1]
     assert json.loads((folder / "summary.json").read_text())["after"] == {}

@@ -79,7 +79,7 @@ def kept_samples(
     if asked != [(row["question"], how) for row in rows for _ in range(count)]:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
-            f"questions, of at most {longest} tokens and by {name}; write to another output_dir."
+            f"questions, of at most {longest} tokens and by {name}; go elsewhere with --output_dir."
         )
     return found
 
