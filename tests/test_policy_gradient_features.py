@@ -539,7 +539,7 @@ def test_a_value_that_a_reward_logs_counts_for_the_completions_that_stay():
 def test_dynamic_sampling_refuses_what_it_cannot_repeat():
     trainer = build("dapo", dynamic_sampling_rounds=1)
     trainer.rollout_func = lambda *_: None
-    with pytest.raises(InputError, match=r"rollout_func; write dynamic_sampling_rounds: 0"):
+    with pytest.raises(InputError, match="dynamic_sampling_rounds does not work with rollout_func"):
         accumulate(trainer, batches(trainer))
 
 
