@@ -81,7 +81,10 @@ def ipo(
 
 
 def simpo(
-    policy_chosen_logps: Tensor, policy_rejected_logps: Tensor, beta: float, gamma_beta_ratio: float
+    policy_chosen_logps: Tensor,
+    policy_rejected_logps: Tensor,
+    beta: float,
+    gamma_beta_ratio: float,
 ) -> Tensor:
     """Return DPO's loss on averages, without a reference and with a margin.
 
