@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.fields import AnyRun, PromptData, Samples
+from rlhf_trl.run.fields import AnyRun, PromptData, Samples, within
 from rlhf_trl.run.launch import recipe
 
 
@@ -19,10 +19,10 @@ class Run(AnyRun):
     dataset: PromptData  # where prompts come from
     # which answers are trained
     strategy: Literal["top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall"]
-    k: int | None = None  # answers for *_k_overall; null: one per prompt
+    k: int | None = within("1 or more", None)  # answers for *_k_overall; null: one per prompt
     ties: Literal["random", "first"] = "random"  # which of equal rewards
-    rounds: int = 1  # sample, select and train so often
-    num_generations: int = 8  # answers to each prompt
+    rounds: int = within("1 or more", 1)  # sample, select and train so often
+    num_generations: int = within("1 or more", 8)  # answers to each prompt
     max_completion_length: int = 64  # tokens
     temperature: float = 1.0  # of the answers, as are the next three
     top_p: float = 1.0  # share of the probability to sample from

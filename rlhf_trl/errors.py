@@ -1,9 +1,22 @@
 """The one exception that is shown to the user as a sentence, without a traceback."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, field
 from difflib import get_close_matches
+from typing import Any
+
+# What a field of numbers may hold, by what to write in place of anything else.
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "0 or more": lambda value: value >= 0,
+    "1 or more": lambda value: value >= 1,
+    "2 or more": lambda value: value >= 2,
+    "0 (none), or 2 or more": lambda value: value == 0 or value >= 2,
+    "a number above 0": lambda value: value > 0,
+    "a number above 0, at most 1": lambda value: 0 < value <= 1,
+    "a number between 0 and 1": lambda value: 0 <= value <= 1,
+}
 
 
 class InputError(ValueError):
@@ -11,6 +24,22 @@ class InputError(ValueError):
 
     Whatever reads a config, data, a model or a folder may raise it, and says so in that sentence.
     """
+
+
+def within(wanted: str, default: Any = MISSING) -> Any:
+    """Declare a field whose numbers are of one of the `RANGES`."""
+    return field(default=default, metadata={"range": wanted})
+
+
+def instead(value: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Return what to write for a value that `range` or `choices` of a field rule out, or None."""
+    wanted, choices = metadata.get("range"), metadata.get("choices")
+    if value is None or not (wanted or choices):
+        return None
+    if wanted:
+        return None if RANGES[wanted](value) else wanted
+    choices = choices() if callable(choices) else choices
+    return None if value in choices else f"one of {', '.join(choices)}{nearest(value, choices)}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -79,38 +79,21 @@ def policy_gradient_loss(
     row = algorithms.formulation(algorithm, formulation, "policy_gradient")
     numbers = row.parameters(params)
     row = row.chosen(numbers)
-    tensors = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
-    tensors |= {"old_values": old_values, "binary_rewards": binary_rewards}
-    tensors |= {"prompt_tokens": prompt_tokens}
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    _check_reads(row, numbers, set(tensors), beta_given="beta" in params)
+    given = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
+    given |= {"old_values": old_values, "binary_rewards": binary_rewards}
+    given |= {"prompt_tokens": prompt_tokens}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    _check_reads(row, numbers, set(given), beta_given="beta" in params)
     _check_window(row, normalizer)
-    tensors |= {"logps": logps, "mask": mask, "rewards": rewards}
+    tensors = {"logps": logps, "mask": mask, "rewards": rewards, **given}
     tensors = _prepared(row.label, tensors)
     _check_groups(row.label, num_generations, len(tensors["rewards"]))
 
-    def take(*names: str) -> dict[str, Tensor]:
-        return {name: tensors[name] for name in names if name in tensors}
-
-    shaped = shaped_rewards(
-        row, numbers, **take("rewards", "mask", "logps", "old_logps", "ref_logps")
-    )
-    advantages = estimate_advantages(
-        row,
-        numbers,
-        rewards=shaped,
-        num_generations=num_generations,
-        **take("mask", "old_values", "binary_rewards"),
-    )
-    loss = surrogate_loss(
-        row,
-        numbers,
-        advantages=advantages,
-        num_generations=num_generations,
-        normalizer=normalizer,
-        **take("logps", "mask", "old_logps", "ref_logps", "values", "old_values", "prompt_tokens"),
-    )
-    return PolicyGradientLoss(loss, advantages)
+    known = {**tensors, "row": row, "params": numbers}
+    known |= {"num_generations": num_generations, "normalizer": normalizer}
+    for name, step in (("rewards", shaped_rewards), ("advantages", estimate_advantages)):
+        known[name] = _call(step, {}, known)
+    return PolicyGradientLoss(_call(surrogate_loss, {}, known), known["advantages"])
 
 
 def shaped_rewards(
@@ -262,7 +245,6 @@ def preference_loss(
     """
     row = algorithms.formulation(algorithm, formulation, "direct_alignment")
     numbers = row.parameters(params)
-    function = _function(book.preference, row.loss)
     given = {
         "policy_chosen_logps": policy_chosen_logps,
         "policy_rejected_logps": policy_rejected_logps,
@@ -272,7 +254,7 @@ def preference_loss(
         "ref_kl_logps": ref_kl_logps,
         "chosen_nll": chosen_nll,
     }
-    tensors = _named(row.label, function, given)
+    tensors = _named(row.label, _function(book.preference, row.loss), given)
     _check_floating(row.label, tensors, "policy_chosen_logps")
     _check_completions(row, tensors)
     return completions_loss(row, numbers, **tensors)
@@ -346,7 +328,7 @@ def reward_loss(
     given = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
     given |= {"logits": logits, "labels": labels, "class_weights": class_weights}
     per_token = row.aggregation != "none"
-    tensors = _named(row.label, function, given | {"mask": mask}, {"mask"} if per_token else set())
+    tensors = _named(row.label, function, given | {"mask": mask}, ("mask",) if per_token else ())
     _check_floating(row.label, tensors, next(iter(tensors)))
     (_check_tokens if per_token else _check_comparisons)(row, tensors)
     return scores_loss(row, numbers, **tensors)
@@ -423,22 +405,16 @@ def distillation_loss(
     name = _student(row)
     tensors = _promoted(_named(row.label, function, given, {"mask"}), name)
     student, teacher, mask = tensors[name], tensors[f"teacher_{name}"], tensors["mask"]
-    if student.dim() != (2 if name == "logps" else 3) or 0 in student.shape:
-        wanted = "(B, T)" if name == "logps" else "(B, T, V)"
-        raise InputError(
-            f"{row.label}: {name} must have shape {wanted}, not {tuple(student.shape)}"
-        )
-    like = f"{name} of shape {tuple(student.shape)}"
-    _check_shape(row.label, "mask", mask, student.shape[:2], like)
+    form = "BT" if name == "logps" else "BTV"
+    shapes = {name: form, f"teacher_{name}": f"{form}|K{form}", "mask": "BT"}
+    _check_shapes(row.label, {name: student, **tensors}, shapes)
     _check_mask(row.label, mask)
     _check_window(row, normalizer)
     _check_groups(row.label, num_generations, len(mask))
-    if teacher.dim() == student.dim():
-        teacher = teacher.unsqueeze(0)
-    _check_shape(row.label, f"teacher_{name}", teacher[0], student.shape, like)
-    for which, tensor in ((name, student[None]), (f"teacher_{name}", teacher)):
-        if not tensor[:, mask.bool()].isfinite().all():
-            raise InputError(f"{row.label}: {which} must be finite on the tokens that count")
+    teacher = teacher if teacher.dim() > student.dim() else teacher.unsqueeze(0)
+    _check_finite(row.label, name, student, mask.bool())
+    for each in teacher:
+        _check_finite(row.label, f"teacher_{name}", each, mask.bool())
     if teacher_weights is None:
         teacher_weights = torch.ones(len(teacher)) / len(teacher)
     count, shape = len(teacher), tuple(teacher_weights.shape)
@@ -485,35 +461,26 @@ def _student(row: Distillation) -> str:
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     label, logits, labels = row.label, tensors["logits"], tensors["labels"]
-    classes = 3 if row.loss == "process" else 0
-    fits = logits.dim() == 3 and logits.shape[2] == classes if classes else logits.dim() == 2
-    if not fits or 0 in logits.shape:
-        wanted = "(B, S, 3)" if classes else "(B, T)"
-        raise InputError(f"{label}: logits must have shape {wanted}, not {tuple(logits.shape)}")
-    shape = logits.shape[:2]
-    if labels.shape == shape[:1] and "mask" in tensors and not classes:
-        labels = labels.unsqueeze(1).expand(shape)
+    classes = 3 if row.loss == "process" else 2
+    shapes = {"logits": "BT", "labels": "BT|B" if "mask" in tensors else "BT", "mask": "BT"}
+    if classes == 3:
+        shapes = {"logits": "BS3", "labels": "BS", "mask": "BS", "class_weights": "3"}
+    _check_shapes(label, tensors, shapes)
+    if labels.dim() == 1:
+        labels = labels.unsqueeze(1).expand(logits.shape)
     mask = tensors.get("mask", torch.ones_like(labels))
-    for name, tensor in (("labels", labels), ("mask", mask)):
-        _check_shape(label, name, tensor, shape, f"logits of shape {tuple(logits.shape)}")
     _check_mask(label, mask)
     counted = (mask * (labels != -100)).bool()
-    known = range(classes or 2)
-    if strange := sorted(set(labels[counted].unique().tolist()) - set(known)):
-        wanted = ", ".join(map(str, known))
+    if strange := sorted(set(labels[counted].unique().tolist()) - {*range(classes)}):
+        wanted = ", ".join(map(str, range(classes)))
         raise InputError(f"{label}: labels must be {wanted} or -100, not {strange[0]:g}")
-    if not logits[counted].isfinite().all():
-        raise InputError(f"{label}: logits must be finite on the positions that count")
-    weights = tensors.get("class_weights")
-    if weights is not None and (weights.shape != (classes,) or not (weights > 0).all()):
-        raise InputError(f"{label}: class_weights must be {classes} numbers above 0")
+    _check_finite(label, "logits", logits, counted)
+    if not (tensors.get("class_weights", mask + 1) > 0).all():
+        raise InputError(f"{label}: class_weights must be 3 numbers above 0")
 
 
 def _named(
-    label: str,
-    function: Callable[..., Tensor],
-    given: Mapping[str, Any],
-    also: set[str] = frozenset(),
+    label: str, function: Callable[..., Tensor], given: Mapping[str, Any], also: Iterable[str] = ()
 ) -> dict[str, Tensor]:
     """Keep the tensors that are given; refuse those that the function does not name or lacks."""
     parameters = inspect.signature(function).parameters
@@ -535,12 +502,26 @@ def _check_types(label: str, tensors: Mapping[str, Any]) -> None:
             raise InputError(f"{label}: {name} must be a torch tensor, not {type(tensor).__name__}")
 
 
-def _check_shape(label: str, name: str, tensor: Tensor, shape: torch.Size, first: str) -> None:
-    if tensor.shape != shape:
-        raise InputError(
-            f"{label}: {name} must have shape {tuple(shape)} to go with {first}, "
-            f"not {tuple(tensor.shape)}"
-        )
+def _check_shapes(
+    label: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, str], empty: str = ""
+) -> None:
+    """Refuse tensors of other shapes than their letters say: "BT", or "B|" where a scalar will do.
+
+    A letter has one size for all of them, above 0 unless it stands in `empty`.
+    """
+    sizes = {"3": 3}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        forms, shape = shapes[name].split("|"), tuple(tensor.shape)
+        for form in (form for form in forms if len(form) == len(shape)):
+            here = dict(zip(form, shape, strict=True))
+            if all(sizes.get(k, n) == n and (n or k in empty) for k, n in here.items()):
+                sizes |= here
+                break
+        else:
+            each = [", ".join(str(sizes.get(k, k)) for k in form) for form in forms]
+            wanted = " or ".join(f"({one}{',' * (one.isalnum())})" for one in each)
+            also = f" to go with {next(iter(tensors))}" if number else ""
+            raise InputError(f"{label}: {name} must have shape {wanted}{also}, not {shape}")
 
 
 def _check_mask(label: str, mask: Tensor) -> None:
@@ -565,35 +546,24 @@ def _promoted(
     return {name: tensor.detach() if name in cut else tensor for name, tensor in found.items()}
 
 
-def _check_finite(label: str, name: str, tensor: Tensor) -> None:
-    if broken := (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist():
+def _check_finite(label: str, name: str, tensor: Tensor, counted: Tensor | None = None) -> None:
+    """Refuse what is not finite, anywhere or where it is counted."""
+    if counted is not None and not tensor[counted].isfinite().all():
+        raise InputError(f"{label}: {name} must be finite on the positions that count")
+    broken = (~tensor.isfinite()).reshape(-1).nonzero().flatten().tolist()
+    if counted is None and broken:
         raise InputError(f"{label}: {name} must be finite, but at positions {broken} it is not")
-
-
-_LIKE = {
-    "policy_rejected_logps": "policy_chosen_logps",
-    "ref_chosen_logps": "policy_chosen_logps",
-    "ref_rejected_logps": "policy_rejected_logps",
-    "ref_kl_logps": "policy_kl_logps",
-}
 
 
 def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
     unpaired = "policy_kl_logps" in tensors
+    rejected = "R" if unpaired else "B"  # KTO's may be more or fewer than the chosen, or none
+    shapes = {"policy_rejected_logps": rejected, "ref_rejected_logps": rejected}
+    shapes |= {"policy_kl_logps": "M", "ref_kl_logps": "M", "chosen_nll": "B|"}
+    shapes = dict.fromkeys(tensors, "B") | shapes
+    _check_shapes(row.label, tensors, shapes, empty="BR" if unpaired else "")
     for name, tensor in tensors.items():
         _check_finite(row.label, name, tensor)
-        shape = tuple(tensor.shape)
-        like = None if unpaired and name == "policy_rejected_logps" else _LIKE.get(name)
-        if name == "chosen_nll":
-            fits, wanted = shape in ((), tensors["policy_chosen_logps"].shape), "(B,) or ()"
-        elif like:
-            wanted = f"{tuple(tensors[like].shape)}, as {like} has"
-            fits = shape == tensors[like].shape
-        else:
-            empty = unpaired and name != "policy_kl_logps"
-            fits, wanted = len(shape) == 1 and (shape[0] > 0 or empty), "(B,)"
-        if not fits:
-            raise InputError(f"{row.label}: {name} must have shape {wanted}, not {shape}")
         odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
         if odds and (tensor >= 0).any():
             why = "a probability of 1 has infinite odds"
@@ -603,17 +573,12 @@ def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
-    label = row.label
-    first, rewards = next(iter(tensors.items()))
-    ranked = first == "rewards"
-    if rewards.dim() != 1 + ranked or not len(rewards) or (ranked and rewards.shape[1] < 2):
-        wanted = "(B, K) with K of 2 or more" if ranked else "(B,)"
-        raise InputError(f"{label}: {first} must have shape {wanted}, not {tuple(rewards.shape)}")
+    shapes = dict.fromkeys(tensors, "B") | {"margin": "B|", "rewards": "BK"}
+    _check_shapes(row.label, tensors, shapes)
     for name, tensor in tensors.items():
-        if tensor.shape != rewards.shape and not (name == "margin" and tensor.dim() == 0):
-            wanted = f"{tuple(rewards.shape)}, like {first}, not {tuple(tensor.shape)}"
-            raise InputError(f"{label}: {name} must have shape {wanted}")
-        _check_finite(label, name, tensor)
+        _check_finite(row.label, name, tensor)
+    if "rewards" in tensors and tensors["rewards"].shape[1] < 2:
+        raise InputError(f"{row.label}: rewards must have shape (B, K) with K of 2 or more")
 
 
 def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
@@ -624,7 +589,7 @@ def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
 def _call(
     function: Callable[..., Tensor], params: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Tensor:
-    """Call a function of the book with those parameters and tensors that its arguments name."""
+    """Call a function with those parameters and tensors that its arguments name."""
     known = {**params, **tensors}
     names = inspect.signature(function).parameters
     return function(**{name: known[name] for name in names if name in known})
@@ -654,8 +619,7 @@ def _check_reads(
         needs["ref_logps"] = f"beta={params['beta']}"
     if row.value_loss != "none":
         needs |= {"values": "its critic", "old_values": "its critic (on-policy: values.detach())"}
-    advantage = _function(book.advantages, row.advantage)
-    if "binary_rewards" in inspect.signature(advantage).parameters:
+    if "binary_rewards" in inspect.signature(_function(book.advantages, row.advantage)).parameters:
         needs["binary_rewards"] = "its advantages"
     for name in sorted(given - reads - needs.keys()):
         hint = ""
@@ -687,30 +651,22 @@ def _check_groups(label: str, num_generations: int | None, batch: int) -> None:
         return
     if not isinstance(num_generations, int) or num_generations < 1 or batch % num_generations:
         raise InputError(
-            f"{label}: num_generations must be a whole number that divides the batch of {batch}, "
-            f"not {num_generations!r}"
+            f"{label}: num_generations must divide the batch of {batch}, not {num_generations!r}"
         )
 
 
 def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Check types, shapes and the mask; bring all to one precision; cut old tensors' gradients."""
     _check_types(label, tensors)
-    logps, mask = tensors["logps"], tensors["mask"]
-    if logps.dim() != 2 or not logps.is_floating_point() or 0 in logps.shape:
-        raise InputError(
-            f"{label}: logps must hold floating-point numbers of shape (B, T), "
-            f"not {logps.dtype} of shape {tuple(logps.shape)}"
-        )
-    for name, tensor in tensors.items():
-        each = name in ("rewards", "binary_rewards", "prompt_tokens")
-        shape = logps.shape[:1] if each else logps.shape
-        _check_shape(label, name, tensor, shape, f"logps of shape {tuple(logps.shape)}")
+    _check_floating(label, tensors, "logps")
+    each = dict.fromkeys(("rewards", "binary_rewards", "prompt_tokens"), "B")
+    _check_shapes(label, tensors, dict.fromkeys(tensors, "BT") | each)
+    mask = tensors["mask"]
     _check_mask(label, mask)
     for name, tensor in tensors.items():
-        if tensor.shape == mask.shape and not tensor[mask.bool()].isfinite().all():
-            raise InputError(f"{label}: {name} must be finite on the tokens that count")
+        if name not in each:
+            _check_finite(label, name, tensor, mask.bool())
+    _check_finite(label, "rewards", tensors["rewards"])
     if not (tensors.get("prompt_tokens", mask.sum(1)) >= mask.sum(1)).all():
         raise InputError(f"{label}: prompt_tokens must hold at least the tokens of each completion")
-    if broken := (~tensors["rewards"].isfinite()).nonzero().flatten().tolist():
-        raise InputError(f"{label}: rewards must be finite, but those of rows {broken} are not")
     return _promoted(tensors, "logps", learned=("logps", "values"))

@@ -27,8 +27,7 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     name = model.model_name_or_path
     if name is None:
         raise InputError(
-            f"model_name_or_path is missing; write {EMBEDDED} for the embedded model, a folder or "
-            "a hub name."
+            f"model_name_or_path is missing; write {EMBEDDED} (embedded), a folder or a hub name."
         )
     if name == UNTRAINED:
         from rlhf_trl.tiny.tokenizer import build_tokenizer
@@ -37,8 +36,7 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     tokenizer = from_pretrained(AutoTokenizer, model, args)
     if tokenizer.eos_token_id is None:
         raise InputError(
-            f"the tokenizer of {name!r} has no eos_token, so no completion could ever end; set "
-            "eos_token in its tokenizer_config.json."
+            f"the tokenizer of {name!r} has no eos_token; set it in its tokenizer_config.json."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -61,17 +59,13 @@ def prepare_model(model: Any, args: Any) -> Any:
         from rlhf_trl.tiny.model import build_model
 
         return build_model(args.seed)
-    args.model_init_kwargs = {
-        "revision": model.model_revision,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-        **(args.model_init_kwargs or {}),
-    }
+    own = {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
+    own |= {"revision": model.model_revision, **(args.model_init_kwargs or {})}
+    args.model_init_kwargs = own
     path = Path(_path(model))
     if path.is_dir() and (fault := weights_fault(path)):
         raise InputError(
-            f"model_name_or_path: {model.model_name_or_path!r} {fault}; name a folder that "
-            "save_pretrained has written whole."
+            f"model_name_or_path: {model.model_name_or_path!r} {fault}; name a whole one."
         )
     return str(path) if path.is_dir() else model.model_name_or_path
 
@@ -127,14 +121,11 @@ def loading(
 @contextmanager
 def whole_weights(args: Any) -> Iterator[None]:
     """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
-    from transformers.integrations.deepspeed import (
-        is_deepspeed_zero3_enabled,
-        unset_hf_deepspeed_config,
-    )
+    from transformers.integrations import deepspeed
 
-    sharded = is_deepspeed_zero3_enabled()
+    sharded = deepspeed.is_deepspeed_zero3_enabled()
     if sharded:
-        unset_hf_deepspeed_config()
+        deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:

@@ -83,8 +83,7 @@ def claim(output_dir: str, resume: str | None) -> str | None:
         probe.unlink()
     except OSError as error:
         raise InputError(
-            f"output_dir: {output_dir!r} cannot be written ({error.strerror}); name another with "
-            "--output_dir."
+            f"output_dir: {output_dir!r} cannot be written ({error.strerror}); name another."
         ) from error
     if resume is None:
         if not any(folder.iterdir()):
@@ -98,8 +97,8 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             what = "a run without a checkpoint"
             remedy = "start it anew there with --resume_from_checkpoint auto, or "
         raise InputError(
-            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere with "
-            "--output_dir."
+            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere "
+            "with --output_dir."
         )
     for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -183,10 +182,10 @@ def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
     does, in half the time (about 0.5 s per GiB). Without, a bit that flips on the disk goes
     unnoticed.
     """
-    paths = (p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != MANIFEST)
     files = {
         str(p.relative_to(checkpoint)): (p.stat().st_size, _crc32(p) if checksums else None)
-        for p in paths
+        for p in sorted(checkpoint.rglob("*"))
+        if p.is_file() and p.name != MANIFEST
     }
     content = json.loads(json.dumps({**told, "files": files}, default=str))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})

@@ -159,7 +159,7 @@ def test_standardized_advantages_forget_the_scale(scale):
     ],
 )
 def test_groups_that_do_not_fit_are_refused(estimate, size):
-    with pytest.raises(InputError, match=r"multiple of num_generations=4|at least 2 completions"):
+    with pytest.raises(InputError, match=r"num_generations=4 does|at least 2 completions"):
         estimate(torch.zeros(6, dtype=torch.float64), size)
 
 
@@ -391,7 +391,6 @@ def test_has_contrast():
     # all wrong, all right, mixed, all half right: the last is neither extreme
     correctness = f64([0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.5, 0.5])
     assert rewards.has_contrast(correctness, 2).tolist() == [False, False, True, True]
-    assert rewards.has_contrast(correctness, 2, highest=0.5).tolist() == [False, True, True, False]
 
 
 # --- KL estimators, against the sum over the whole vocabulary ------------------------------------

@@ -1,6 +1,7 @@
 """Config loading: what a YAML and a command line mean, and the sentence each mistake gets."""
 
 import importlib
+import runpy
 import subprocess
 import sys
 import warnings
@@ -17,7 +18,10 @@ from rlhf_trl.data.pairs import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import load_config, read_config, read_fields
+from rlhf_trl.run.named import CONFIGS
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
+
+ROOT = Path(__file__).parent.parent
 
 
 class Unit(Enum):
@@ -355,38 +359,41 @@ def test_dumped_yaml_reads_back_exactly(tmp_path):
 
 def test_the_algorithm_sets_the_fields_it_fixes(load):
     assert load().trl.scale_rewards == "group"
-    assert load("algorithm: drgrpo\n").trl.scale_rewards == "none"
+    assert load("algorithm: drgrpo\n", trl=CONFIGS["grpo"]).trl.scale_rewards == "none"
 
 
 def test_the_algorithms_defaults_replace_trls(load):
     epsilon_high = algorithms.formulation("dapo", "chapter").reads["epsilon_high"]
     assert epsilon_high is not None
-    assert load("algorithm: dapo\n").trl.epsilon_high == epsilon_high
-    assert load("algorithm: dapo\nepsilon_high: 0.5\n").trl.epsilon_high == 0.5
+    text, ours = "algorithm: dapo\ncorrectness_reward: exact_match\n", CONFIGS["grpo"]
+    assert load(text, trl=ours).trl.epsilon_high == epsilon_high
+    assert load(f"{text}epsilon_high: 0.5\n", trl=ours).trl.epsilon_high == 0.5
 
 
 def test_a_field_that_depends_on_a_parameter_is_worked_out(load):
-    flipped = load("algorithm: cdpo\nlabel_smoothing: 0.2\n", trl="DPOConfig").trl
+    flipped = load("algorithm: cdpo\nlabel_smoothing: 0.2\n", trl=CONFIGS["dpo"]).trl
     # 2 (1 - 0.2) and -(1 - 0.4)
     assert (flipped.loss_type, flipped.loss_weights) == (["sigmoid", "robust"], [1.6, -0.6])
-    by_default = load("algorithm: cdpo\n", "--beta", "0.3", trl="DPOConfig").trl
+    by_default = load("algorithm: cdpo\n", "--beta", "0.3", trl=CONFIGS["dpo"]).trl
     assert (by_default.label_smoothing, by_default.loss_weights) == (0.1, [1.8, -0.8])
-    by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl="DPOConfig").trl
+    by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl=CONFIGS["dpo"]).trl
     assert by_hand.loss_weights == [1.0, 0.0]
     repeated = "algorithm: cdpo\nloss_weights: [1.0, -0.8]\n"
-    assert "contradicts cdpo (chapter)" in refusal(load, repeated, trl="DPOConfig")
+    assert "contradicts cdpo (chapter)" in refusal(load, repeated, trl=CONFIGS["dpo"])
     broken = "algorithm: cdpo\nlabel_smoothing: much\n"
-    assert "label_smoothing must be a number, not 'much'" in refusal(load, broken, trl="DPOConfig")
+    assert "label_smoothing must be a number, not 'much'" in refusal(
+        load, broken, trl=CONFIGS["dpo"]
+    )
 
 
 def test_a_recipe_runs_its_own_algorithms_only(load):
     @dataclass
     class Pairs(Run):
-        algorithm: str = field(default="dpo", metadata={"runs": ["dpo", "kto"]})
+        algorithm: str = field(default="dpo", metadata={"choices": ["dpo", "kto"]})
 
     assert load(own=Pairs, trl="DPOConfig").own.algorithm == "dpo"
     sentence = refusal(load, "algorithm: grpo\n", own=Pairs, trl="DPOConfig")
-    assert 'algorithm is "grpo", which this recipe does not run; write one of dpo, kto.' in sentence
+    assert 'algorithm is "grpo"; write one of dpo, kto.' in sentence
     sentence = refusal(load, "algorithm: dpo\ndesirable_weight: 2.0\n", own=Pairs, trl="DPOConfig")
     assert "remove it, or choose one that reads it: kto." in sentence
 
@@ -678,6 +685,64 @@ def test_a_recipe_may_not_declare_a_field_that_trl_has(load):
 
     with pytest.raises(TypeError, match="seed"):
         load("", own=Twice, head="use_cpu: true\n")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "key", "value", "wanted"),
+    [
+        ("grpo", "grpo", "dataset.size", "0", "1 or more"),
+        ("grpo", "grpo", "dataset.eval_size", "-1", "1 or more"),
+        ("grpo", "grpo", "dataset.specs.0.weight", "0.0", "a number above 0"),
+        ("grpo", "grpo", "samples.every", "-1", "0 or more"),
+        ("grpo", "grpo", "samples.count", "0", "1 or more"),
+        ("grpo", "grpo", "samples.temperature", "-0.5", "0 or more"),
+        ("grpo", "grpo", "samples.top_p", "0.0", "a number above 0, at most 1"),
+        ("grpo", "grpo", "samples.top_p", "1.5", "a number above 0, at most 1"),
+        ("grpo", "grpo", "samples.max_tokens", "0", "1 or more"),
+        ("grpo", "grpo", "rollouts.every", "0", "1 or more"),
+        ("grpo", "grpo", "rollouts.cap", "0.0", "a number above 0"),
+        ("grpo", "../own/grpo", "dataset.eval_size", "0", "1 or more"),
+        ("dpo", "dpo", "max_samples", "0", "1 or more"),
+        ("reward", "kwise", "dataset.list_length", "1", "2 or more"),
+        ("orm", "orm", "dataset.candidates", "1", "0 (none), or 2 or more"),
+        ("orm", "orm", "dataset.samples_per_prompt", "0", "1 or more"),
+        ("prm", "prm", "dataset.errors", "1.5", "a number between 0 and 1"),
+        ("prm", "prm", "dataset.max_steps", "0", "1 or more"),
+        ("rejection_sampling", "rejection_sampling", "temperature", "0.0", "a number above 0"),
+        ("rejection_sampling", "rejection_sampling", "rounds", "0", "1 or more"),
+        ("rejection_sampling", "rejection_sampling", "k", "0", "1 or more"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_trl_is_looked_for(
+    recipe, name, key, value, wanted
+):
+    given = ["--config", str(ROOT / "configs" / "tiny" / f"{name}.yaml"), f"--{key}", value]
+    run = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    with pytest.raises(InputError) as caught:
+        load_config(run, "no.such.Class", given)
+    assert str(caught.value) == f"command line: {key} is {value}; write {wanted}."
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "key", "value", "wanted"),
+    [
+        ("grpo", "reinforce", "baseline_decay", "7.0", "a number between 0 and 1"),
+        ("grpo", "dapo", "dynamic_sampling_rounds", "-1", "0 or more"),
+        ("grpo", "grpo", "missing_eos_penalty", "-1.0", "0 or more"),
+        ("dpo", "dpo", "nll_weight", "-1.0", "0 or more"),
+        ("ppo", "ppo", "value_warmup_steps", "-1", "0 or more"),
+        ("distill", "sdpo", "kl_top_k", "0", "1 or more"),
+        ("grpo", "grpo", "learning_rate", "-1.0", "0 or more"),
+        ("grpo", "grpo", "num_iterations", "0", "1 or more"),
+        ("grpo", "grpo", "temperature", "0.0", "a number above 0"),
+    ],
+)
+def test_a_number_of_a_trainer_out_of_range_names_its_key(recipe, name, key, value, wanted):
+    given = ["--config", str(ROOT / "configs" / "tiny" / f"{name}.yaml"), f"--{key}", value]
+    run = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    with pytest.raises(InputError) as caught:
+        load_config(run, CONFIGS[recipe], given)
+    assert str(caught.value) == f"command line: {key} is {value}; write {wanted}."
 
 
 BAD_WITHOUT_TRL = {

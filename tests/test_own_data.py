@@ -101,7 +101,7 @@ def test_rows_that_were_edited_are_not_trained_on_unasked(run, refused, own_mode
     write_lines(file, rows)
     more[1] = 6
     sentence = refused("dpo", config, *given, *more)
-    assert "rows are not those that" in sentence and "resume_changed: [dataset]" in sentence
+    assert "rows are not those of" in sentence and "resume_changed: [dataset]" in sentence
     run("dpo", config, *given, *more, "--resume_changed", "dataset")
     assert json.loads((folder / "summary.json").read_text())["steps"] == 6
 

@@ -472,13 +472,19 @@ REFUSED = {
         {"formulation": "code", "whiten_advantages": True},
         "whiten_advantages is not read by ppo (code)",
     ),
-    "no such kind": ({"value_model": "shared"}, "value_model is 'shared'; write separate or head"),
+    "no such kind": (
+        {"value_model": "shared"},
+        "value_model is 'shared'; write one of separate, head",
+    ),
     "head and path": (
         {"value_model": "head", "value_model_name_or_path": "x"},
         "value_model_name_or_path is for a separate value model",
     ),
-    "head and warm-up": ({"value_model": "head", "value_warmup_steps": 1}, "holds the policy"),
-    "moving reference": ({"sync_ref_model": True, "beta": 0.1}, "which has no value model"),
+    "head and warm-up": (
+        {"value_model": "head", "value_warmup_steps": 1},
+        "value_warmup_steps is for a separate",
+    ),
+    "moving reference": ({"sync_ref_model": True, "beta": 0.1}, "without a value model"),
     "negative": ({"value_learning_rate": -1.0}, "value_learning_rate is -1.0; write 0 or more"),
     "missing model": (
         {"value_model_name_or_path": "/no/such/model"},
@@ -497,7 +503,7 @@ def test_refused_in_one_sentence(case):
 
 
 def test_the_other_trainers_config_is_refused():
-    with pytest.raises(InputError, match=r"grpo .* has no critic: use recipes/grpo\.py"):
+    with pytest.raises(InputError, match=r"grpo .* has no critic: use BookGRPOTrainer"):
         args = BookPPOConfig(use_cpu=True, bf16=False, report_to="none")
         BookPPOConfig.resolve(args, "grpo", "chapter")
 

@@ -200,7 +200,7 @@ def test_a_value_model_has_no_dropout(tmp_path):
 
 def test_a_value_model_with_several_labels(refused, tmp_path):
     path = ["--value_model_name_or_path", classifier(tmp_path, labels=3)]
-    assert "has num_labels 3, but a value is one number" in refused("ppo", "ppo", *SMALL, *path)
+    assert "has num_labels 3; name one with num_labels 1" in refused("ppo", "ppo", *SMALL, *path)
 
 
 def test_a_value_model_with_another_vocabulary(refused, tmp_path):
@@ -208,7 +208,7 @@ def test_a_value_model_with_another_vocabulary(refused, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 99}))
     sentence = refused("ppo", "ppo", *SMALL, "--value_model_name_or_path", folder)
-    assert "has a vocabulary of 99 tokens and the policy one of" in sentence
+    assert "has 99 tokens and the policy" in sentence
 
 
 def test_a_value_model_with_another_tokenizer(refused, tmp_path):
@@ -269,8 +269,8 @@ def test_a_reward_model_that_fails(refused, tmp_path, fault):
     folder = classifier(tmp_path, labels=2 if fault == "labels" else 1)
     says = {
         "missing": "is neither a reward model's folder here nor",
-        "labels": "has num_labels 2, but a reward is one number",
-        "score": "lacks score.weight, so its scores would be random",
+        "labels": "has num_labels 2; name a model with num_labels 1",
+        "score": "lacks score.weight; name a trained one",
         "nan": "reward function 'reward_model' returned nan",
     }[fault]
     if fault == "missing":

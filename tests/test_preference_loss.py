@@ -330,7 +330,7 @@ REFUSED = {
         "dpo",
         {"policy_rejected_logps": f64([-1.0])},
         {},
-        "policy_rejected_logps must have shape (2,), as policy_chosen_logps has, not (1,)",
+        "policy_rejected_logps must have shape (2,) to go with policy_chosen_logps, not (1,)",
     ),
     "per token": (
         "dpo",
@@ -362,7 +362,7 @@ REFUSED = {
         "orpo",
         {"chosen_nll": f64([1.0, 2.0, 3.0])},
         {},
-        "chosen_nll must have shape (B,) or (), not (3,)",
+        "chosen_nll must have shape (2,) or () to go with policy_chosen_logps, not (3,)",
     ),
     "infinite odds": (
         "orpo",

@@ -48,7 +48,7 @@ def test_what_rewards_read_may_be_empty_null_or_of_several_kinds(tmp_path):
     ("rows", "columns", "part"),
     [
         ([{"question": "q"}], {}, "no column prompt, but question; map one"),
-        ([{"prompt": "q"}], {"answer": "anser"}, "has no column 'anser'"),
+        ([{"prompt": "q"}], {"answer": "anser"}, "has no 'anser'"),
         ([{"prompt": "q", "a": 1}], {"b": "a", "c": "a"}, "maps two names to one column"),
         ([{"prompt": "q"}, {"prompt": " "}], {}, "row 1 of f: prompt is empty"),
         ([{"prompt": "q"}, {"prompt": '[{"role": "user"}]'}], {}, "row 1 of f: prompt is a text"),

@@ -210,7 +210,7 @@ REFUSED = {
     "sides of two lengths": (
         "bradley_terry",
         {"chosen": f64([1.0]), "rejected": f64([1.0, 2.0])},
-        "rejected must have shape (1,), like chosen, not (2,)",
+        "rejected must have shape (1,) to go with chosen, not (2,)",
     ),
     "an infinite reward": (
         "bradley_terry",
@@ -221,7 +221,7 @@ REFUSED = {
     "labels of another shape": (
         "orm",
         ORM | {"labels": torch.tensor([[1]])},
-        "labels must have shape (1, 2) to go with logits of shape (1, 2), not (1, 1)",
+        "labels must have shape (1, 2) to go with logits, not (1, 1)",
     ),
     "labels that are no outcome": (
         "orm",

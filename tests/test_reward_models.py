@@ -355,7 +355,7 @@ def steps(tokenizer, *words):
 def test_a_separator_that_the_tokenizer_merges_with_a_step():
     tokenizer = tokenizer_of_pieces(merged=True, dropped=False)
     assert steps(tokenizer, "ab", "c").train_dataset[0]["labels"].count(1) == 2
-    says = r"step_separator: the tokenizer merges '\\n' with the end of the step 'ab\.' into"
+    says = r"step_separator: the tokenizer merges '\\n' with the end of 'ab\.' into"
     with pytest.raises(InputError, match=says):
         steps(tokenizer, "ab.", "c")
 

@@ -228,7 +228,7 @@ def test_a_formulation_that_there_is_not(no, config, formulation):
 @pytest.mark.parametrize(("config", "other"), [("orm", "prm"), ("prm", "orm"), ("reward", "orm")])
 def test_another_recipes_algorithm(no, config, other):
     sentence = no(config, "--algorithm", other)
-    assert f'algorithm is "{other}", which this recipe does not run' in sentence
+    assert f'algorithm is "{other}"; write one of' in sentence
 
 
 # --- resume, LoRA, trackers, processes
@@ -572,10 +572,10 @@ BAD = {
         ["--dataset.sampled_from", "outputs/no/model"],
         ["error: dataset.sampled_from: there is no folder 'outputs/no/model'"],
     ),
-    "one candidate": ("orm", ["--dataset.candidates", 1], ["dataset.candidates: 1", "0 for none"]),
+    "one candidate": ("orm", ["--dataset.candidates", 1], ["dataset.candidates is 1", "0 (none)"]),
     "long lists": ("kwise", ["--dataset.list_length", 9], ["dataset.list_length", "kinds of"]),
     "no language model": ("orm", ["--model_name_or_path", "tiny_untrained"], ["starts from a"]),
-    "no rows": ("orm", ["--max_samples", 0], ["max_samples: 0"]),
+    "no rows": ("orm", ["--max_samples", 0], ["max_samples is 0; write 1 or more"]),
     "weights of two classes": (
         "prm",
         ["--class_weights", 1, 2],
@@ -618,7 +618,7 @@ def test_nothing_to_evaluate_on(no, run, tmp_path):
     sentence = no("orm", settings=from_file(path))
     assert "eval_strategy is steps, but no row is held out" in sentence
     sentence = no("orm", settings=from_file(path, "--dataset.eval_path", path, *none))
-    assert "dataset.eval_size: 0 leaves nothing" in sentence
+    assert "dataset.eval_size is 0; write 1 or more" in sentence
     folder, out = run("orm", "orm", *from_file(path, *SILENT), folder=tmp_path / "without")
     assert "nothing is held out, so nothing was evaluated" in out.splitlines()[-1]
     assert json.loads((folder / "summary.json").read_text())["after"] == {}

@@ -113,8 +113,6 @@ def test_a_single_class_is_drawn_alone(panels):
         ({"pairs": ([], []), "candidates": ([], [], [])}, "there are no scores to draw"),
         ({"pairs": ([1.0], [math.nan])}, "rejected: number 0 of 1 is nan"),
         ({"candidates": ([1.0, np.inf], [True, False], [0, 0])}, "scores: number 1 of 2 is inf"),
-        ({"steps": ([[0.5]], [[3]], [[1]])}, "predicted of trace 0 are [3]"),
-        ({"steps": ([[1.5]], [[1]], [[1]])}, "pass the sigmoid of logits"),
     ],
 )
 def test_what_cannot_be_drawn_leaves_no_file(tmp_path, data, sentence):

@@ -370,7 +370,7 @@ def test_an_adapter_without_its_head_is_refused(tmp_path):
     file = tmp_path / "adapter_model.safetensors"
     kept = {k: v for k, v in load_file(file).items() if "score" not in k}
     save_file(kept, file, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"lacks .*score.*would be random"):
+    with pytest.raises(InputError, match=r"lacks .*score.*; name a trained one"):
         load_reward_model(str(tmp_path), build_tokenizer(), ARGS)
 
 
@@ -483,18 +483,18 @@ def test_a_process_model_that_cannot_cut_completions(models, tmp_path):
 
 def test_a_head_that_does_not_fit(models, tmp_path):
     folder = copied(models, "prm", tmp_path, formulation="chapter", num_labels=1)
-    refused("num_labels 3, but a reward is one number", in_grpo, str(folder))
+    refused("num_labels 3; name a model with num_labels 1", in_grpo, str(folder))
     AutoModelForTokenClassification.from_pretrained(checkpoint(), num_labels=2).save_pretrained(
         tmp_path / "two"
     )
     build_tokenizer().save_pretrained(tmp_path / "two")
     (tmp_path / "two" / "reward_model.json").write_text(json.dumps(GOOD))
-    refused("num_labels 2, but a reward is read from 3 classes", in_grpo, str(tmp_path / "two"))
+    refused("num_labels 2; name a model with num_labels 3", in_grpo, str(tmp_path / "two"))
     AutoModelForSequenceClassification.from_pretrained(checkpoint(), num_labels=2).save_pretrained(
         tmp_path / "pair"
     )
     build_tokenizer().save_pretrained(tmp_path / "pair")
-    refused("num_labels 2, but a reward is one number", in_grpo, str(tmp_path / "pair"))
+    refused("num_labels 2; name a model with num_labels 1", in_grpo, str(tmp_path / "pair"))
 
 
 def edited(folder, change):
@@ -509,7 +509,7 @@ def edited(folder, change):
 def test_a_reward_model_without_a_chat_template(models, tmp_path, kind):
     folder = copied(models, kind, tmp_path)
     (folder / "chat_template.jinja").unlink()
-    refused(r"has no chat template; name a reward model that", in_grpo, str(folder))
+    refused(r"has no chat template; add that of its training", in_grpo, str(folder))
 
 
 def test_a_tokenizer_that_changes_the_text(models, tmp_path):
@@ -531,7 +531,7 @@ def test_a_tokenizer_that_does_not_know_a_character(models, tmp_path, unknown):
 
 def test_a_question_that_the_tokenizer_cannot_write(models):
     prompts = [message("user", "sn"), message("user", "sñ")]
-    says = "cannot write the policy's text 'sñ' (it reads 's\ufffd')"
+    says = "reads the policy's 'sñ' as 's\ufffd'"
     refused(re.escape(says), in_grpo, models("orm")[0], None, COMPLETIONS[:2], prompts)
 
 

@@ -251,7 +251,7 @@ def test_sampled_data_are_the_models_own(tmp_path, monkeypatch):
     for values in ({}, ALL):
         folder = saved(tmp_path / str(len(found)), **values, eos_token_id=[LETTER_E, END])
         model = ModelConfig(model_name_or_path=folder, dtype="float32")
-        found.append(sampling.sample_completions(model, args, ROWS, 4, seed=0))
+        found.append(sampling.sample_completions(model, args, ROWS, 4, 0, SAMPLED))
     assert found[0] == found[1]
     flat = [one for each in found[0] for one in each]
     assert [one.finished for one in flat] == [one.text.endswith(("e", ">")) for one in flat]
@@ -371,7 +371,7 @@ def test_data_are_sampled_on_the_prompts_of_their_rows(asked, monkeypatch):
     )
     rows = [{**ROWS[0], "tools": [TOOL], "chat_template_kwargs": OFF}, ROWS[1]]
     model = ModelConfig(model_name_or_path="tiny", dtype="float32")
-    sampling.sample_completions(model, args, rows, 1, seed=0)
+    sampling.sample_completions(model, args, rows, 1, 0, SAMPLED)
     assert asked == [
         "find<|bos|><|user|>sun<|end|><|assistant|><think></think>",
         "<|bos|><|user|>tree<|end|><|assistant|>",

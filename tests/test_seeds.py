@@ -29,6 +29,7 @@ from rlhf_trl.data.pairs import OfflinePairs, SampledPairs, load_preferences
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.models import prepare_model
 from rlhf_trl.rollouts import sampling
+from rlhf_trl.rollouts.generate import SAMPLED
 from rlhf_trl.rollouts.sampling import Completion
 from rlhf_trl.run import preferences, race, reward_models
 from rlhf_trl.tiny import checkpoint_path
@@ -155,7 +156,7 @@ def sampled(seed, dealt=False):
         model_init_kwargs=None,
     )
     model = ModelConfig(model_name_or_path="tiny", dtype="float32")
-    return sampling.sample_completions(model, args, ROWS, 2, seed, dealt=dealt)
+    return sampling.sample_completions(model, args, ROWS, 2, seed, SAMPLED, dealt)
 
 
 PER_PROMPT = ("top", top_per_prompt), ("random", random_per_prompt)
@@ -206,7 +207,7 @@ def test_a_data_sets_seed_is_that_of_its_sampling(prepare, tmp_path, same_questi
     for seed in (3, 4):
         seeds = []
 
-        def sample(model, args, rows, count, seed, seeds=seeds):
+        def sample(model, args, rows, count, seed, sampling, seeds=seeds):
             seeds.append(seed)
             given = outcomes(rows, count, None)
             texts = [Completion(row["completion"][0]["content"], True) for row in given]

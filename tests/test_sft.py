@@ -256,7 +256,7 @@ REFUSED = {
         ),
         *(["--dataset.columns.messages", "conversations"], "not of messages with role and content"),
     ),
-    "all of texts": (PLAIN, ["--dataset.turns", "all"], "prompts of"),
+    "all of texts": (PLAIN, ["--dataset.turns", "all"], "needs messages, not"),
     "no such turns": (
         TALKS,
         ["--dataset.turns", "first"],
@@ -289,11 +289,6 @@ REFUSED = {
         "chat_template_path: './nowhere' is neither a .jinja file nor",
     ),
     "too short": (TALKS, ["--max_length", 3], "max_length: 3 leaves no token to train on in any"),
-    "panels": (TALKS, ["--samples.every", 1, "--samples.top_p", 0], "samples: write temperature"),
-    "a panel of none": (
-        *(TALKS, ["--samples.every", 1, "--samples.max_tokens", 0]),
-        "samples: write temperature",
-    ),
 }
 
 
@@ -310,7 +305,7 @@ def test_every_turn_needs_a_template_that_marks_it(refused, tmp_path):
     (tmp_path / "bare.jinja").write_text(bare)
     words = ["--dataset.turns", "all", "--chat_template_path", tmp_path / "bare.jinja"]
     sentence = refused("sft", CONFIG, *SPELLER, "--dataset.path", path, *words)
-    assert "needs a chat template that puts {% generation %} and {% endgeneration %}" in sentence
+    assert "needs a chat template with {% generation %} around" in sentence
 
 
 def test_a_donor_without_a_template_is_refused(refused, own_model, tmp_path):

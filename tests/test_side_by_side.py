@@ -315,7 +315,7 @@ def test_bad_calls_are_one_sentence(trained, models, evaluate, tmp_path):
         assert str(stop.value.code).startswith("error: ") and "\n" not in stop.value.code
         return stop.value.code
 
-    assert "is not of a run here" in no(models["adapter"])
+    assert "is of no run here" in no(models["adapter"])
     assert "a model is named twice (tiny, tiny)" in no("tiny", "tiny")
     assert "someone/model' is neither a model folder here nor a hub model" in no(
         "someone/model", "--config", trained / "config.yaml"

@@ -110,12 +110,10 @@ def test_system_prompts():
         ),
         (GymData(specs=[]), ["dataset.specs is empty"]),
         (GymData(specs=[SPELL, SPELL]), ["names a task twice"]),
-        (GymData(specs=[Spec("chain_sum", weight=0)]), ["dataset.specs.0.weight", "positive"]),
         (
             GymData(specs=[Spec("chain_sum", config={"min_terms": 5, "max_terms": 2})]),
             ["refused", "chain_sum", "max_terms must be >= min_terms"],
         ),
-        (GymData(specs=[SPELL], size=0), ["dataset.size: 0", "1 or more"]),
         (
             GymData(specs=[Spec("chain_sum", config={**SUM.config, "max_terms": 2})]),
             ["dataset.eval_size", "held-out questions for the 256 asked"],
@@ -252,8 +250,8 @@ def test_answers_are_compared_as_numbers_patterns_and_parts():
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("number", ["'number' reads the column 'answer'", "they get solution)", "number:COLUMN"]),
-        ("number:prompt", ["'number:prompt' reads the column 'prompt'", "they get solution)"]),
+        ("number", ["'number' reads the column 'answer'", "rewards get solution", "number:COLUMN"]),
+        ("number:prompt", ["'number:prompt' reads the column 'prompt'", "rewards get solution"]),
         ("regex:solutions", ["'solutions'", "did you mean 'solution'?"]),
         ("gym_score", ["reasoning-gym", "number"]),
         ("format:solution", ["format reads no column"]),

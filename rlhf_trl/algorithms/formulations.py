@@ -31,8 +31,7 @@ class Formulation:
     # numbers that the formulation fixes, by the name its functions know them by
     constants: Mapping[str, Any] = field(default_factory=dict)
     trainer: str = "GRPOTrainer"  # the stock trainer whose config `settings` belong to
-    # the TRL config fields that the formulation fixes; a value that depends on the parameters is a
-    # function of them, whose docstring is its formula (see `fixed`)
+    # the TRL fields that it fixes; a function of the parameters has its formula as docstring
     settings: Mapping[str, Any] = field(default_factory=dict)
     # True: the stock trainer with `settings` computes this; a string: why it does not
     trl: bool | str = ""
@@ -44,11 +43,7 @@ class Formulation:
     label: str = ""  # filled in by `formulation`: "grpo (chapter)"
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the given parameters and add the defaults and constants of the row.
-
-        Raises:
-            InputError: a parameter that is unknown to the row, missing, or out of range.
-        """
+        """Check the given parameters and add the defaults and constants of the row."""
         for name, value in given.items():
             if name not in self.reads:
                 known = ", ".join(self.reads) or "no parameter"
@@ -62,11 +57,7 @@ class Formulation:
         return {**values, **self.constants}
 
     def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `settings`, those that depend on the parameters worked out for the given ones.
-
-        Raises:
-            InputError: a parameter that a setting depends on is out of range.
-        """
+        """Return `settings`, those that depend on the parameters worked out for the given ones."""
         if not any(map(callable, self.settings.values())):
             return dict(self.settings)
         values = self.parameters(given)
@@ -91,8 +82,7 @@ class PolicyGradient(Formulation):
     ratio: Part  # the likelihood ratio, or "none"
     surrogate: Part  # the per-token loss
     aggregation: Part  # from per-token losses to a number
-    # what the denominator of the aggregation spans; "window" is the whole accumulation step, whose
-    # token count is then passed as `normalizer`
+    # what the denominator spans: "window" is the whole accumulation step, with its `normalizer`
     window: Literal["micro_batch", "window"] = "micro_batch"
     kl: Literal["none", "loss", "reward"] = "none"  # where beta * KL goes; "loss": per token
     kl_sign: Literal["chapter", "code"] = "chapter"  # whose estimators k1, k2, k3 are
@@ -108,8 +98,7 @@ class PolicyGradient(Formulation):
             moving = values["baseline"] == "moving_average"
             if moving == (values["baseline_value"] is None):
                 raise InputError(
-                    f"{self.label} needs baseline_value (the average before this batch) with "
-                    "baseline='moving_average', and only then"
+                    f"{self.label} needs baseline_value if baseline='moving_average', and only then"
                 )
         return values
 
@@ -214,31 +203,29 @@ BASELINES = {
 }
 
 _CHOICES = {"kl_estimator": ("k1", "k2", "k3"), "baseline": tuple(BASELINES)}
-_AT_MOST = {"gamma": 1, "lam": 1, "label_smoothing": 0.5}
+# what a number must be, if not "at least 0" or "above 0"
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("gamma", "lam"), ("between 0 and 1", lambda value: 0 <= value <= 1)),
+    "label_smoothing": ("between 0 and 0.5", lambda value: 0 <= value <= 0.5),
+    "max_completion_length": ("a whole number of tokens", lambda n: n >= 1 and n == int(n)),
+    "baseline_value": ("a number", lambda value: True),
+}
 
 
 def _check(label: str, name: str, value: Any, optional: bool, positive: bool) -> None:
     """Refuse a value that a parameter cannot have; parameters without a rule here take any."""
-    if value is None and optional:
+    known = _CHOICES.get(name)
+    if (value is None and optional) or not (known or name in LOSS_FIELDS | SHARED_FIELDS):
         return
-    if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            known = ", ".join(_CHOICES[name])
-            raise InputError(
-                f"{label}: {name} must be one of {known}, not {value!r}"
-                f"{nearest(value, _CHOICES[name])}"
-            )
-        return
-    if name not in LOSS_FIELDS | SHARED_FIELDS:
-        return
-    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
-        raise InputError(f"{label}: {name} must be a number, not {value!r}")
-    if name == "max_completion_length" and (value < 1 or value != int(value)):
-        raise InputError(f"{label}: {name} must be a whole number of tokens, not {value!r}")
-    if name == "baseline_value":
-        return
-    most = _AT_MOST.get(name, math.inf)
-    if value < 0 or (value == 0 and positive) or value > most:
-        allowed = f"between 0 and {most}" if name in _AT_MOST else "at least 0"
-        allowed = "above 0" if positive else allowed
-        raise InputError(f"{label}: {name} must be {allowed}, not {value!r}")
+    if known:
+        fits, wanted = value in known, f"one of {', '.join(known)}"
+    elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+        fits, wanted = False, "a number"
+    elif name in _RANGES:
+        wanted, fit = _RANGES[name]
+        fits = fit(value)
+    else:
+        fits, wanted = (value > 0, "above 0") if positive else (value >= 0, "at least 0")
+    if not fits:
+        hint = nearest(value, known or ())
+        raise InputError(f"{label}: {name} must be {wanted}, not {value!r}{hint}")

@@ -1,6 +1,6 @@
 """What a row makes of a config: its own fields checked, fixed and filled in, for every family."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, TypeVar
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from rlhf_trl.algorithms.fields import LOSS_FIELDS
 from rlhf_trl.algorithms.formulations import REQUIRED, Family, Formulation
 from rlhf_trl.algorithms.table import formulation as find
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, instead
 
 Row = TypeVar("Row", bound=Formulation)
 
@@ -21,9 +21,10 @@ class FieldError(InputError):
         self.field, self.message = field, message
 
 
-def of_the_row(meaning: str) -> Any:
-    """Declare a config field that is the row's default unless it is set."""
-    return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
+def of_the_row(meaning: str, range: str | None = None, choices: Sequence[str] = ()) -> Any:
+    """Declare a config field that is the row's default unless it is set; see `errors.instead`."""
+    told = {"help": f"{meaning} None: the algorithm's own.", "range": range, "choices": choices}
+    return field(default=None, metadata=told)
 
 
 def resolve(
@@ -35,10 +36,6 @@ def resolve(
 
     Returns:
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
-
-    Raises:
-        FieldError: a field of `LOSS_FIELDS` that the row does not read, or that contradicts it.
-        InputError: a parameter that a setting depends on is out of range.
     """
     reads = {**row.reads, **row.trainer_reads}
     settings = row.fixed({name: given[name] for name in row.reads if name in given})
@@ -95,19 +92,17 @@ class RowConfig:
         """Read a row for a config of this class, before anything is loaded.
 
         The config is not changed; an algorithm that was resolved before is returned as it is.
-
-        Raises:
-            InputError: another class of config, no such algorithm, a field that it does not read
-                or contradicts, a parameter that is missing or out of range, or a run that could
-                not be computed.
         """
         if isinstance(algorithm, Resolved):
             return algorithm
         if not isinstance(args, cls):
-            raise InputError(
-                f"args must be a {cls.__name__}, not a {type(args).__name__}, where TRL's "
-                "defaults cannot be told from your own values."
-            )
+            raise InputError(f"args must be a {cls.__name__}, not a {type(args).__name__}.")
+        base = next(c for c in cls.__mro__ if c.__module__.startswith("trl."))
+        stock = {f.name: f.default for f in fields(base)}
+        for f in fields(args):
+            value = getattr(args, f.name)
+            if f.name not in stock and (wanted := instead(value, f.metadata)):
+                raise FieldError(f.name, f"is {value!r}; write {wanted}")
         row = find(algorithm, formulation, cls.family)
         args.check_for(row)
         known = {f.name: f.default for f in fields(args)}
@@ -121,8 +116,6 @@ class RowConfig:
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{row.label} needs {name}, which has no default; set it.")
-        base = next(c for c in type(args).__mro__ if c.__module__.startswith("trl."))
-        stock = {f.name: f.default for f in fields(base)}
         args = copy(args)
         for name in known.keys() & (LOSS_FIELDS | values.keys()):
             setattr(args, name, values.get(name, stock.get(name)))

@@ -660,11 +660,7 @@ def of_recipe(recipe: str) -> list[str]:
 def formulation(
     algorithm_name: str, formulation_name: str, family: Family | None = None
 ) -> Formulation:
-    """Return one formulation of an algorithm.
-
-    Raises:
-        InputError: no such algorithm, or it has no such formulation, or it is not of the `family`.
-    """
+    """Return one formulation of an algorithm."""
     row = algorithm(algorithm_name)
     if family and row.family != family:
         wanted, known = family.replace("_", "-"), ", ".join(names(family))

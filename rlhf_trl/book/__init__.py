@@ -11,15 +11,3 @@ from rlhf_trl.book import (
     surrogates,
     value,
 )
-
-__all__ = [
-    "advantages",
-    "aggregation",
-    "distillation",
-    "kl",
-    "preference",
-    "reward_models",
-    "rewards",
-    "surrogates",
-    "value",
-]

@@ -199,11 +199,9 @@ def as_groups(rewards: Tensor, size: int | None, function: str, at_least: int = 
         raise InputError(f"{function}: rewards must have shape (B,), not {tuple(rewards.shape)}")
     size = len(rewards) if size is None else size
     if size < at_least:
-        raise InputError(
-            f"{function} needs at least {at_least} completions per prompt, but a group has {size}"
-        )
+        raise InputError(f"{function} needs at least {at_least} completions per prompt, not {size}")
     if len(rewards) % size:
         raise InputError(
-            f"{function}: the batch of {len(rewards)} is not a multiple of num_generations={size}"
+            f"{function}: num_generations={size} does not divide the batch of {len(rewards)}"
         )
     return rewards.view(-1, size)

@@ -99,7 +99,6 @@ def per_prompt(
     """
     size = num_generations or len(mask)
     if prompt_tokens is None:
-        groups = as_groups(mask.sum(1), size, "per_prompt")
-        prompt_tokens = groups.sum(1).repeat_interleave(size)
+        prompt_tokens = as_groups(mask.sum(1), size, "per_prompt").sum(1).repeat_interleave(size)
     totals = masked(losses, mask).sum(1) / prompt_tokens.clamp(min=1)
     return totals.sum() / (len(mask) / size if normalizer is None else normalizer)

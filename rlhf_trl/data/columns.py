@@ -1,5 +1,6 @@
 """Columns of a data set of one's own: names, the prompt in them, and what a cell must hold."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+Shape = Sequence[str]  # columns that make an example
 Names = Mapping[str, str]  # the data set's columns, by this package's names
 Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
@@ -60,15 +62,10 @@ def converted(
 
     names = list(features) if features else None
     given = {"convert": convert, "where": where, "names": names, "code": code(), **options}
+    how = {"with_indices": True, "batched": True, "remove_columns": dataset.column_names}
+    how["features"] = features and Features(features)
     try:
-        return dataset.map(
-            _convert,
-            with_indices=True,
-            batched=True,
-            remove_columns=dataset.column_names,
-            features=features and Features(features),
-            fn_kwargs=given,
-        )
+        return dataset.map(_convert, **how, fn_kwargs=given)
     except pa.ArrowException as error:
         raise InputError(
             f"dataset: {where}: a column holds values of different kinds, such as texts and "
@@ -97,17 +94,13 @@ def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
     for theirs in columns.values():
         if theirs not in there:
             raise InputError(
-                f"dataset.columns: {where} has no column {theirs!r}{nearest(theirs, there)}; it "
-                f"has {', '.join(there)}."
+                f"dataset.columns: {where} has no {theirs!r}{nearest(theirs, there)}; it has "
+                f"{', '.join(there)}."
             )
 
 
 def renamed(
-    dataset: "Dataset",
-    where: str,
-    columns: Names,
-    shapes: Sequence[Sequence[str]],
-    optional: Sequence[str] = (),
+    dataset: "Dataset", where: str, columns: Names, shapes: Sequence[Shape], optional: Shape = ()
 ) -> "Dataset":
     """Return the columns of one shape, and no others, under this package's names.
 
@@ -193,8 +186,7 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
     split = converted(dataset, _split_row, where, features)
     if not len(split):
         raise InputError(
-            f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}; there is nothing to train "
-            "on."
+            f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}: nothing to train on."
         )
     return split
 
@@ -217,11 +209,6 @@ def _split_row(row: Row) -> list[Row]:
     return [split]
 
 
-def unsplit(given: "Dataset", found: "Dataset") -> dict[str, int]:
-    """Return how many of the given rows `renamed` left out, by reason."""
-    return {UNSPLIT: len(given) - len(found)} if len(found) < len(given) else {}
-
-
 def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
     """Put a system message before prompts without one; plain texts become messages."""
     from datasets import Features, Json, List
@@ -229,9 +216,7 @@ def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
     if text is None:
         return dataset
     if "completions" in dataset.column_names:
-        raise InputError(
-            "dataset.system_prompt is not read with traces, which are plain; remove it."
-        )
+        raise InputError("dataset.system_prompt is not read with traces, plain texts; remove it.")
     names = [name for name in ("prompt", *SIDES, "ranked") if name in dataset.column_names]
     chats = {n: List(List(Json())) if n == "ranked" else List(Json()) for n in names}
     features = Features({**dataset.features, **chats})
@@ -294,12 +279,17 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
 
 
 def check_cell(name: str, value: Any) -> None:
-    """Refuse a label that is not boolean, and any other cell without a text."""
+    """Refuse a label that is not boolean, a margin that is no number, a cell without a text."""
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
             told = "write true for desirable and false for undesirable"
             wrong = f"label is {value!r}, which is not boolean; {told}"
+    elif name == "margin":
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
+            told = "which is not a number; write how much better chosen is, or remove the column"
+            wrong = f"margin is {value!r}, {told}"
     elif isinstance(value, list) and value:
         if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
             wrong = f"{name} is a list, but not of messages with role and content"

@@ -7,7 +7,7 @@ from rlhf_trl.data import made
 from rlhf_trl.data.columns import Counted, Names, check_cells, code, renamed
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
-from rlhf_trl.data.readers import UNANSWERED, check_reader
+from rlhf_trl.data.readers import UNANSWERED
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,12 +36,10 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
     The `demonstrator` of gym tasks is `imperfect` or `right`; evaluation is on right answers.
     """
     if isinstance(config, FileData):
-        check_reader(config.reader, "prompt/completion", "messages")
-        data = read_sides(config, None, checked_demonstrations)
+        data = read_sides(config, None, checked_demonstrations, "prompt/completion", "messages")
         if config.turns == "all" and not data.conversational:
             raise InputError(
-                f"dataset.turns: all needs conversations, but prompts of {config.path} are texts; "
-                "write turns: last, or give messages."
+                f"dataset.turns: all needs messages, not the texts of {config.path}; write last."
             )
         return data
     tasks = GymTasks(config)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlhf_trl.data import columns
 from rlhf_trl.data.columns import Counted, cells, code, converted, table
 from rlhf_trl.data.gym import GymTasks, Row
-from rlhf_trl.data.readers import Misfit, WrongRow, examples_of, forms
-from rlhf_trl.errors import InputError
+from rlhf_trl.data.readers import Misfit, WrongRow, check_reader, examples_of, forms
+from rlhf_trl.errors import InputError, within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ class FileData:
     split: str = "train"  # of a hub data set, or a slice: train[:90%]
     eval_path: str | None = None  # held-out rows from another file
     eval_split: str | None = None  # held-out rows from another slice
-    eval_size: int | None = None  # prompts to hold out
+    eval_size: int | None = within("1 or more", None)  # prompts to hold out
     columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
     name: str | None = None  # config of a hub data set
     reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
@@ -47,13 +47,13 @@ class FileData:
 class Samples:
     """The `samples:` block: a greedy and a sampled answer to each of some held-out prompts."""
 
-    every: int = 0  # steps between panels; 0: no panels
-    count: int = 4  # prompts in a panel
+    every: int = within("0 or more", 0)  # steps between panels; 0: no panels
+    count: int = within("1 or more", 4)  # prompts in a panel
     choice: Literal["fixed", "round_robin"] = "round_robin"  # always the first ones, or the next
     file: str | None = None  # other prompts: a JSON list, or one per line
-    temperature: float = 1.0  # of the sampled answer
-    top_p: float = 1.0  # of the sampled answer
-    max_tokens: int | None = None  # null: as in evaluation
+    temperature: float = within("0 or more", 1.0)  # of the sampled answer
+    top_p: float = within("a number above 0, at most 1", 1.0)  # of the sampled answer
+    max_tokens: int | None = within("1 or more", None)  # null: as in evaluation
     start: bool = True  # one panel before the first update
 
 
@@ -113,9 +113,8 @@ def read(
         said = " ".join(str(error.__cause__ or error).split())[:300]
         raise InputError(
             f"dataset.{key}: {path} cannot be read at split {split!r} ({type(error).__name__}: "
-            f"{said}); write the path of a file ({', '.join(FORMATS)}) or of a local copy of a hub "
-            "data set, its config as dataset.name where it has several, and one of its splits or a "
-            "slice that is not empty (a file is all train), such as train[:90%]."
+            f"{said}); write the path of a file ({', '.join(FORMATS)}) or of a copy of a hub set, "
+            "dataset.name where it has several configs, and a split or slice that is not empty."
         ) from error
     if given["path"] == "json" and found.column_names == ["text"]:  # what a list of anything is
         _find_fault(kind, files, key)
@@ -185,10 +184,9 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
 
     if Path(path).exists():
         return {"data_dir": path} if Path(path).is_dir() else {"data_files": path}
-    splits = [part.partition("[")[0] for part in split.split("+")]
     found = {
         part: [hf_hub_download(path, name.format(part), repo_type="dataset") for name in names]
-        for part in dict.fromkeys(splits)
+        for part in dict.fromkeys([part.partition("[")[0] for part in split.split("+")])
     }
     return {"data_files": found}
 
@@ -201,9 +199,8 @@ def _made(dataset: "Dataset", name: str, where: str) -> Counted:
     if number is None:
         lacking = next(column for column in each[0] if column not in there)
         raise InputError(
-            f"dataset: row 0 of {where} has no column {lacking}; the reader {name} needs "
-            f"{' or '.join(map(', '.join, each))}, and there are {', '.join(there)}; name another "
-            "reader, or none."
+            f"dataset: row 0 of {where} has no column {lacking} but {', '.join(there)}; the reader "
+            f"{name} needs {' or '.join(map(', '.join, each))}; name another, or none."
         )
     needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
     features = {column: _feature(kind) for column, kind in kinds.items()}
@@ -279,28 +276,25 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_sides(
-    config: FileData, max_samples: int | None, convert: Callable[..., Counted], **options: Any
+    config: FileData, count: int | None, convert: Callable[..., Counted], *shapes: str, **how: Any
 ) -> Examples:
-    """Read what a block with `source: path` names.
+    """Read what a block with `source: path` names; its reader, if any, makes one of the `shapes`.
 
     `convert` makes examples of what was read, and counts what it leaves out; it also takes the path
-    or name, `config.columns` and the `options`. No training example (of the first `max_samples`
-    rows) has a held-out prompt.
+    or name, `config.columns` and the rest. No training example, of the first `count` rows, has a
+    held-out prompt.
     """
     import numpy as np
 
-    def side(key: str, path: str, split: str, count: int | None) -> Any:
-        dataset, left_out = read(path, split, count, config.name, config.reader, key)
-        found, dropped = convert(dataset, path, config.columns, **options)
+    check_reader(config.reader, *shapes)
+
+    def side(key: str, path: str, split: str, limit: int | None) -> Any:
+        dataset, left_out = read(path, split, limit, config.name, config.reader, key)
+        found, dropped = convert(dataset, path, config.columns, **how)
         return columns.with_system_prompt(found, config.system_prompt), left_out | dropped
 
     size = 256 if config.eval_size is None else config.eval_size
-    if size < 1:
-        raise InputError(
-            f"dataset.eval_size: {size} leaves nothing to evaluate on; write 1 or more, or remove "
-            "it."
-        )
-    train, dropped = side("path", config.path, config.split, max_samples)
+    train, dropped = side("path", config.path, config.split, count)
     columns.check_alike(train, train[0], config.path)
     keys = _keys(train)
     if config.eval_path or config.eval_split:
@@ -313,9 +307,8 @@ def read_sides(
         fresh = np.flatnonzero(~np.isin(others, keys))
         if not len(fresh):
             raise InputError(
-                f"dataset.{key}: every prompt of {path} to evaluate on is trained on; give split "
-                "and eval_split different slices, such as train[:90%] and train[90%:], evaluate on "
-                "another file, or write eval_size alone, which holds prompts out."
+                f"dataset.{key}: every prompt of {path} to evaluate on is trained on; write other "
+                "slices, such as train[:90%] and train[90%:], another file, or eval_size alone."
             )
         chosen = list(dict.fromkeys(others[fresh].tolist()))[:size]
         held_out = found.select(fresh[np.isin(others[fresh], chosen)])

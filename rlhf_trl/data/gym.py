@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.errors import InputError, nearest, within
 
 Row = dict[str, Any]
 HELD_OUT_PART = 10  # one question in ten belongs to evaluation
@@ -16,7 +16,7 @@ class Spec:
     """One reasoning-gym task: its registered `name`, `weight` in the mixture, and own `config`."""
 
     name: str
-    weight: float = 1.0
+    weight: float = within("a number above 0", 1.0)
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -30,9 +30,9 @@ class GymData:
 
     specs: list[Spec]  # reasoning-gym tasks: name, weight, config
     source: Literal["reasoning_gym"] = "reasoning_gym"  # or files and hub sets: path
-    size: int = 2000  # training rows
+    size: int = within("1 or more", 2000)  # training rows
     seed: int = 0  # of the training rows
-    eval_size: int = 256  # held-out rows; of files: prompts
+    eval_size: int = within("1 or more", 256)  # held-out rows; of files: prompts
     eval_seed: int = 1000  # of the held-out rows
     system_prompt: str = "none"  # none, deepseek_zero (the gym's) or a text
 
@@ -59,11 +59,6 @@ class GymTasks:
     """
 
     def __init__(self, config: GymData):
-        for key in ("size", "eval_size"):
-            if (count := getattr(config, key)) < 1:
-                raise InputError(
-                    f"dataset.{key}: {count} leaves the data set empty; write 1 or more."
-                )
         prompt = config.system_prompt
         if prompt == "deepseek_zero":
             from reasoning_gym.utils import SYSTEM_PROMPTS
@@ -128,12 +123,7 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
         where = f"dataset.specs.{i}"
         if spec.name not in DATASETS:
             raise InputError(
-                f"{where}.name: reasoning-gym has no task {spec.name!r}"
-                f"{nearest(spec.name, DATASETS)}."
-            )
-        if not spec.weight > 0:
-            raise InputError(
-                f"{where}.weight: {spec.weight} is not a weight; write a positive number."
+                f"{where}.name: there is no task {spec.name!r}{nearest(spec.name, DATASETS)}."
             )
         known = {f.name for f in fields(DATASETS[spec.name][1])} - {"seed", "size"}
         for option in spec.config:
@@ -146,13 +136,7 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
     if len(set(names)) < len(names):
         raise InputError(f"dataset.specs names a task twice ({names}); give each task one entry.")
     try:
-        return reasoning_gym.create_dataset(
-            "composite",
-            size=size,
-            seed=seed,
-            datasets=[DatasetSpec(s.name, s.weight, s.config) for s in specs],
-        )
+        found = [DatasetSpec(s.name, s.weight, s.config) for s in specs]
+        return reasoning_gym.create_dataset("composite", size=size, seed=seed, datasets=found)
     except (AssertionError, TypeError, ValueError) as error:
-        raise InputError(
-            f"dataset.specs: reasoning-gym refused the options of {names}: {error}."
-        ) from error
+        raise InputError(f"dataset.specs: reasoning-gym refused {names}: {error}.") from error

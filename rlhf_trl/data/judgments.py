@@ -5,20 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlhf_trl.data import made
-from rlhf_trl.data.columns import Counted, Names, check_cell, converted, renamed, unsplit
+from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, renamed
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
-from rlhf_trl.data.pairs import (
-    UNPAIRED,
-    OfflinePairs,
-    Sample,
-    SampledPairs,
-    check_max_samples,
-    load_preferences,
-)
-from rlhf_trl.data.readers import PARTED, WrongRow, check_reader, split_prompt
+from rlhf_trl.data.pairs import UNPAIRED, OfflinePairs, Sample, SampledPairs, load_preferences
+from rlhf_trl.data.readers import PARTED, WrongRow, split_prompt
 from rlhf_trl.data.steps import LABELS, check_step_split
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,7 +23,7 @@ GYM_COLUMNS = ("question", "answer", "task")
 class _Ranks:
     """Evaluation ranks `candidates` sampled answers of each held-out question (0: none)."""
 
-    candidates: int = 8  # sampled answers to rank in evaluation
+    candidates: int = within("0 (none), or 2 or more", 8)  # sampled answers to rank in evaluation
     sampled_from: str | None = None  # null: the model that is trained
 
 
@@ -54,7 +47,7 @@ class RankedLists(_Ranks, GymData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = 4  # answers in a ranked list
+    list_length: int = within("2 or more", 4)  # answers in a ranked list
 
 
 @dataclass
@@ -70,7 +63,7 @@ class RankedFile(FileData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = 4  # answers in a ranked list
+    list_length: int = within("2 or more", 4)  # answers in a ranked list
 
 
 RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairsFile | RankedFile
@@ -80,14 +73,14 @@ RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairs
 class SampledAnswers(_Ranks, GymData):
     """`samples_per_prompt` answers of each question, labeled by exact match."""
 
-    samples_per_prompt: int = 8  # sampled answers to each question
+    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
 
 
 @dataclass
 class AnswersFile(FileData):
     """A file or hub data set of labeled answers; evaluation ranks those of one prompt."""
 
-    candidates: int = 8
+    candidates: int = within("0 (none), or 2 or more", 8)
 
 
 OutcomeData = SampledAnswers | AnswersFile
@@ -99,7 +92,7 @@ class _Steps:
 
     step_separator: str = "\n"  # follows every step
     step_split: str = r"\n+"  # regular expression that cuts completions
-    max_steps: int | None = None  # of a row; longer traces become several rows
+    max_steps: int | None = within("1 or more", None)  # of a row; longer traces become several rows
 
 
 @dataclass
@@ -107,7 +100,7 @@ class SyntheticTraces(_Steps, _Ranks, GymData):
     """One demonstration of each question, a share of `errors` of them with an error."""
 
     traces: Literal["synthetic"] = "synthetic"  # demonstrations, or the model's answers
-    errors: float = 0.6  # share of traces with an error
+    errors: float = within("a number between 0 and 1", 0.6)  # share of traces with an error
 
 
 @dataclass
@@ -115,7 +108,7 @@ class SampledTraces(_Steps, _Ranks, GymData):
     """`samples_per_prompt` answers of a model to each question."""
 
     traces: Literal["sampled"] = "sampled"
-    samples_per_prompt: int = 8  # sampled answers to each question
+    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
 
 
 @dataclass
@@ -134,11 +127,11 @@ def load_pairs_or_ranked(
     `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
     each, and their side, "train" or "held-out". `margin` says whether that column is read.
     """
-    _check(config, max_samples)
+    _check_source(config)
     held: dict[str, list[Row]] = {}
     if isinstance(config, RankedFile):
-        check_reader(config.reader, "ranked lists")
-        return read_sides(config, max_samples, checked_ranked, length=config.list_length)
+        length = config.list_length
+        return read_sides(config, max_samples, checked_ranked, "ranked lists", length=length)
     if isinstance(config, RankedLists):
         found = _ranked(config, GymTasks(config), max_samples)
     else:
@@ -157,9 +150,7 @@ def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Ex
     length, asked = config.list_length, tasks.train[:max_samples]
     train = made.ranked_demonstrations(asked, length, config.seed)
     if not train:
-        raise InputError(
-            f"dataset.list_length: no question has {length} different demonstrations; lower it."
-        )
+        raise InputError(f"dataset.list_length: no question has {length} demonstrations; lower it.")
     held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
     return made.examples(train, held_out, tasks, dropped)
@@ -170,10 +161,9 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
 
     Where held-out rows of a file have several completions of a prompt, these are the candidates.
     """
-    _check(config, max_samples)
+    _check_source(config)
     if isinstance(config, AnswersFile):
-        check_reader(config.reader, "outcomes")
-        found = read_sides(config, max_samples, checked_outcomes)
+        found = read_sides(config, max_samples, checked_outcomes, "outcomes")
         _check_labels(found.train.unique("label"), config.path)
         together: dict[str, list[Row]] = {}
         for row in found.held_out or () if config.candidates else ():
@@ -195,11 +185,10 @@ def load_traces(
     See `load_pairs_or_ranked`; rows are chunks of `max_steps`, and `neutral` says whether the model
     learns from neutral steps.
     """
-    _check(config, max_samples)
+    _check_source(config)
     check_step_split(config.step_split)
     if isinstance(config, TracesFile):
-        check_reader(config.reader, "traces")
-        where, found = config.path, read_sides(config, max_samples, checked_traces)
+        where, found = config.path, read_sides(config, max_samples, checked_traces, "traces")
     else:
         tasks, held = GymTasks(config), None
         asked = tasks.train[:max_samples]
@@ -210,8 +199,6 @@ def load_traces(
             held_out = _first(held, tasks, config.samples_per_prompt)
         else:
             where = "the synthetic traces"
-            if not 0 <= config.errors <= 1:
-                raise InputError(f"dataset.errors: {config.errors} is not a share; write 0 to 1.")
             train = made.synthetic_traces(asked, config.errors, config.seed)
             held_out = made.synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
         train, held_out = (made.labeled_traces(x, config.step_split) for x in (train, held_out))
@@ -267,27 +254,11 @@ def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
     return [row for group in made.groups(held, len(tasks.held_out)) for row in group[:count]]
 
 
-# The least that leaves something to train on or to rank, and what means "none".
-LEAST = {
-    "candidates": (2, 0),
-    "list_length": (2,),
-    "max_steps": (1, None),
-    "samples_per_prompt": (1,),
-}
-
-
-def _check(config: Any, max_samples: int | None) -> None:
-    check_max_samples(max_samples)
-    for key, (least, *none) in LEAST.items():
-        value = getattr(config, key, least)
-        if value not in none and value < least:
-            also = f", or {none[0]} for none" if none == [0] else ""
-            raise InputError(f"dataset.{key}: {value} is too few; write {least} or more{also}.")
+def _check_source(config: Any) -> None:
     answered = isinstance(config, SampledPairs | SampledAnswers | SampledTraces)
     if getattr(config, "sampled_from", None) and not (config.candidates or answered):
         raise InputError(
-            "dataset.sampled_from is not read with dataset.candidates: 0; remove it, or write "
-            "candidates: 2 or more."
+            "dataset.sampled_from is not read with dataset.candidates: 0; remove one of the two."
         )
 
 
@@ -295,12 +266,8 @@ def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
     if len(found := set(labels)) < 2:
         has = f"every label{which} of {where} is {str(found.pop()).lower()}" if found else None
         raise InputError(
-            f"dataset: {has or f'{where} has no label{which}'}, so there is nothing to tell apart; "
-            "a reward model needs rows of both kinds."
+            f"dataset: {has or f'{where} has no label{which}'}, but rows of both kinds are needed."
         )
-
-
-# --- files and the hub ---------------------------------------------------------------------------
 
 
 def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
@@ -317,8 +284,7 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
         dropped = {f"not {length} different scores": len(dataset) - len(found)}
         if not len(found):
             raise InputError(
-                f"dataset: no row of {where} has {length} completions of different scores; lower "
-                "dataset.list_length."
+                f"dataset.list_length: no row of {where} has {length} different scores; lower it."
             )
         dataset = found
     length = len(dataset[0]["ranked"] or ())
@@ -367,8 +333,8 @@ def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
     found = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
-    dropped = unsplit(dataset, found)
     made = converted(found, _outcomes, where)
+    dropped = {UNSPLIT: len(dataset) - len(found)}
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 

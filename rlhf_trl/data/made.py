@@ -20,15 +20,8 @@ from rlhf_trl.tiny.demonstrator import (
 )
 
 # Kinds of demonstrations from the best to the worst: the nearer to the right answer, the better.
-ORDER = (
-    RIGHT,
-    "letters_swapped",
-    "off_by_one",
-    "last_letter_dropped",
-    "last_term_ignored",
-    "copied",
-    MALFORMED,
-)
+ERRORS = ["letters_swapped", "off_by_one", "last_letter_dropped", "last_term_ignored", "copied"]
+ORDER = (RIGHT, *ERRORS, MALFORMED)
 REPEATED = "letter_repeated"  # an error of synthetic traces beside the demonstrator's
 
 
@@ -58,8 +51,7 @@ def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
         return demonstrations(rows, "imperfect", seed) + [_copied(row, rng) for row in rows]
     kinds = ONLY_RIGHT if kind == "right" else None
     return [
-        {"prompt": row["prompt"], "completion": _said(_demonstration(row, kinds, rng))}
-        for row in rows
+        {"prompt": row["prompt"], "completion": _said(demonstrate(row, rng, kinds))} for row in rows
     ]
 
 
@@ -74,15 +66,8 @@ def _copied(row: Row, rng: random.Random) -> Row:
     return {"prompt": [*before, hinted], "completion": _said(text)}
 
 
-def _demonstration(row: Row, kinds: Mapping[str, float] | None, rng: random.Random) -> str:
-    return demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
-
-
 def _said(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
-
-
-# --- pairs and lists -----------------------------------------------------------------------------
 
 
 def groups(rows: list[Row], number: int) -> list[list[Row]]:
@@ -97,8 +82,8 @@ def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
     return [
         {
             "prompt": row["prompt"],
-            "chosen": _said(_demonstration(row, ONLY_RIGHT, rng)),
-            "rejected": _said(_demonstration(row, only_errors(row["task"]), rng)),
+            "chosen": _said(demonstrate(row, rng, ONLY_RIGHT)),
+            "rejected": _said(demonstrate(row, rng, only_errors(row["task"]))),
         }
         for row in rows
     ]
@@ -146,16 +131,12 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
                 f"({', '.join(kinds)}) and no lists of {length}; write {len(kinds)} or less."
             )
         # a kind that cannot be shown is replaced by another, so texts may repeat
-        texts = list(dict.fromkeys(_demonstration(row, {kind: 1.0}, rng) for kind in kinds))
+        texts = list(dict.fromkeys(demonstrate(row, rng, {kind: 1.0}) for kind in kinds))
         if len(texts) < length:
             continue
         chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
-        ranked = [_said(texts[i]) for i in chosen]
-        found.append({"prompt": row["prompt"], "ranked": ranked})
+        found.append({"prompt": row["prompt"], "ranked": [_said(texts[i]) for i in chosen]})
     return found
-
-
-# --- traces --------------------------------------------------------------------------------------
 
 
 def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]:
@@ -174,7 +155,7 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
             answer = row["answer"]
             text = COMPLETION.format(answer[:place] + answer[place - 1 :])
         else:
-            text = _demonstration(row, {kind: 1.0}, rng)
+            text = demonstrate(row, rng, {kind: 1.0})
         found.append({**row, "completion": _said(text)})
     return found
 
@@ -193,9 +174,9 @@ def labeled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
 def check_cut(rows: Iterable[Row], step_split: str) -> None:
     """Refuse a `step_split` that does not cut right answers into letters."""
     for row in rows:
-        text = _demonstration(row, ONLY_RIGHT, random.Random(0))
+        text = demonstrate(row, random.Random(0), ONLY_RIGHT)
         if set(label_steps(split_steps(text, step_split), row["answer"], row["task"])) != {1}:
             raise InputError(
-                f"dataset.step_split: {step_split!r} does not cut {text!r} into letters and its "
-                f"closing tag; write '{LETTERS}'."
+                f"dataset.step_split: {step_split!r} does not cut {text!r} into letters; write "
+                f"'{LETTERS}'."
             )

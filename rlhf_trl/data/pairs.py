@@ -1,17 +1,15 @@
 """Preference data: pairs made of reasoning-gym tasks, and pairs or labeled answers of files."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rlhf_trl.data.columns import Counted, Names, check_cells, differing, renamed, unsplit
+from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cells, differing, renamed
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
-from rlhf_trl.data.readers import check_reader
 from rlhf_trl.data.verifiers import completion_text
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,7 +31,7 @@ class SampledPairs(GymData):
     """Pairs of right and wrong answers of a model; `mixed`: and of all offline pairs, shuffled."""
 
     pairs: Literal["on_policy", "mixed"] = "on_policy"
-    samples_per_prompt: int = 8  # answers to choose from
+    samples_per_prompt: int = within("2 or more", 8)  # answers to choose from
     sampled_from: str | None = None  # null: the model that is trained
 
 
@@ -54,18 +52,15 @@ def load_preferences(
     question in a row; it takes rows of `GymTasks`, the number of answers to each, and their side,
     "train" or "held-out". Answers beyond that number are ignored.
     """
-    check_max_samples(max_samples)
     if isinstance(config, FileData):
-        check_reader(config.reader, "pairs", *(["unpaired"] if unpaired else []))
-        return read_sides(config, max_samples, checked_pairs, unpaired=unpaired, margin=margin)
+        shapes, how = ("pairs", "unpaired"), {"unpaired": unpaired, "margin": margin}
+        return read_sides(config, max_samples, checked_pairs, *shapes[: 1 + unpaired], **how)
     tasks = GymTasks(config)
     asked = tasks.train[:max_samples]
     if config.pairs == "offline":
         train = offline_pairs(asked, config.seed)
         return examples(train, offline_pairs(tasks.held_out, config.eval_seed), tasks)
     count = config.samples_per_prompt
-    if count < 2:
-        raise InputError(f"dataset.samples_per_prompt: {count} makes no pair; write 2 or more.")
 
     def pairs(rows: list[Row], side: str) -> list[Row]:
         each = groups(sample(rows, count, side), len(rows))
@@ -87,51 +82,35 @@ def load_preferences(
     return examples(rows, held_out, tasks, dropped)
 
 
-def check_max_samples(max_samples: int | None) -> None:
-    """Refuse a `max_samples` that leaves nothing."""
-    if max_samples is not None and max_samples < 1:
-        raise InputError(f"max_samples: {max_samples} leaves the data set empty; write 1 or more.")
-
-
 def checked_pairs(
     dataset: "Dataset", where: str, columns: Names, unpaired: bool = False, margin: bool = False
 ) -> Counted:
     """Return pairs, or `unpaired` examples where accepted, and how many were left out."""
     from datasets import Value
 
-    optional = ("margin",) if margin else ()
-    shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
-    given = dataset
-    dataset = renamed(given, where, columns, shapes, optional)
-    dropped = unsplit(given, dataset)
-    check_cells(dataset, [n for n in dataset.column_names if n not in optional], where)
+    shapes, count = (PAIRED, UNPAIRED) if unpaired else (PAIRED,), len(dataset)
+    dataset = renamed(dataset, where, columns, shapes, ("margin",) if margin else ())
+    dropped = {UNSPLIT: count - len(dataset)}
+    check_cells(dataset, dataset.column_names, where)
     if "label" in dataset.column_names:
         if len(labels := dataset.unique("label")) == 1:
             raise InputError(
-                f"dataset: label is {str(labels.pop()).lower()} in all rows of {where}; KTO needs "
-                "both desirable and undesirable examples."
+                f"dataset: label is {str(labels.pop()).lower()} in all of {where}; KTO needs both."
             )
         return dataset, dropped
     if "margin" in dataset.column_names:
-        told = "which is not a number; write how much better chosen is, or remove the column"
-        for n, value in enumerate(dataset["margin"][:]):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value):
-                raise InputError(f"dataset: row {n} of {where}: margin is {value!r}, {told}.")
         dataset = dataset.cast_column("margin", Value("float64"))
     found = differing(dataset, "chosen", "rejected")
     if not len(found):
         raise InputError(
-            f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}, so "
-            "there is nothing to prefer."
+            f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}."
         )
     dropped["chosen identical to rejected"] = len(dataset) - len(found)
     if "margin" in found.column_names:
         apart = [n for n, margin in enumerate(found["margin"]) if margin]
         if not apart:
             raise InputError(
-                f"dataset: margin is 0 in all {len(found)} rows of {where}, so there is nothing to "
-                "prefer."
+                f"dataset: margin is 0 in all {len(found)} rows of {where}: nothing is preferred."
             )
         if ties := len(found) - len(apart):
             found, dropped = found.select(apart), dropped | {"a tie: margin is 0": ties}

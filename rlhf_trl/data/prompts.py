@@ -6,7 +6,6 @@ from rlhf_trl.data.columns import Counted, Names, check_cells, check_mapped, wit
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
-from rlhf_trl.data.readers import check_reader
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ TAKEN = (
 def load_prompts(config: PromptData) -> Examples:
     """Make or read prompts, with all columns beside them."""
     if isinstance(config, FileData):
-        check_reader(config.reader, "prompts")
-        return read_sides(config, None, checked_prompts)
+        return read_sides(config, None, checked_prompts, "prompts")
     tasks = GymTasks(config)
     return examples(tasks.train, tasks.held_out, tasks)
 
@@ -46,9 +44,8 @@ def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
         )
     if taken := [name for name in dataset.column_names if name in TAKEN]:
         raise InputError(
-            f"dataset: {where} has a column {taken[0]}, which means something else to the "
-            f"trainer; read it under another name with dataset.columns, as in "
-            f"{{my_{taken[0]}: {taken[0]}}}."
+            f"dataset: {where} has a column {taken[0]}, which is something else to the trainer; "
+            f"read it as another with dataset.columns, as in {{my_{taken[0]}: {taken[0]}}}."
         )
     dataset = without_none(dataset, ["prompt"], where)
     check_cells(dataset, ["prompt"], where)

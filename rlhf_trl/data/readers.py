@@ -21,6 +21,8 @@ ROLLOUT_SYSTEM = (
     "Solve the math problem step by step. End with exactly one line in the form "
     "#### <number>. Do not write anything after that line."
 )
+# the ratings of UltraFeedback's pairs, by who published them
+ARGILLA, H4 = ("chosen-rating", "rejected-rating"), ("score_chosen", "score_rejected")
 MESSAGES = [{"role": "string", "content": "string"}]
 SCORED = [{"response": "string", "overall_score": "float64"}]
 PAIR = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES}
@@ -37,11 +39,14 @@ class Misfit(WrongRow):
         super().__init__(f"{column} is {value!r:.80}, which is no {wanted}")
 
 
+Made = Row | list[Row] | str
+
+
 @dataclass(frozen=True)
 class Reader:
     """How the rows of a data set of one form become examples."""
 
-    read: Callable[[Row], list[Row] | str]  # the examples of a row, or why it makes none
+    read: Callable[[Row], Made]  # the example of a row, or several, or why it makes none
     needs: tuple[str, ...]  # the columns that it reads
     makes: dict[str, Any]  # the columns of the examples, and their types as `datasets` names them
     # of "prompts", "prompt/completion", "messages", "pairs", "unpaired", "ranked lists", "outcomes"
@@ -68,8 +73,7 @@ def forms(name: str) -> tuple[Reader, ...]:
     """Return the readers of that name, one for each form in which its data set is published."""
     if name not in READERS:
         raise InputError(
-            f"dataset.reader: there is no reader {name!r}{nearest(name, READERS)}; write one of "
-            f"{', '.join(READERS)}."
+            f"dataset.reader is {name!r}{nearest(name, READERS)}; write {' or '.join(READERS)}."
         )
     return READERS[name]
 
@@ -84,7 +88,8 @@ def examples_of(row: Row, reader: Reader) -> list[Row | str]:
         for column in reader.needs:
             _of(dict, row, "the line", "object of columns").setdefault(column, None)
     made = reader.read(row)
-    return [made] if isinstance(made, str) else [BLANK if _blank(one) else one for one in made]
+    made = made if isinstance(made, list) else [made]
+    return [one if isinstance(one, str) or not _blank(one) else BLANK for one in made]
 
 
 def _blank(row: Row) -> bool:
@@ -149,16 +154,9 @@ def _conversation(value: Any, column: str) -> list[dict[str, str]]:
         raise Misfit(column, value, "list of messages with role and content") from None
 
 
-def _one(row: Row | str) -> list[Row] | str:
-    return row if isinstance(row, str) else [row]
-
-
-# --- data sets -----------------------------------------------------------------------------------
-
-
-def hh(row: Row) -> list[Row] | str:
+def hh(row: Row) -> Made:
     """Anthropic/hh-rlhf: two transcripts; a turn starts only behind a blank line."""
-    return _one(split_prompt({side: _turns(row[side], side) for side in ("chosen", "rejected")}))
+    return split_prompt({side: _turns(row[side], side) for side in ("chosen", "rejected")})
 
 
 def _turns(transcript: Any, column: str) -> list[dict[str, str]]:
@@ -169,7 +167,7 @@ def _turns(transcript: Any, column: str) -> list[dict[str, str]]:
     return [_said(role, text.strip()) for role, text in zip(roles, turns[1::2], strict=True)]
 
 
-def gsm8k(row: Row) -> list[Row] | str:
+def gsm8k(row: Row) -> Made:
     """openai/gsm8k: `answer` is the number without commas, `solution` the text without <<...>>."""
     question = _text(row["question"], "question").strip()
     solution = re.sub("<<.*?>>", "", _text(row["answer"], "answer")).strip()
@@ -177,10 +175,10 @@ def gsm8k(row: Row) -> list[Row] | str:
     if "####" not in solution or not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", number):
         raise Misfit("answer", row["answer"], "text that ends with '#### ' and a number")
     prompt = [_said("user", question)]
-    return [{"prompt": prompt, "answer": number, "solution": solution, "task": "gsm8k"}]
+    return {"prompt": prompt, "answer": number, "solution": solution, "task": "gsm8k"}
 
 
-def gsm8k_rollouts(row: Row) -> list[Row] | str:
+def gsm8k_rollouts(row: Row) -> Made:
     """RLHF-Book/gsm8k-qwen3-0.6B-rollouts: each completion, right or wrong, of a question."""
     question = _text(row["prompt"], "prompt").strip()
     prompt = [_said("system", ROLLOUT_SYSTEM), _said("user", question)]
@@ -196,7 +194,7 @@ def gsm8k_rollouts(row: Row) -> list[Row] | str:
     ]
 
 
-def prm800k(row: Row) -> list[Row] | str:
+def prm800k(row: Row) -> Made:
     """tasksource/PRM800K: the steps that were chosen, up to a bad one behind which none was.
 
     The other completions of a step are alternatives to it, not further steps. A completion of the
@@ -218,9 +216,10 @@ def prm800k(row: Row) -> list[Row] | str:
             found.append((text, int(rating)))
         if not on:
             break
-    texts, ratings = [text for text, _ in found], [rating for _, rating in found]
-    prompt = PROBLEM.format(problem)
-    return [{"prompt": prompt, "completions": texts, "labels": ratings}] if found else UNRATED
+    if not found:
+        return UNRATED
+    texts, ratings = map(list, zip(*found, strict=True))
+    return {"prompt": PROBLEM.format(problem), "completions": texts, "labels": ratings}
 
 
 def _chosen(step: Row, where: str) -> tuple[Row, bool]:
@@ -235,26 +234,15 @@ def _chosen(step: Row, where: str) -> tuple[Row, bool]:
     return next((one for one in completions if one.get("rating") == -1), {}), False
 
 
-_ARGILLA, _H4 = ("chosen-rating", "rejected-rating"), ("score_chosen", "score_rejected")
-
-
-def ultrafeedback_argilla(row: Row) -> list[Row] | str:
-    """argilla/ultrafeedback-binarized-preferences-cleaned."""
-    return _rated_pair(row, *_ARGILLA)
-
-
-def ultrafeedback_h4(row: Row) -> list[Row] | str:
-    """HuggingFaceH4/ultrafeedback_binarized."""
-    return _rated_pair(row, *_H4)
-
-
-def _rated_pair(row: Row, *columns: str) -> list[Row] | str:
+def rated_pair(row: Row) -> Made:
+    """argilla/ultrafeedback-binarized-preferences-cleaned and HuggingFaceH4's."""
+    columns = ARGILLA if ARGILLA[0] in row else H4
     better, worse = (_of(int | float, row[column], column, "number") for column in columns)
     sides = {side: _conversation(row[side], side) for side in ("chosen", "rejected")}
-    return _one(split_prompt({**sides, "margin": float(better - worse)}))
+    return split_prompt({**sides, "margin": float(better - worse)})
 
 
-def ultrafeedback_openbmb(row: Row) -> list[Row] | str:
+def ultrafeedback_openbmb(row: Row) -> Made:
     """openbmb/UltraFeedback: scored completions, from which ranked lists are made."""
     prompt = [_said("user", _text(row["instruction"], "instruction"))]
     scored = []
@@ -264,13 +252,13 @@ def ultrafeedback_openbmb(row: Row) -> list[Row] | str:
         response = _text(one.get("response"), f"{where}.response")
         score = _of(int | float, one.get("overall_score"), f"{where}.overall_score", "number")
         scored.append({"response": response, "overall_score": float(score)})
-    return [{"prompt": prompt, "completions": scored}]
+    return {"prompt": prompt, "completions": scored}
 
 
-def messages(row: Row) -> list[Row] | str:
+def messages(row: Row) -> Made:
     """HuggingFaceH4/no_robots, allenai/tulu-3-sft-mixture: the last message answers the others."""
     whole = _conversation(row["messages"], "messages")
-    return _one(split_prompt({"completion": whole, "messages": whole}))
+    return split_prompt({"completion": whole, "messages": whole})
 
 
 _RATED = {**PAIR, "margin": "float64"}
@@ -296,8 +284,8 @@ READERS: dict[str, tuple[Reader, ...]] = {
         ),
     ),
     "ultrafeedback": (
-        Reader(ultrafeedback_argilla, ("chosen", "rejected", *_ARGILLA), _RATED, _PAIRS),
-        Reader(ultrafeedback_h4, ("chosen", "rejected", *_H4), _RATED, _PAIRS),
+        Reader(rated_pair, ("chosen", "rejected", *ARGILLA), _RATED, _PAIRS),
+        Reader(rated_pair, ("chosen", "rejected", *H4), _RATED, _PAIRS),
         Reader(
             *(ultrafeedback_openbmb, ("instruction", "completions")),
             *({"prompt": MESSAGES, "completions": SCORED}, ("ranked lists", "prompts")),

@@ -55,61 +55,62 @@ def normalize(task: str, answer: str) -> str:
     return answer.strip()
 
 
-def exact_match(
-    completions: list[Any], answer: list[Any], task: list[str] | None = None, **_: Any
-) -> list[float | None]:
+def _verifier(right: Callable[[str, str, str], bool]) -> RewardFunc:
+    """Make a reward of what compares a text with the right answer to a task; no answer: None."""
+
+    @wraps(right)
+    def reward(
+        completions: list[Any], answer: list[Any], task: list[str] | None = None, **_: Any
+    ) -> list[float | None]:
+        rows = zip(completions, answer, task or [""] * len(completions), strict=True)
+        return [
+            None if wanted is None else float(right(completion_text(said), _written(wanted), task))
+            for said, wanted, task in rows
+        ]
+
+    return reward
+
+
+@_verifier
+def exact_match(text: str, right: str, task: str) -> bool:
     """1 where the extracted answer equals the right one as a string, else 0; case counts."""
-    tasks = task or [""] * len(completions)
-
-    def same(text: str, right: str, task: str) -> bool:
-        found = extract_answer(text)
-        return found is not None and normalize(task, found) == normalize(task, right)
-
-    return _compared(same, completions, answer, tasks)
+    found = extract_answer(text)
+    return found is not None and normalize(task, found) == normalize(task, right)
 
 
-def number(completions: list[Any], answer: list[Any], **_: Any) -> list[float | None]:
+@_verifier
+def number(text: str, right: str, task: str) -> bool:
     """1 where the number that the completion ends in (see `read_number`) is that of the answer."""
-
-    def same(text: str, right: str) -> bool:
-        if (wanted := read_number(right)) is None:
-            raise InputError(
-                f"reward function 'number': the right answer {right[:60]!r} holds no number; name "
-                "a column of numbers after a colon (number:COLUMN), or use contains."
-            )
-        found = read_number(text)
-        return found is not None and math.isclose(found, wanted, rel_tol=0, abs_tol=TOLERANCE)
-
-    return _compared(same, completions, answer)
+    if (wanted := read_number(right)) is None:
+        raise InputError(
+            f"reward function 'number': the right answer {right[:60]!r} holds no number; name a "
+            "column of numbers after a colon (number:COLUMN), or use contains."
+        )
+    found = read_number(text)
+    return found is not None and math.isclose(found, wanted, rel_tol=0, abs_tol=TOLERANCE)
 
 
-def regex(completions: list[Any], answer: list[Any], **_: Any) -> list[float | None]:
+@_verifier
+def regex(text: str, pattern: str, task: str) -> bool:
     """1 where the answer, a regular expression, matches somewhere in the completion, else 0."""
-
-    def matches(text: str, pattern: str) -> bool:
-        try:
-            return re.search(pattern, text) is not None
-        except re.error as error:
-            raise InputError(
-                f"reward function 'regex': {pattern!r} is not a regular expression ({error}); "
-                "mend it, or name the column of patterns after a colon (regex:COLUMN)."
-            ) from error
-
-    return _compared(matches, completions, answer)
+    try:
+        return re.search(pattern, text) is not None
+    except re.error as error:
+        raise InputError(
+            f"reward function 'regex': {pattern!r} is not a regular expression ({error}); mend it, "
+            "or name the column of patterns after a colon (regex:COLUMN)."
+        ) from error
 
 
-def contains(completions: list[Any], answer: list[Any], **_: Any) -> list[float | None]:
+@_verifier
+def contains(text: str, right: str, task: str) -> bool:
     """1 where the answer's text stands somewhere in the completion, else 0; case counts."""
-
-    def has(text: str, right: str) -> bool:
-        if not right.strip():
-            raise InputError(
-                "reward function 'contains': a right answer is empty, which every completion "
-                "contains; leave the example out, or make its answer null."
-            )
-        return right.strip() in text
-
-    return _compared(has, completions, answer)
+    if not right.strip():
+        raise InputError(
+            "reward function 'contains': a right answer is empty, which every completion contains; "
+            "leave the example out, or make its answer null."
+        )
+    return right.strip() in text
 
 
 def read_number(text: str) -> float | None:
@@ -142,22 +143,11 @@ def _last_boxed(text: str) -> str | None:
     return "" if box else None
 
 
-def _compared(
-    right: Callable[..., bool], completions: list[Any], answers: list[Any], *columns: list[Any]
-) -> list[float | None]:
-    rows = zip(completions, answers, *columns, strict=True)
-    return [
-        None if answer is None else float(right(completion_text(said), _written(answer), *more))
-        for said, answer, *more in rows
-    ]
-
-
 def _written(answer: Any) -> str:
     if not isinstance(answer, str | int | float):
         raise InputError(
-            f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; a "
-            "text or a number is compared, so write one in all rows (texts that all look like "
-            "dates are read as dates), or name a reward function of your own."
+            f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; "
+            "write texts or numbers (not all like dates), or name a function of your own."
         )
     # where another cell is empty, a column of whole numbers is read as 12.0
     return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
@@ -212,8 +202,7 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
         if column not in columns:
             raise InputError(
                 f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
-                f"which rewards do not get (they get {', '.join(columns)}); write {base}:COLUMN "
-                "with the column of right answers."
+                f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
             )
         verifier = VERIFIERS[base]
         return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
@@ -243,8 +232,7 @@ def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
     except Exception as error:  # the user's module may raise anything
         raise InputError(
             f"reward_funcs: {name!r} cannot be imported from here ({type(error).__name__}: "
-            f"{error}); write "
-            "package.module.function as `python -c 'import package.module'` would find it."
+            f"{error}); write package.module.function, as Python would find it."
         ) from error
     if not callable(function):
         raise InputError(f"reward_funcs: {name!r} is not callable; name a function.")

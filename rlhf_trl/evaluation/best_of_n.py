@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_trl.data.verifiers import completion_text, extract_answer, normalize
 from rlhf_trl.errors import InputError
@@ -13,20 +12,14 @@ from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.report import SCORES as FILE
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """What a run scored: (N,) prompts, completions, answers, labels, and scores by name."""
+class Candidates(NamedTuple):
+    """What a run scored: (N,) prompts, completions, labels, answers, and scores by name."""
 
     prompts: list[Any]
     completions: list[str]
-    answers: list[str | None]
     labels: list[bool]
+    answers: list[str | None]
     scores: dict[str, list[float]]
-
-    @property
-    def identities(self) -> list[tuple[Any, str, bool]]:
-        """What makes two candidates the same, whoever scores them."""
-        return list(zip(self.prompts, self.completions, self.labels, strict=True))
 
 
 def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
@@ -62,9 +55,7 @@ def read_candidates(folder: str | Path) -> Candidates:
     path = Path(folder) / FILE
     if not path.is_file():
         hint = "; add --seeds, since it holds seeds" if any(Path(folder).glob("seed-*")) else ""
-        raise InputError(
-            f"{folder} holds no {FILE}{hint or '; name the folder of a finished reward model run'}."
-        )
+        raise InputError(f"{folder} holds no {FILE}{hint or '; name a finished reward model run'}.")
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -82,14 +73,13 @@ def read_candidates(folder: str | Path) -> Candidates:
             ) from error
         if scores.keys() != rows[0][4].keys():
             raise InputError(
-                f"{path}: line {number} has the scores {', '.join(scores)} and line 1 "
-                f"{', '.join(rows[0][4])}; evaluate the run again."
+                f"{path}: line {number} has other scores than line 1; evaluate the run again."
             )
     if not rows:
         raise InputError(f"{path} is empty; evaluate the run again.")
     prompts, completions, answers, labels, scores = map(list, zip(*rows, strict=True))
     by_name = {name: [s[name] for s in scores] for name in scores[0]}
-    return Candidates(prompts, completions, answers, labels, by_name)
+    return Candidates(prompts, completions, labels, answers, by_name)
 
 
 def _named(runs: Sequence[str | Path]) -> dict[str, Path]:
@@ -110,7 +100,7 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
     runs = {name: read_candidates(folder) for name, folder in folders.items()}
     (first, one), *others = runs.items()
     for name, other in others:
-        if other.identities != one.identities:
+        if other[:3] != one[:3]:  # they are the same, whoever scores them
             raise InputError(
                 f"{folders[first] / FILE} and {folders[name] / FILE} hold other candidates; let "
                 "both runs score the same samples-held-out.jsonl."

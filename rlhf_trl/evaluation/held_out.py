@@ -82,11 +82,8 @@ class AnswersHeldOut:
         for infix, said in zip(("", "sampled_"), completions, strict=True):
             judged = self.judge(rows, said)
             self.record_answers(f"{prefix}-{infix[:-1] or 'greedy'}", rows, said, judged)
-            each = {
-                **judged,
-                "length": [len(one.ids) for one in said],
-                "cut_off": [not one.finished for one in said],
-            }
+            each = {**judged, "length": [len(one.ids) for one in said]}
+            each["cut_off"] = [not one.finished for one in said]
             scores |= {f"{infix}{name}": values for name, values in each.items()}
         return completions, scores
 
@@ -151,8 +148,9 @@ class AnswersHeldOut:
         self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> tuple[list[Completion], list[Completion]]:
         """Return a greedy and a sampled completion of every row, in order."""
-        mine, found = self.share(rows), []
-        device = self.accelerator.device
+        mine, found, device = self.share(rows), [], self.accelerator.device
+        how = {"max_new_tokens": max_new_tokens or self.max_completion_length, "device": device}
+        how["template"] = self.template
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -167,17 +165,9 @@ class AnswersHeldOut:
         ):
             size = self.args.per_device_eval_batch_size
             for batch in (mine[i : i + size] for i in range(0, len(mine), size)):
+                given = (model, self.processing_class, [rows[i] for i in batch])
                 greedy, sampled = (
-                    rollouts.generate(
-                        model,
-                        self.processing_class,
-                        [rows[i] for i in batch],
-                        sampling=sampling,
-                        max_new_tokens=max_new_tokens or self.max_completion_length,
-                        device=device,
-                        template=self.template,
-                    )
-                    for sampling in (GREEDY, sampling)
+                    rollouts.generate(*given, sampling=each, **how) for each in (GREEDY, sampling)
                 )
                 found += zip(batch, greedy, sampled, strict=True)
         by_row = {i: pair for i, *pair in gather_object(found)}

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from rlhf_trl.output import numbered, write_json, write_whole
+from rlhf_trl.output import numbered, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +87,6 @@ class Watch(TrainerCallback):
             if self._streak[key] == PATIENCE and state.is_world_process_zero:
                 logger.warning(message, PATIENCE, state.global_step)
                 self._streak[key] = -(10**9)  # once
-
-
-def save_answers(folder: Path, step: int, metrics: dict, answers: list[dict]) -> None:
-    """Write one evaluation, metrics and every answer, as `step-N.json`."""
-    write_json(folder / f"step-{step:06d}.json", {"metrics": metrics, "answers": answers})
 
 
 def read_evaluations(folder: Path) -> dict[int, dict[str, Any]]:

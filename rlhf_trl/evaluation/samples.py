@@ -6,21 +6,12 @@ from typing import Any
 from transformers import TrainerCallback
 
 from rlhf_trl.data.files import Samples, read_prompts
-from rlhf_trl.errors import InputError
 from rlhf_trl.output import write_json
 from rlhf_trl.rollouts.generate import Sampling
 
 
 def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> None:
     """Let a trainer write `<output_dir>/samples/step-N.json`, and a table to wandb where it is."""
-    if config.every < 0 or config.count < 1:
-        raise InputError("samples: write every: 0 (never) or more, and count: 1 or more.")
-    limit = 1 if config.max_tokens is None else config.max_tokens
-    if config.temperature < 0 or not 0 < config.top_p <= 1 or limit < 1:
-        raise InputError(
-            "samples: write temperature: 0 (the likeliest) or more, top_p: above 0 and at most 1, "
-            "and max_tokens: 1 or more."
-        )
     if config.every:
         if config.file is not None:
             chat = bool(rows) and isinstance(rows[0]["prompt"], list)

@@ -27,11 +27,9 @@ def load_reward_model(
     the policy, whose `tokenizer` this is, ended its completion, so that a cut-off answer does not
     look finished. With `strip_think`, completions are read `without_thoughts`.
 
-    Args:
-        path: folder or hub name of a sequence classifier with one label, or the folder of a model
-            that recipes/reward.py, orm.py or prm.py has trained; a LoRA adapter is merged.
-        aggregate: which of the scores of a token or step model is the reward: see `Reader.scores`;
-            None: the first of its `names`.
+    `path` is the folder or hub name of a sequence classifier with one label, or the folder of a
+    model that was trained here; a LoRA adapter is merged. `aggregate` is which of `Reader.names` is
+    the reward; None: the first.
     """
     reader = Reader.read(path)
     name = aggregate or reader.names[0]
@@ -82,37 +80,29 @@ def without_thoughts(completion: Any) -> Any:
 
 
 def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoModelForTokenClassification,
-        AutoTokenizer,
-    )
+    import transformers
 
-    auto = AutoModelForSequenceClassification
-    if reader.per_token:
-        auto = AutoModelForTokenClassification
+    kind = "Token" if reader.per_token else "Sequence"
+    auto = getattr(transformers, f"AutoModelFor{kind}Classification")
     fault = "is neither a reward model's folder here nor a hub model that can be reached"
     remedy = (
         "name a sequence classifier, or what recipes/reward.py, orm.py or prm.py left in model/"
     )
-    name = f"reward_model: {path!r}"
-    with loading(name, remedy, fault, new_head=True), whole_weights(args):
+    with loading(f"reward_model: {path!r}", remedy, fault, new_head=True), whole_weights(args):
         if (adapter := Path(path) / ADAPTER).is_file():
             model, missing = _with_adapter(path, adapter, auto)
         else:
             model, told = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
             missing = told["missing_keys"]
-        own = AutoTokenizer.from_pretrained(path)
+        own = transformers.AutoTokenizer.from_pretrained(path)
     if model.config.num_labels != reader.num_labels:
         raise InputError(
-            f"reward_model: {path!r} has num_labels {model.config.num_labels}, but a reward is "
-            + ("one number" if reader.num_labels == 1 else f"read from {reader.num_labels} classes")
-            + f"; name a model with num_labels {reader.num_labels}."
+            f"reward_model: {path!r} has num_labels {model.config.num_labels}; name a model with "
+            f"num_labels {reader.num_labels}."
         )
     if missing:
         raise InputError(
-            f"reward_model: {path!r} lacks {', '.join(sorted(missing))}, so its scores would be "
-            "random; name a trained reward model."
+            f"reward_model: {path!r} lacks {', '.join(sorted(missing))}; name a trained one."
         )
     rows = model.get_input_embeddings().weight.shape[0]
     if len(own) > rows:
@@ -163,9 +153,8 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
     """Refuse a reward model that could not read what the policy is given and writes."""
     if not isinstance(prompts[0], str) and own.chat_template is None:
         raise InputError(
-            f"reward_model: the prompts are conversations and the tokenizer of {path!r} has no "
-            "chat template; name a reward model that was trained on conversations, or add the "
-            "template of its training."
+            f"reward_model: prompts are conversations, and the tokenizer of {path!r} has no chat "
+            "template; add that of its training, or name another."
         )
     for prompt, completion in zip(prompts, completions, strict=True):
         for text in (prompt, completion):
@@ -174,9 +163,8 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
             unknown = own.unk_token_id is not None and own.unk_token_id in ids
             if unknown or _plain(own.decode(ids)) != _plain(text):
                 raise InputError(
-                    f"reward_model: the tokenizer of {path!r} cannot write the policy's text "
-                    f"{text[:60]!r} (it reads {own.decode(ids)[:60]!r}); name a reward model whose "
-                    "tokenizer fits."
+                    f"reward_model: the tokenizer of {path!r} reads the policy's {text[:60]!r} "
+                    f"as {own.decode(ids)[:60]!r}; name one whose tokenizer fits."
                 )
 
 

@@ -53,8 +53,7 @@ class Reader:
         if not (isinstance(self.step_separator, str) and isinstance(self.step_split, str)):
             raise InputError(
                 f"step_separator is {self.step_separator!r} and step_split {self.step_split!r}, "
-                "but a process model needs both: what ends a step, and the regular expression that "
-                "cuts a completion into steps."
+                "but a process model needs both: what ends a step, and what cuts a text into steps."
             )
         check_step_split(self.step_split)
 
@@ -154,8 +153,8 @@ class Reader:
                 last = tokenizer.convert_ids_to_tokens(ids[-1])
                 raise InputError(
                     f"step_separator: the tokenizer merges {self.step_separator!r} with the end of "
-                    f"the step {step[-40:]!r} into the token {last!r}, so steps would not end in "
-                    "one and the same token; write one that stays apart, such as '\\n<step>\\n'."
+                    f"{step[-40:]!r} into the token {last!r}; write one that stays apart, such as "
+                    "'\\n<step>\\n'."
                 )
 
     @torch.no_grad()
@@ -213,10 +212,7 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
 
 
 def pad_texts(
-    rows: Sequence[Mapping[str, Sequence[int]]],
-    pad_token_id: int,
-    side: str = "right",
-    multiple: int | None = None,
+    rows: Sequence[Mapping[str, Any]], pad_token_id: int, multiple: int | None = None, side="right"
 ) -> dict[str, Tensor]:
     """Return `input_ids`, `attention_mask` and, if the rows have them, `labels` (-100 outside)."""
     columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}

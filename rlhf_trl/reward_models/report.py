@@ -9,19 +9,7 @@ import numpy as np
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import write_lines, write_whole
-from rlhf_trl.reward_models.metrics import (
-    STEP_CLASSES,
-    budgets,
-    calibration,
-    coverage,
-    finite,
-    first_bad,
-    pair_calibration,
-    ranking_by_budget,
-    ranking_metrics,
-    step_metrics,
-    truth,
-)
+from rlhf_trl.reward_models import metrics
 
 SCORES = "scores.jsonl"  # of a run: every candidate, and how it was scored
 CANDIDATE = ("prompt", "completion", "answer", "task", "label", "finished")
@@ -52,43 +40,40 @@ def draw_reward_report(
 ) -> None:
     """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
 
-    Args:
-        pairs: rewards (N,) of chosen and of rejected completions.
-        candidates: scores (N,), labels (N,) and prompt ids (N,). Scores that all lie between 0 and
-            1 are read as probabilities of being right and get a calibration diagram, unless `steps`
-            has one.
-        steps: per trace the probability of "good", the predicted class and the true class (-1, 0,
-            1) of each step.
-        selecting: whether the candidates are what is trained on; then `coverage` is drawn in place
-            of a calibration.
+    `pairs` are rewards (N,) of chosen and of rejected completions; `candidates` scores, labels and
+    prompt ids, (N,) each; `steps` per trace the probability of "good", the predicted and the true
+    class of each step. Scores that all lie between 0 and 1 are probabilities of being right, and
+    get a calibration unless `steps` has one, or `coverage` where they are `selecting` answers.
     """
     panels: list[Callable[[Any], None]] = []
     if pairs is not None and len(pairs[0]):
-        fit = pair_calibration(*pairs)
-        sides = {"chosen": finite(pairs[0], "chosen"), "rejected": finite(pairs[1], "rejected")}
+        fit = metrics.pair_calibration(*pairs)
+        sides = {"chosen": np.asarray(pairs[0]), "rejected": np.asarray(pairs[1])}
         panels.append(partial(_distribution, label="reward", sides=sides))
         panels.append(partial(_calibration, event="the first of two wins", fit=fit))
     if candidates is not None and len(candidates[0]):
-        scores, labels = finite(candidates[0], "scores"), truth(candidates[1], "labels")
+        scores, labels = metrics.finite(candidates[0], "scores"), np.asarray(candidates[1], bool)
         by = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
-        sizes = budgets(candidates[2])
-        curves = {n: ranking_by_budget(s, labels, candidates[2], sizes) for n, s in by.items()}
+        more = (labels, candidates[2], metrics.budgets(candidates[2]))
+        curves = {name: metrics.ranking_by_budget(each, *more) for name, each in by.items()}
         sides = {"right": scores[labels], "wrong": scores[~labels]}
         panels.append(partial(_distribution, label="score", sides=sides))
         if selecting:
             panels.append(partial(_coverage, scores=scores, labels=labels, groups=candidates[2]))
         elif steps is None and scores.min() >= 0 and scores.max() <= 1:
-            panels.append(partial(_calibration, event="right", fit=calibration(scores, labels)))
+            panels.append(
+                partial(_calibration, event="right", fit=metrics.calibration(scores, labels))
+            )
         panels.append(partial(_best_of_n, curves=curves))
     if steps is not None and any(map(len, steps[2])):
-        metrics = step_metrics(steps[1], steps[2])
+        share = metrics.step_metrics(steps[1], steps[2])["first_error"]
         good, guess, true = (np.concatenate([np.asarray(t) for t in s]) for s in steps)
-        fit = calibration(good, true == 1)
-        sides = {name: good[true == value] for value, name in STEP_CLASSES.items()}
+        fit = metrics.calibration(good, true == 1)
+        sides = {name: good[true == value] for value, name in metrics.STEP_CLASSES.items()}
         panels.append(partial(_distribution, label="probability of good", sides=sides))
         panels.append(partial(_calibration, event="good", fit=fit))
         panels.append(partial(_confusion, guess=guess, true=true))
-        panels.append(partial(_first_error, steps=steps[1:], share=metrics["first_error"]))
+        panels.append(partial(_first_error, steps=steps[1:], share=share))
     if not panels:
         raise InputError(f"{path}: there are no scores to draw; evaluate on at least one row.")
     from matplotlib.figure import Figure
@@ -146,9 +131,9 @@ def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
 def _coverage(axis: Any, scores: np.ndarray, labels: np.ndarray, groups: Sequence[int]) -> None:
     """Draw how many prompts have a right one among their n best, and among any n."""
     for name, by, style in (("best", scores, "o-"), ("random", np.zeros(len(labels)), ":")):
-        curve = coverage(by, labels, groups)
+        curve = metrics.coverage(by, labels, groups)
         axis.plot(list(curve), list(curve.values()), style, label=name)
-    hits = ranking_metrics(scores, labels, groups).get("top1_accuracy")
+    hits = metrics.ranking_metrics(scores, labels, groups).get("top1_accuracy")
     title = "" if hits is None else f"; best one right: {hits:.3f} of decidable prompts"
     axis.set(xlabel="n", ylabel="prompts with a right one among n", ylim=(0, 1.02))
     axis.set_title(f"coverage{title}", fontsize="small")
@@ -157,7 +142,7 @@ def _coverage(axis: Any, scores: np.ndarray, labels: np.ndarray, groups: Sequenc
 
 def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
     """Draw what the steps of each class are predicted as: share of the row, and number."""
-    classes = {v: name for v, name in STEP_CLASSES.items() if v in true or v in guess}
+    classes = {v: name for v, name in metrics.STEP_CLASSES.items() if v in true or v in guess}
     counts = np.array([[np.sum((true == t) & (guess == g)) for g in classes] for t in classes])
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
@@ -172,7 +157,9 @@ def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
 
 def _first_error(axis: Any, steps: tuple[Sequence[Any], Sequence[Any]], share: float) -> None:
     """Draw where the first bad step is: how many traces, and in how many of them it is found."""
-    found = [(first_bad(p), first_bad(t)) for p, t in zip(*steps, strict=True) if len(t)]
+    found = [
+        (metrics.first_bad(p), metrics.first_bad(t)) for p, t in zip(*steps, strict=True) if len(t)
+    ]
     last = max((t for _, t in found if t is not None), default=-1)
     places = [*range(last + 1), None]
     traces = [sum(t == k for _, t in found) for k in places]

@@ -55,15 +55,9 @@ def prompt_texts(
 
     if not _conversational(rows):
         return [row["prompt"] for row in rows]
-    return [
-        tokenizer.apply_chat_template(
-            row["prompt"],
-            add_generation_prompt=True,
-            tokenize=False,
-            **(own(row) if template is None else template),
-        )
-        for row in rows
-    ]
+    how = {"add_generation_prompt": True, "tokenize": False}
+    each = ((row["prompt"], own(row) if template is None else template) for row in rows)
+    return [tokenizer.apply_chat_template(asked, **how, **more) for asked, more in each]
 
 
 def _conversational(rows: Rows) -> bool:
@@ -91,8 +85,7 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
         raise InputError(
             f"the longest prompt has {longest[0]} tokens and with max_completion_length "
             f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
-            f"context of {limit}: it ends in {longest[1][-80:]!r}; leave it out, or shorten it or "
-            "max_completion_length."
+            f"context of {limit}: it ends in {longest[1][-80:]!r}; shorten one of the two."
         )
 
 
@@ -131,8 +124,7 @@ def neutral(model: Any) -> Iterator[None]:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Draw with a seed, and leave the random state of the CPU and of `device` as it was."""
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type):
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
         torch.manual_seed(seed)
         yield
 
@@ -174,12 +166,8 @@ def generate(
         add_special_tokens=not _conversational(rows),  # the template has them
     )
     with neutral(model):
-        output = model.generate(
-            input_ids=inputs["input_ids"].to(device),
-            attention_mask=inputs["attention_mask"].to(device),
-            generation_config=config,
-            streamer=streamer,
-        )
+        given = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+        output = model.generate(**given, generation_config=config, streamer=streamer)
     ids = output[:, inputs["input_ids"].shape[1] :]
     # behind an end there is only padding, which may be the same token
     ending = torch.isin(ids, torch.tensor(ends, device=ids.device))

@@ -22,9 +22,8 @@ def write_page(runs: Sequence[str | Path], target: str | Path) -> None:
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     # nothing in it may end the script element, or begin a comment there
     content = _dump([_fitting(run) for run in runs]).replace("</", "<\\/").replace("<!", "\\u003c!")
-    page = template.replace("DATA", content, 1)
     try:
-        write_whole(target, page)
+        write_whole(target, template.replace("DATA", content, 1))
     except OSError as error:
         raise InputError(
             f"--output: {str(target)!r} cannot be written ({error.strerror}); name another file."
@@ -105,12 +104,8 @@ def _read_split(
         ]
         if samples:
             shown.append({"generation": generation, "step": step, "samples": samples})
-    return {
-        "names": names,
-        "curves": [[_short(value) for value in row] for row in curves],
-        "shown": shown,
-        "left_out": [every, some],
-    }
+    found = {"names": names, "curves": [[_short(value) for value in row] for row in curves]}
+    return {**found, "shown": shown, "left_out": [every, some]}
 
 
 def _short(value: float | None) -> float | None:

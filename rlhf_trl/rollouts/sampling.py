@@ -18,14 +18,7 @@ from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import EMBEDDED, load_policy, load_tokenizer, whole_weights
 from rlhf_trl.output import write_lines
-from rlhf_trl.rollouts.generate import (
-    SAMPLED,
-    Completion,
-    Sampling,
-    check_prompts,
-    generate,
-    seeded,
-)
+from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, seeded
 from rlhf_trl.rollouts.store import Record, Store
 from rlhf_trl.tiny import checkpoint_path
 
@@ -66,7 +59,7 @@ def kept_samples(
     how = {"sampled_from": name, "max_completion_length": longest}
 
     def make() -> list[Any]:
-        answers = sample_completions(model, args, rows, count, seed)
+        answers = sample_completions(model, args, rows, count, seed, Sampling())
         pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
         outcomes = [_outcome(*pair) for pair in pairs]
         if record != "off" and args.process_index == 0:
@@ -86,8 +79,7 @@ def kept_samples(
     if asked != [(row["question"], how) for row in rows for _ in range(count)]:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
-            f"questions, of at most {longest} tokens and by {name}; the run's settings or the file "
-            "were changed since, so write elsewhere with --output_dir."
+            f"questions, of at most {longest} tokens and by {name}; go elsewhere with --output_dir."
         )
     return found
 
@@ -104,13 +96,7 @@ def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
 
 
 def sample_completions(
-    model: Any,
-    args: Any,
-    rows: Any,
-    count: int,
-    seed: int,
-    sampling: Sampling = SAMPLED,
-    dealt: bool = False,
+    model: Any, args: Any, rows: Any, count: int, seed: int, sampling: Sampling, dealt: bool = False
 ) -> list[list[Completion]]:
     """Sample completions, so that any number of processes gets the same ones.
 
@@ -125,15 +111,8 @@ def sample_completions(
     def answered(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
         if dealt:
             torch.manual_seed(seed + first)
-        answers = generate(
-            policy,
-            tokenizer,
-            batch,
-            sampling=sampling,
-            max_new_tokens=args.max_completion_length,
-            device=args.device,
-            count=count,
-        )
+        how = {"sampling": sampling, "max_new_tokens": args.max_completion_length, "count": count}
+        answers = generate(policy, tokenizer, batch, device=args.device, **how)
         return [answers[i : i + count] for i in range(0, len(answers), count)]
 
     # `generate` too would wait for the others under ZeRO-3
@@ -142,11 +121,7 @@ def sample_completions(
 
 
 def in_batches(
-    answer: Callable[[list[dict[str, Any]], int], list[Any]],
-    args: Any,
-    rows: Any,
-    count: int,
-    dealt: bool = True,
+    answer: Callable[..., list[Any]], args: Any, rows: Any, count: int, dealt: bool = True
 ) -> list[Any]:
     """Return what a function makes of each row, in order; it takes a batch and its first place.
 

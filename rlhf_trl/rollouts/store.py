@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 from rlhf_trl.output import RECORD
 
 SCHEMA = """
@@ -36,14 +36,8 @@ Job = Callable[[sqlite3.Connection], object]
 class Rollouts:
     """The `rollouts:` block."""
 
-    every: int = 1  # 1: keep all generations of training; 10: every tenth
-    cap: float = 1.0  # GB; there every other one goes, and half as many are kept
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or not self.cap > 0:
-            raise InputError(
-                "write every: 1 (all generations) or more and cap: above 0 (GB), or rollouts: off"
-            )
+    every: int = within("1 or more", 1)  # 1: all generations of training; 10: every tenth
+    cap: float = within("a number above 0", 1.0)  # GB; there every other one goes
 
 
 Record = Rollouts | Literal["off"]  # the field `rollouts`
@@ -76,15 +70,10 @@ class Store:
     ) -> None:
         """Record a generation, in place of what stood under its split and number.
 
-        Args:
-            split: "train", "train-replaced", "eval-greedy", ...
-            generation: its number there.
-            when: steps and epochs before it.
-            samples: prompt and completion (texts or conversations), tokens, whether the model ended
-                it, and the reward that its advantage is estimated from, or None.
-            rewards: by name, of each sample; None or NaN where one does not apply.
-            advantages: of each sample.
-            size: samples of a prompt, which stand in a row.
+        `when` is the steps and epochs before it. Samples, `size` of each prompt in a row, are
+        prompt and completion (texts or conversations), tokens, whether the model ended it, and the
+        reward that its advantage is estimated from, or None. `rewards`, by name, and `advantages`
+        are those of each sample; None or NaN where a reward does not apply.
         """
 
         def job(connection: sqlite3.Connection) -> None:
@@ -94,7 +83,8 @@ class Store:
             told = cache(lambda *each: json.dumps(dict(zip(rewards, each, strict=True))))
             for n, (prompt, completion, *rest) in enumerate(samples):
                 prompts.add((key(text := _text(prompt)), text))
-                each = told(*(_number(values[n]) for values in rewards.values()))
+                found = (values[n] for values in rewards.values())
+                each = told(*(None if x is None or not isfinite(x) else float(x) for x in found))
                 place = split, generation, n, *when, n // size, key(text)
                 advantage = advantages and advantages[n]
                 rows.append((*place, _text(completion), *rest, advantage, each))
@@ -137,10 +127,8 @@ class Store:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise InputError(
-                f"rollouts: {self.path} cannot be written ({self._error}); make room or allow it, "
-                "or keep no record with rollouts: off."
-            ) from self._error
+            told = f"{self.path} cannot be written ({self._error})"
+            raise InputError(f"rollouts: {told}; make room, or write off.") from self._error
 
     def _work(self) -> None:
         connection = None
@@ -157,8 +145,13 @@ class Store:
             connection.close()
 
     def _open(self) -> sqlite3.Connection:
+        import psutil
+
         connection = sqlite3.connect(self.path, timeout=60)
-        journal = "DELETE" if _is_remote(self.path) else "WAL"
+        mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+        folders = self.path.resolve().parents
+        kind = next((mounts[folder] for folder in folders if folder in mounts), "")
+        journal = "DELETE" if kind.startswith(REMOTE) else "WAL"
         connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
         with connection:
             connection.executescript(SCHEMA)
@@ -173,8 +166,7 @@ class Store:
         pages += "pragma_freelist_count, pragma_page_size"
         while self._every and connection.execute(pages).fetchone()[0] > self._config.cap * 1e9:
             self._every *= 2
-            rest = "split LIKE 'train%' AND generation % ?"
-            if _delete(connection, rest, self._every):
+            if _delete(connection, "split LIKE 'train%' AND generation % ?", self._every):
                 _tell(connection, {"thinned": self._every // self._config.every})
             else:
                 self._every = 0
@@ -193,10 +185,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or not isfinite(value) else float(value)
-
-
 def _tell(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
     told = [(k, v if isinstance(v, str) else json.dumps(v, default=str)) for k, v in facts.items()]
     connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", told)
@@ -208,11 +196,3 @@ def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) 
     if gone:
         connection.execute("DELETE FROM prompts WHERE id NOT IN (SELECT prompt_id FROM rollouts)")
     return gone
-
-
-def _is_remote(path: Path) -> bool:
-    import psutil
-
-    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
-    kind = next((mounts[folder] for folder in path.resolve().parents if folder in mounts), "")
-    return kind.startswith(REMOTE)

@@ -81,8 +81,7 @@ class Chat:
             for how, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 said, scores = policy.reply(prompt, sampling, streamer and streamer(policy, how))
                 if self.history and how == "greedy":
-                    turn = {"role": "assistant", "content": said.text}
-                    self.turns[policy.name] = [*turns, turn]
+                    self.turns[policy.name] = [*turns, {"role": "assistant", "content": said.text}]
                 yield Answer(policy.name, how, said.text, *scores.get("score", [None]))
 
 

@@ -21,31 +21,30 @@ from typing import get_args as type_args
 from typing import get_origin as type_origin
 
 from rlhf_trl import algorithms
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.errors import InputError, instead, nearest
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.launch import cpu_settings, world_size
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
 
 COMMAND_LINE = "command line"
-# Least values of TRL's numbers, which its own classes do not check; > says that it is excluded.
-LEAST = {
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1),
-    **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation", "num_iterations"), 1),
-    **dict.fromkeys(("max_completion_length", "max_length", "lora_r"), 1),
-    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "seed"), 0),
-    **dict.fromkeys(("temperature", "eval_steps", "logging_steps", "save_steps"), ">0"),
+# What TRL's own classes do not check, as the metadata of our fields say it.
+RULES: dict[str, dict[str, Any]] = {
+    key: {"range": wanted}
+    for wanted, keys in {
+        "1 or more": "per_device_train_batch_size per_device_eval_batch_size max_completion_length "
+        "gradient_accumulation_steps steps_per_generation num_iterations max_length lora_r",
+        "0 or more": "learning_rate weight_decay max_grad_norm seed",
+        "a number above 0": "temperature eval_steps logging_steps save_steps",
+    }.items()
+    for key in keys.split()
 }
-# The choices of libraries for fields that they type as any text.
-CHOICES = {
-    "report_to": lambda: [
-        *_import("transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"),
-        *("all", "none"),
-    ],
-    "lora_task_type": lambda: [kind.value for kind in _import("peft.TaskType")],
-    "torch_compile_backend": lambda: [
-        kind.value.lower() for kind in _import("accelerate.utils.DynamoBackend")
-    ],
-    "torch_compile_mode": lambda: [*_import("torch._inductor.list_mode_options")()],
+_INTEGRATIONS = "transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"
+_BACKENDS, _MODES = "accelerate.utils.DynamoBackend", "torch._inductor.list_mode_options"
+RULES |= {
+    "report_to": {"choices": lambda: [*_import(_INTEGRATIONS), "all", "none"]},
+    "lora_task_type": {"choices": lambda: [kind.value for kind in _import("peft.TaskType")]},
+    "torch_compile_backend": {"choices": lambda: [b.value.lower() for b in _import(_BACKENDS)]},
+    "torch_compile_mode": {"choices": lambda: [*_import(_MODES)()]},
 }
 # Fields that transformers has given another name; TRL's own defaults still use the old one.
 RENAMED = {
@@ -93,14 +92,9 @@ def load_config(
 ) -> Loaded[Own, Trl]:
     """Read the command line and the config it names.
 
-    Args:
-        own: dataclass of the recipe's own fields; a field typed as a dataclass is a block.
-        trl: TRL's config class. Given as a string (`GRPOConfig`, or a dotted path for a class of
-            another module than `trl`), it is imported only after all cheaper checks have passed.
-        argv (*optional*, defaults to `sys.argv[1:]`): the command line.
-
-    Raises:
-        InputError: one sentence that names the file, the key and the remedy.
+    `own` is the dataclass of the recipe's own fields; one typed as a dataclass is a block. `trl` is
+    TRL's config class; as a string (`GRPOConfig`, or a dotted path for a class of another module),
+    it is imported only after all cheaper checks have passed. `argv` is by default `sys.argv[1:]`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if {"--help", "-h"} & {*words}:
@@ -109,7 +103,7 @@ def load_config(
         print(recipe_help(own, getattr(trl, "__name__", trl).rpartition(".")[2], "all" in words))
         raise SystemExit(0)
     path, overrides = _read_command_line(words)
-    config = _Config(path)
+    config = _Config(path, RULES)
     for option, values in overrides:
         config.override(option, values)
     for old, new in RENAMED.items():
@@ -117,16 +111,11 @@ def load_config(
     if "env" in config.values:
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
-    own_fields, fixed = fields_of(own), {}
-    runs = own_fields["algorithm"][1].metadata.get("runs", ()) if "algorithm" in own_fields else ()
-    name = config.value(("algorithm",))
-    if runs and name not in runs and name in list(algorithms.ALGORITHMS):
-        what = f"is {show(name)}, which this recipe does not run; write {_one_of(runs)}"
-        config.fail(("algorithm",), what)  # before its other data are checked
+    own_fields = fields_of(own)
     own_given = config.take(own_fields)
     own_run = config.build(own_given, own, ())
     if "algorithm" in own_fields:
-        fixed = _check_algorithm(config, own_run, runs)
+        _check_algorithm(config, own_run)
 
     trl_class, model_class = _import(trl), _import("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
@@ -135,19 +124,8 @@ def load_config(
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_given, model_given = config.take(trl_fields), config.take(model_fields)
     checked = {**own_given, **trl_given, **model_given}
-    for key, value in {**trl_given, **model_given}.items():
-        if key in CHOICES and value is not None:
-            for word in value if isinstance(value, list) else [value]:
-                if word not in (allowed := CHOICES[key]()):
-                    config.refuse_choice(word, allowed, (key,))
-        least = LEAST.get(key)
-        if None not in (least, value) and (value <= 0 if least == ">0" else value < least):
-            wanted = "a number above 0" if least == ">0" else f"{least} or more"
-            config.fail((key,), f"is {show(value)}; write {wanted}")
-    fixed = {key: value for key, value in fixed.items() if key in trl_fields}
-    settings = config.check_block(fixed, trl_fields, ()) | trl_given
-    _check_generation_batch(config, settings, trl_fields)
-    settings |= cpu_settings(trl_given, world_size())
+    _check_generation_batch(config, trl_given, trl_fields)
+    settings = trl_given | cpu_settings(trl_given, world_size())
     for old, new in RENAMED.items():
         if settings.get(new) is None and {old, new} <= trl_fields.keys():
             settings[new] = trl_fields[old][1].default
@@ -155,13 +133,8 @@ def load_config(
     if hasattr(trl_class, "resolve"):
         row = trl_class.resolve(args, own_run.algorithm, own_run.formulation)
         args = row.args
-    return Loaded(
-        own=own_run,
-        trl=args,
-        model=config.build(model_given, model_class, ()),
-        given={key: checked[key] for key in config.values},
-        row=row,
-    )
+    given = {key: checked[key] for key in config.values}
+    return Loaded(own_run, args, config.build(model_given, model_class, ()), given, row)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -225,9 +198,7 @@ def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[st
     if path.resolve() in [each.resolve() for each in extended_by]:
         raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
     if extended_by and not path.is_file():
-        raise InputError(
-            f"{chain}, which is not a file; the path is relative to the file that declares it."
-        )
+        raise InputError(f"{chain}, which is not a file; a path is relative to the file it is in.")
     content, name = read_yaml(path), os.path.normpath(path)
     if "extends" not in content:
         return [(name, content)]
@@ -240,8 +211,9 @@ def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[st
 class _Config:
     """The merged mapping, what each file and the command line gave to it, and the checks on it."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, rules: Mapping[str, Mapping[str, Any]] | None = None):
         self.values: dict[str, Any] = {}
+        self.rules = rules or {}  # beside those at the fields
         self.file = str(path)
         # (file, every key it writes), the deepest base first, the command line last
         self.layers: list[tuple[str, dict[Key, Any]]] = []
@@ -282,8 +254,7 @@ class _Config:
             if isinstance(node, list):
                 if not place.isdecimal() or int(place) >= len(node):
                     raise InputError(
-                        f"{here} a list of {len(node)}, and {place!r} is not the index of one of "
-                        "them (the first is 0)."
+                        f"{here} a list of {len(node)}, and {place!r} is no index (the first is 0)."
                     )
                 place = int(place)
             elif not isinstance(node, dict):
@@ -298,11 +269,7 @@ class _Config:
         written |= {path: _plain(new), **_keys(_plain(new), path)}
 
     def rename(self, old: str, new: str) -> None:
-        """Take the old name of a key for the new one; what was written later wins.
-
-        Raises:
-            InputError: both were written in one place, with different values.
-        """
+        """Take the old name of a key for the new one; what was written later wins."""
         if old not in self.values:
             return
         value, layers = self.values.pop(old), [self._layer((name,)) for name in (old, new)]
@@ -328,10 +295,6 @@ class _Config:
 
         Tags are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`. Keys
         that were written for another dataclass before this one was chosen are removed.
-
-        Raises:
-            InputError: a tag that holds for none of them, or a key for another dataclass that was
-                written with the choice or after it.
         """
         if len(kinds) == 1:
             return kinds[0]
@@ -382,12 +345,14 @@ class _Config:
             if field.default is MISSING and field.default_factory is MISSING and name not in values:
                 self.fail((*path, name), f"is missing; write {_describe(kind)}")
         checked = {}
-        for key, value in values.items():
-            kind, field = known[key]
+        # what has choices decides what else may be given
+        for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):
+            value, (kind, field) = values[key], known[key]
             checked[key] = self.check(value, kind, (*path, key))
-            choices = field.metadata.get("choices")
-            if choices and checked[key] is not None and checked[key] not in choices:
-                self.refuse_choice(checked[key], choices, (*path, key))
+            rules = {} if path else self.rules.get(key, {})
+            for one in checked[key] if isinstance(checked[key], list) else [checked[key]]:
+                if wanted := instead(one, {**rules, **field.metadata}):
+                    self.fail((*path, key), f"is {show(one)}; write {wanted}")
         return checked
 
     def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
@@ -493,8 +458,7 @@ def _keys(content: Any, path: Key = ()) -> dict[Key, Any]:
 def _tags(kind: Any, path: Key) -> dict[Key, list[Any]]:
     """Return what chooses a dataclass among those that a block may be, and its allowed values."""
     literals = {(*path, n): choices_of(k) for n, (k, _) in fields_of(kind).items() if choices_of(k)}
-    outside = {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
-    return literals | outside
+    return literals | {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
 
 
 def _plain(value: Any) -> Any:
@@ -582,11 +546,8 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _check_algorithm(config: _Config, run: Any, runs: Sequence[str]) -> dict[str, Any]:
-    """Refuse an algorithm that is unknown, and loss fields that it does not read.
-
-    Returns what the algorithm fixes, and its defaults for what it reads and nobody gave.
-    """
+def _check_algorithm(config: _Config, run: Any) -> None:
+    """Refuse an algorithm that is unknown, and loss fields that it does not read."""
     formulation = getattr(run, "formulation", "chapter")
     try:
         row = algorithms.formulation(run.algorithm, formulation)
@@ -594,15 +555,15 @@ def _check_algorithm(config: _Config, run: Any, runs: Sequence[str]) -> dict[str
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
     given = {key: _plain(value) for key, value in config.values.items()}
-    known = {name: algorithms.ALGORITHMS[name] for name in runs or algorithms.ALGORITHMS}
-    others = {n: each for n, a in known.items() if (each := a.formulations.get(formulation))}
+    names = fields_of(type(run))["algorithm"][1].metadata.get("choices", algorithms.ALGORITHMS)
+    known = {name: algorithms.ALGORITHMS[name].formulations.get(formulation) for name in names}
+    others = {name: each for name, each in known.items() if each}
     try:
-        values = algorithms.resolve(row, given, others)
+        algorithms.resolve(row, given, others)
     except algorithms.FieldError as error:
         config.fail((error.field,), error.message)
     except InputError as error:
         raise InputError(f"{config.file}: {error}") from error
-    return {k: v for k, v in values.items() if k not in given and v != algorithms.REQUIRED}
 
 
 def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known) -> None:

@@ -38,15 +38,13 @@ def evaluate(
     judge = reward_model and named(reward_model, reward_model=True)
     if not (path := config_of(found, config)):
         raise InputError(
-            f"{models[0]} is not of a run here, which would say what to ask and how to score; name "
-            "the config of one with --config."
+            f"{models[0]} is of no run here, whose prompts could be asked; name one with --config."
         )
     loaded, data = load_run(path, words)
     rows = data.tasks.held_out if data.tasks else list(data.held_out or [])
     if not rows:
         raise InputError(
-            f"{path} holds no prompts out; name some that were not trained on with "
-            "--dataset.eval_path FILE or --dataset.eval_split SPLIT."
+            f"{path} holds no prompts out; name some with --dataset.eval_path or .eval_split."
         )
     base = other and other.load(loaded, data.conversational)
     scores, said, rewards, scorers = {}, {}, None, {}

@@ -13,13 +13,14 @@ from rlhf_trl.data.judgments import ProcessData as ProcessData
 from rlhf_trl.data.judgments import RewardData as RewardData
 from rlhf_trl.data.pairs import PreferenceData
 from rlhf_trl.data.prompts import PromptData as PromptData
+from rlhf_trl.errors import within as within
 from rlhf_trl.rollouts.store import Record, Rollouts
 from rlhf_trl.run.launch import Expect
 
 
 def algorithm_of(recipe: str, default: str | None = None) -> Any:
     """Declare the field `algorithm` of a recipe: the rows that it trains, and its own."""
-    return field(default=default or recipe, metadata={"runs": of_recipe(recipe)})
+    return field(default=default or recipe, metadata={"choices": of_recipe(recipe)})
 
 
 @dataclass(kw_only=True)
@@ -57,7 +58,7 @@ class PolicyGradientRun(Run):
 class ExamplesRun(Run):
     """The fields of recipes that learn from a data set of examples."""
 
-    max_samples: int | None = None  # use at most this many rows or questions
+    max_samples: int | None = within("1 or more", None)  # use at most this many rows or questions
 
 
 @dataclass(kw_only=True)

@@ -70,7 +70,7 @@ def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
     source = "".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-1]))
     comments = _comments(source)
     for name, (kind, field) in config.fields_of(cls).items():
-        words = field.metadata.get("runs") or field.metadata.get("choices") or _kinds(kind)
+        words = field.metadata.get("choices") or _kinds(kind)
         default = field.default if field.default_factory is MISSING else field.default_factory()
         yield block + name, _Told("|".join(words), _short(default), comments.get(name, ""))
         inner: dict[str, _Told] = {}
@@ -107,7 +107,7 @@ def _short(default: Any) -> str:
 def _of_loss(own: type, first: str, theirs: dict[str, _Told]) -> Iterator[tuple[str, _Told]]:
     """Yield the fields that the algorithms of a recipe read, its `first` algorithm before all."""
     of, told = config.fields_of(own), set()
-    for name in sorted(of["algorithm"][1].metadata["runs"], key=lambda name: name != first):
+    for name in sorted(of["algorithm"][1].metadata["choices"], key=lambda name: name != first):
         row = formulation(name, of["formulation"][1].default)
         for key, value in {**row.reads, **row.trainer_reads}.items():
             if key in theirs and key not in told:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, within
 
 # How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
 UNWRITABLE = (
@@ -26,7 +26,7 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 class Expect:
     """The `expect:` block: the launch a config is meant for; a different one is refused."""
 
-    processes: int | None = None  # how many
+    processes: int | None = within("1 or more", None)  # how many
     strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None  # how the model is wrapped
 
 
@@ -87,9 +87,8 @@ def check_process_count_asked() -> None:
     """
     if os.environ.get("MASTER_ADDR") and not os.environ.get("WORLD_SIZE"):
         raise InputError(
-            "accelerate was asked for several processes but started only this one, as it does with "
-            "--cpu; launch with --config_file configs/accelerate/cpu_2proc.yaml (for a CPU), or "
-            "unset MASTER_ADDR if one process is what you want."
+            "accelerate was asked for several processes but started one, as it does with --cpu; "
+            "launch with --config_file configs/accelerate/cpu_2proc.yaml, or unset MASTER_ADDR."
         )
 
 
@@ -113,9 +112,8 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
         return {}
     if not asked and processes > 1:
         raise InputError(
-            f"{processes} processes were launched on a machine without a GPU, and each would train "
-            "on its own into the same output_dir; write use_cpu: true in the config (or set "
-            "ACCELERATE_USE_CPU=true) and launch with configs/accelerate/cpu_2proc.yaml."
+            f"{processes} processes were launched on a machine without a GPU, and would train each "
+            "on its own; write use_cpu: true and launch with configs/accelerate/cpu_2proc.yaml."
         )
     if given.get("fp16"):
         raise InputError(
@@ -139,8 +137,7 @@ def check_processes(args: Any, expect: Expect | None = None) -> None:
     if live != launched:
         raise InputError(
             f"{launched} processes were launched but this one sees {live}, so each would train on "
-            "its own into the same output_dir; on a machine without GPUs write use_cpu: true in "
-            "the config (or set ACCELERATE_USE_CPU=true)."
+            "its own; without GPUs write use_cpu: true (or set ACCELERATE_USE_CPU=true)."
         )
     wanted = expect.processes if expect else None
     if wanted not in (None, live):
@@ -168,8 +165,7 @@ def check_strategy(trainer: Any, expect: Expect | None = None) -> None:
     if asked is not None and asked != came_up:
         raise InputError(
             f"strategy {asked} was asked for and {came_up} came up on "
-            f"{trainer.accelerator.device.type}; use a configs/accelerate/*.yaml that fits this "
-            "machine (FSDP needs GPUs), or change expect.strategy."
+            f"{trainer.accelerator.device.type}; use a configs/accelerate/*.yaml that fits it."
         )
 
 
@@ -184,8 +180,7 @@ def check_wrapper(trainer: Any) -> None:
     if wanted and not set(wanted) & set(names):
         raise InputError(
             f"the model is a {names[0]} where strategy {strategy_of(trainer.accelerator)} wraps it "
-            f"in {' or '.join(wanted)}; the processes would train apart, so check the accelerate "
-            "config."
+            f"in {' or '.join(wanted)}; check the accelerate config."
         )
 
 
@@ -220,9 +215,8 @@ def innermost_optimizer(args: Any) -> str:
     if args.optim not in ("adamw_torch", "adamw_torch_fused"):
         raise InputError(
             f"optim is {args.optim.value}, but with offload_optimizer_device: {device} accelerate "
-            "would run DeepSpeedCPUAdam in its place; write optim: adamw_torch, take "
-            "offload_optimizer_device: none, or name a deepspeed_config_file with "
-            "zero_force_ds_cpu_optimizer: false."
+            "would run DeepSpeedCPUAdam in its place; write optim: adamw_torch, or take "
+            "offload_optimizer_device: none or zero_force_ds_cpu_optimizer: false."
         )
     return "DeepSpeedCPUAdam"
 

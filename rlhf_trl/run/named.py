@@ -119,8 +119,7 @@ def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
     script = recipe_of(given.get("algorithm"), given)
     if (recipe := Path(script).stem) not in CONFIGS:
         raise InputError(
-            f"{config} is for {script}, which trains reward models; name the config of a policy's "
-            "run with --config."
+            f"{config} is for {script}, which trains reward models; name a policy's with --config."
         )
     fixed = NOT_TRAINED.split()
     if recipe in PROMPTED:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlhf_trl.algorithms import algorithm, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
@@ -60,11 +62,9 @@ def race(
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
     stopped. `jobs` run side by side. The result is the lines of the table.
 
-    Args:
-        algorithms: names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
-            unless there is one `config` for all, with the algorithm set on the command line.
-        extra: further options of the recipe, the same for all.
-        iterations: num_iterations of the policy gradients, unless `extra` has one.
+    `algorithms` are names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
+    unless there is one `config` for all. `extra` are further options of the recipe, and
+    `iterations` is num_iterations of the policy gradients, unless `extra` has one.
     """
     runs = []
     for name in algorithms:
@@ -75,9 +75,8 @@ def race(
             raise InputError(f"{name}: {path} is not a file; name a config with --config.")
         given = read_config(path)
         row = name if config else given.get("algorithm")
-        chosen = ["--algorithm", row] if row else []
         for seed in range(seeds):
-            words = ["--config", path, *chosen, "--seed", str(seed)]
+            words = ["--config", path, *(["--algorithm", row] if row else []), "--seed", str(seed)]
             if iterations > 1 and row in names("policy_gradient"):
                 words += ["--num_iterations", str(iterations)]
             words += extra or []
@@ -157,13 +156,8 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
         *[sys.executable, *launch, "--config_file", str(home() / "configs/accelerate/cpu.yaml")],
         *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm"],
     ]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how)
     if done.returncode:
         last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
         said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
@@ -188,12 +182,8 @@ def _read(folder: Path) -> dict[str, Any]:
         if values:
             # the clipped share shrinks with the learning rate, so it is taken over the whole run
             final[key] = statistics.fmean(values if key == "clipped" else values[-LAST:])
-    return {
-        **final,
-        **summary["after"],
-        "train_cpu_seconds": summary["train_cpu_seconds"],
-        "curve": [[e["step"], e[c]] for e in log for c in CURVES if c in e],
-    }
+    final |= {**summary["after"], "train_cpu_seconds": summary["train_cpu_seconds"]}
+    return final | {"curve": [[e["step"], e[c]] for e in log for c in CURVES if c in e]}
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
@@ -241,12 +231,10 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
 
 def draw_band(axis: Any, curves: list[list[list[float]]], label: str, **look: Any) -> None:
     """Draw the mean of one [step, value] curve per seed, and their standard deviation about it."""
-    values = [dict(curve) for curve in curves]
-    steps = sorted(set.intersection(*map(set, values)))  # a metric may be missing somewhere
-    by_step = [[value[step] for value in values] for step in steps]
-    mean = [statistics.fmean(ys) for ys in by_step]
-    spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in by_step]
+    seeds = [dict(curve) for curve in curves]
+    steps = sorted(set.intersection(*map(set, seeds)))  # a metric may be missing somewhere
+    values = np.array([[seed[step] for step in steps] for seed in seeds])
+    mean, spread = values.mean(0), values.std(0, ddof=1) if len(seeds) > 1 else 0
     (line,) = axis.plot(steps, mean, label=label, **look)
-    low = [m - s for m, s in zip(mean, spread, strict=True)]
-    high = [m + s for m, s in zip(mean, spread, strict=True)]
-    axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    look = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
+    axis.fill_between(steps, mean - spread, mean + spread, **look)

@@ -80,7 +80,13 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
     """
     own, args = loaded.own, loaded.trl
-    _check(loaded)
+    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
+    if own.rounds > 1 and loaded.model.use_peft:
+        raise InputError(
+            "rounds: each round but the first would start from an adapter, which use_peft cannot "
+            "train another one on; write rounds: 1, merge the adapter and run again from there."
+        )
+    train.check_reward_model(own)
     resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
     data = train.read(args, load_prompts, own.dataset)
@@ -102,25 +108,6 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
                 continue
             train.begin(each, f"{NAME}, round {number} of {own.rounds}")
         _train(each, data, tokenizer, trainer_class)
-
-
-def _check(loaded: Any) -> None:
-    own = loaded.own
-    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
-    for key in ("num_generations", "max_completion_length", "rounds", "k"):
-        if (value := getattr(own, key)) is not None and value < 1:
-            raise InputError(f"{key}: {value} is too few; write 1 or more.")
-    if own.temperature <= 0:
-        raise InputError(
-            f"temperature: {own.temperature} gives the same answer {own.num_generations} times; "
-            "write a number above 0."
-        )
-    if own.rounds > 1 and loaded.model.use_peft:
-        raise InputError(
-            "rounds: each round but the first would start from an adapter, which use_peft cannot "
-            "train another one on; write rounds: 1, merge the adapter and run again from there."
-        )
-    train.check_reward_model(own)
 
 
 def _round(loaded: Any, number: int, resume: str | None) -> Any:
@@ -147,8 +134,7 @@ def _is_done(loaded: Any) -> bool:
     other = [k for k in before.keys() | now.keys() if before.get(k) != now.get(k)]
     if other := sorted(set(other) - {*train.RESUMING, "answers"}):
         raise InputError(
-            f"resume_from_checkpoint: {folder} was run with another {other[0]}; restore it, or "
-            "start anew in another output_dir."
+            f"{folder} was run with another {other[0]}; restore it, or name another output_dir."
         )
     return True
 
@@ -175,8 +161,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    also = partial(_report, rollouts=rollouts, told=told)
-    train.run(trainer, loaded, data, NAME, extra=also)
+    train.run(trainer, loaded, data, NAME, extra=partial(_report, rollouts=rollouts, told=told))
 
 
 def _learned(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
@@ -212,8 +197,7 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         return found
 
     def sample() -> list[Any]:
-        given = (model, args, rows, count, args.seed, sampling)
-        return sample_completions(*given, dealt=True)
+        return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     answers = [[Completion(*one) for one in each] for each in lines(f"answers-{asked}", sample)]
     judged = _key(
@@ -277,5 +261,4 @@ def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, told: An
         for one, label in zip(*each, strict=True)
     )
     write_candidates(folder, rows, ({"reward": score} for score in candidates[0]))
-    path = folder / "reward_report.png"
-    draw_reward_report(path, title, candidates=candidates, selecting=True)
+    draw_reward_report(folder / "reward_report.png", title, candidates=candidates, selecting=True)

@@ -23,10 +23,7 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
     own, args, model = loaded.own, loaded.trl, loaded.model
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
     if model.use_peft and "lora_task_type" in loaded.given and model.lora_task_type != task_type:
-        raise InputError(
-            f"lora_task_type is {model.lora_task_type}, but {own.algorithm} trains a head of type "
-            f"{task_type}; remove it."
-        )
+        raise InputError(f"lora_task_type is {model.lora_task_type}, not {task_type}; remove it.")
     if model.model_name_or_path == UNTRAINED:
         raise InputError(
             f"model_name_or_path: a reward model starts from a language model; {UNTRAINED} is none."

@@ -49,8 +49,7 @@ def _check(loaded: Any) -> None:
         return
     if "demonstrator" in loaded.given:
         raise InputError(
-            "demonstrator is not read with dataset.source: path; remove it, or write "
-            "dataset.source: reasoning_gym."
+            "demonstrator is not read with dataset.source: path; remove one of the two."
         )
     turns, told = own.dataset.turns, "last: the final turn of the assistant, all: each of its turns"
     by = f"dataset.turns: {turns}, which decides what is trained ({told})"
@@ -92,7 +91,6 @@ def _check_template(tokenizer: Any, args: Any) -> None:
         get_training_chat_template(tokenizer)  # TRL has its own for the usual models
     except ValueError as error:
         raise InputError(
-            "dataset.turns: all needs a chat template that puts {% generation %} and "
-            "{% endgeneration %} around the assistant's turns, and TRL has none in place of this "
-            "model's; name one with chat_template_path, or write turns: last."
+            "dataset.turns: all needs a chat template with {% generation %} around the assistant's "
+            "turns, and TRL has none in its place; name one (chat_template_path), or write last."
         ) from error

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,7 @@ def begin(loaded: Any, name: str) -> None:
     for tracker in args.report_to:
         if tracker in TRACKERS and find_spec(tracker) is None:
             raise InputError(
-                f"report_to: {tracker} is not installed; run scripts/setup.sh {tracker}, or write "
-                "report_to: none."
+                f"report_to: {tracker} is missing; run scripts/setup.sh {tracker} or write none."
             )
     for key in ("ignore_data_skip", "enable_jit_checkpoint"):
         if getattr(args, key):
@@ -117,20 +116,15 @@ def _left(loaded: Any, checkpoint: str | None) -> bool:
         if longer:
             raise InputError(
                 f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
-                f"to continue it from with another {min(longer)}; write elsewhere with "
-                "--output_dir."
+                f"for another {min(longer)}; write elsewhere with --output_dir."
             )
         return False
     state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
     if args.max_steps > 0:
         return state["global_step"] < args.max_steps
-    longer = _changed(loaded, _given(loaded, checkpoint)).keys() & LENGTH
+    before = output.read_manifest(checkpoint).get("given", loaded.given)
+    longer = _changed(loaded, before).keys() & LENGTH
     return state["global_step"] < state["max_steps"] or bool(longer)
-
-
-def _given(loaded: Any, checkpoint: str) -> dict[str, Any]:
-    """Return the config that a checkpoint was saved under."""
-    return output.read_manifest(checkpoint).get("given", loaded.given)
 
 
 def _check_resume(loaded: Any, checkpoint: str) -> None:
@@ -143,16 +137,15 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
         )
     print(f"resuming from {checkpoint}", flush=True)
     manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
-    changed = _changed(loaded, _given(loaded, checkpoint))
+    changed = _changed(loaded, manifest.get("given", loaded.given))
     for library, now in report.versions().items():
         if (before := manifest.get("versions", {}).get(library, now)) != now:
             changed[library] = before, now
     if manifest["world_size"] != args.world_size:
         changed["world_size"] = manifest["world_size"], args.world_size
     for key, (old, new) in changed.items():
-        told = f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}"
         so = ", which changes the schedule of the learning rate" if key in LENGTH else ""
-        print(told + so, flush=True)
+        print(f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}{so}", flush=True)
         name = key.partition(".")[0]
         if name in NEVER or (name in DECISIVE and name not in allowed):
             remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
@@ -179,9 +172,8 @@ def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
     changed = " and ".join(side for side in found if found[side] != before.get(side))
     if changed and "dataset" not in loaded.own.resume_changed:
         raise InputError(
-            f"resume_from_checkpoint: the {changed} rows are not those that {checkpoint} was made "
-            "with; restore the data, write resume_changed: [dataset] if it is meant, or start a "
-            "new run in another output_dir."
+            f"resume_from_checkpoint: the {changed} rows are not those of {checkpoint}; restore "
+            "them, write resume_changed: [dataset] if it is meant, or start in another output_dir."
         )
     return found
 
@@ -240,27 +232,24 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
 def build(loaded: Any, trainer_class: Any, data: Examples, tokenizer: Any, **arguments: Any) -> Any:
     """Return a trainer with its data, and with panels of samples if the recipe has them."""
     check_held_out(loaded.trl, data.held_out)
-    given = {"train_dataset": data.train, "eval_dataset": data.held_out, **arguments}
-    trainer = trainer_class(**trainer_arguments(loaded, tokenizer), **given)
-    if samples := getattr(loaded.own, "samples", None):
-        add_panels(trainer, samples, data.held_out or data.train)
-    return trainer
-
-
-def trainer_arguments(loaded: Any, tokenizer: Any) -> dict[str, Any]:
-    """Return what every trainer takes beside its data."""
     from trl import get_peft_config, get_quantization_config
 
     quantization = get_quantization_config(loaded.model)
-    return {
+    given = {
         "model": prepare_model(loaded.model, loaded.trl),
         "args": loaded.trl,
+        "train_dataset": data.train,
+        "eval_dataset": data.held_out,
         "processing_class": tokenizer,
         "peft_config": get_peft_config(loaded.model),
         # ORPOTrainer takes no quantization_config, SFTTrainer no algorithm
         **({} if quantization is None else {"quantization_config": quantization}),
         **({} if loaded.row is None else {"algorithm": loaded.row}),
     }
+    trainer = trainer_class(**given | arguments)
+    if samples := getattr(loaded.own, "samples", None):
+        add_panels(trainer, samples, data.held_out or data.train)
+    return trainer
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
@@ -277,14 +266,12 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
     if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
         raise InputError(
-            f"reward_funcs: {again[0]!r} is what logs or evaluation call another number; give the "
-            "function another name."
+            f"reward_funcs: {again[0]!r} is what logs call another number; rename the function."
         )
     weights = args.reward_weights
     if weights is not None and len(weights) != len(rewards):
         raise InputError(
-            f"reward_weights: {len(weights)} weights for {len(rewards)} reward_funcs "
-            f"({', '.join(names)}); write one weight for each."
+            f"reward_weights: {len(weights)} for {len(rewards)} reward_funcs; write one for each."
         )
     return rewards
 
@@ -323,9 +310,8 @@ def check_held_out(args: Any, rows: Any) -> None:
     """Stop if evaluation was asked for and there are no rows to evaluate on."""
     if not rows and args.eval_strategy != "no":
         raise InputError(
-            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write "
-            "dataset.eval_size: 100 for that many prompts, or name some with dataset.eval_path or "
-            "dataset.eval_split, or write eval_strategy: no."
+            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write no, or "
+            "dataset.eval_size: 100, or name some with dataset.eval_path or dataset.eval_split."
         )
 
 
@@ -340,14 +326,10 @@ def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
 
 def check_reward_model(own: Any) -> None:
     """Refuse what only a reward model would read, where there is none."""
-    wrong = None
-    if own.reward_aggregate:
-        wrong = f"reward_aggregate is {own.reward_aggregate!r}", "whose scores it could choose from"
-    elif own.reward_model_strips_think:
-        wrong = "reward_model_strips_think is true", "that would read the completions"
-    if wrong and not own.reward_model:
-        what, why = wrong
-        raise InputError(f"{what}, but there is no reward_model {why}; name one, or remove it.")
+    for key in ("reward_aggregate", "reward_model_strips_think"):
+        if (value := getattr(own, key)) and not own.reward_model:
+            told = f"{key} is {str(value).lower()}, but there is no reward_model"
+            raise InputError(f"{told}; name one.")
 
 
 def check_generation_batch(args: Any, rows: Any) -> None:
@@ -355,18 +337,13 @@ def check_generation_batch(args: Any, rows: Any) -> None:
     prompts = args.generation_batch_size // args.num_generations
     if len(rows) < prompts:
         raise InputError(
-            f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation "
-            f"batch ({args.generation_batch_size} completions / {args.num_generations} each); "
-            f"give it at least {prompts} (dataset.size) or make the batch smaller."
+            f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation batch "
+            f"({args.generation_batch_size} / {args.num_generations}); add rows or make it smaller."
         )
 
 
 def run(
-    trainer: Any,
-    loaded: Any,
-    data: Examples,
-    name: str,
-    extra: Callable[[Any, Path, str], None] | None = None,
+    trainer: Any, loaded: Any, data: Examples, name: str, extra: Callable[..., None] | None = None
 ) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 
@@ -385,7 +362,9 @@ def run(
     can_evaluate = bool(held_out) or trainer.eval_dataset is not None
     args.eval_on_start &= can_evaluate
     launch.check_strategy(trainer, loaded.own.expect)
-    trainer.on_answers = partial(report.save_answers, folder / "evaluations")
+    trainer.on_answers = lambda step, metrics, answers: output.write_json(
+        folder / "evaluations" / f"step-{step:06d}.json", {"metrics": metrics, "answers": answers}
+    )
     trainer.save_checksums = loaded.own.save_checksums
     trainer.told = {
         "given": loaded.given,
@@ -423,8 +402,7 @@ def run(
     seconds, cpu_seconds = time.time() - started, time.process_time() - cpu_started
     if result.global_step == 0:
         raise InputError(
-            "the run ended after 0 optimizer steps, so the model is untrained; raise max_steps or "
-            "num_train_epochs, or give it more data."
+            "the run ended after 0 optimizer steps; raise max_steps, or give it more data."
         )
     log, kept = trainer.state.log_history, result.global_step
     if args.load_best_model_at_end and (best := trainer.state.best_model_checkpoint):

@@ -93,11 +93,7 @@ _Loader.add_constructor(None, _Loader._unknown_tag)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping that the file at `path` holds.
-
-    Raises:
-        InputError: the file cannot be read, is not YAML, repeats a key or is not a mapping.
-    """
+    """Return the mapping that the file at `path` holds."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -35,16 +35,12 @@ class AlignmentFields(RowConfig):
     def check_for(self, row: Preference) -> None:
         """Refuse a row of another trainer, and TRL's own rule for over-long examples."""
         if row.trainer not in self.trainers:
-            raise InputError(
-                f"{row.label} is not trained on {self.trainers[0]}; it has a recipe of its own."
-            )
+            raise InputError(f"{row.label} is not trained on {self.trainers[0]}; use its recipe.")
         if getattr(self, "truncation_mode", "keep_start") != "keep_start":
             raise InputError(
                 f"truncation_mode: {self.truncation_mode} is TRL's rule; write overlong: "
                 "cut_prompt, which keeps the end without cutting into completions."
             )
-        if not (getattr(self, "nll_weight", None) or 0) >= 0:
-            raise InputError(f"nll_weight is {self.nll_weight}; write 0 (no such term) or more.")
 
 
 @dataclass
@@ -57,7 +53,7 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     label_smoothing: float | None = of_the_row("Share of flipped labels.")
     loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
     gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
-    nll_weight: float | None = of_the_row("Weight of the chosen's NLL per token.")
+    nll_weight: float | None = of_the_row("Weight of the NLL of the chosen.", "0 or more")
 
 
 @dataclass
@@ -81,8 +77,7 @@ class Aligned(OnTRL, AnswersBesideLoss):
         self.max_completion_length = args.max_completion_length
         return args
 
-    # Calls the trainer's own _compute_loss, which has no seam between log-probabilities and loss:
-    # the reference's are filled in before, and the policy's are recorded.
+    # Calls _compute_loss, which has no seam: reference log-probabilities are given, ours recorded.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
         """Return TRL's result, whose metrics stay, and all that the model returned."""
         outputs = []
@@ -110,8 +105,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
 
     config_class, default_row = BookDPOConfig, "dpo"
 
-    # Where no reference is read, TRL is told that its log-probabilities are precomputed, so that
-    # it loads no reference model.
+    # Where no reference is read, TRL loads none if told that its log-probabilities are precomputed.
     def __init__(self, model: Any, args: BookDPOConfig | None = None, **kwargs: Any):
         args = self._take(args, kwargs)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
@@ -124,8 +118,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         super().__init__(model, args=args, **kwargs)
         _check_reference(self.model, self.ref_model)
 
-    # Extends DPOTrainer._prepare_dataset: our rule for over-long pairs, and one for identical ones,
-    # go before TRL's, which then finds nothing to cut.
+    # Extends DPOTrainer._prepare_dataset: our rules for over-long and identical pairs go first.
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         whole = copy(args)
         whole.max_length = None
@@ -141,8 +134,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
-    # Extends DPOTrainer._compute_loss: the row's loss replaces TRL's. TRL's metrics stay but for
-    # the rewards, which are wrong for averages and without a reference.
+    # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay.
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         if self._stock:
@@ -216,8 +208,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         self.fitted[dataset_name] = counts
         return rotated(dataset.select(order), batch)
 
-    # Extends KTOTrainer._compute_loss: see BookDPOTrainer; the first call of the model is that
-    # on mismatched pairs.
+    # Extends KTOTrainer._compute_loss: see BookDPOTrainer; mismatched pairs are the first call.
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         if self._stock:
@@ -252,6 +243,5 @@ def _check_reference(model: Any, reference: Any) -> None:
     if sizes[0] != sizes[1]:
         raise InputError(
             f"the reference model has a vocabulary of {sizes[1]} tokens and the model one of "
-            f"{sizes[0]}, so their log-probabilities cannot be compared; choose a reference with "
-            "the same tokenizer."
+            f"{sizes[0]}; choose a reference with the same tokenizer."
         )

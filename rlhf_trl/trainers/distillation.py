@@ -41,18 +41,17 @@ class BookDistillationConfig(BookGRPOConfig):
 
     family: ClassVar[str] = "distillation"
 
-    kl_top_k: int | None = of_the_row("Tell apart so many likeliest tokens only.")
+    kl_top_k: int | None = of_the_row("Tell apart so many likeliest tokens.", "1 or more")
     teacher_models: list[str] | None = of_the_row("Folders or hub names of the teachers.")  # noqa: RUF009
     teacher_weights: list[float] | None = of_the_row("Of the teachers; they add up to 1.")  # noqa: RUF009
-    teacher: str | None = of_the_row("Which version of the student: live, start or ema.")
-    teacher_rate: float | None = of_the_row("How fast ema follows, in (0, 1].")
-    demonstration: str | None = of_the_row("Which right completion: random or first.")
+    teacher: str | None = of_the_row("Which version of the student.", choices=VERSIONS)
+    teacher_rate: float | None = of_the_row("How fast ema follows.", "a number above 0, at most 1")
+    demonstration: str | None = of_the_row("Which right completion.", choices=("random", "first"))
     demonstration_template: str | None = of_the_row("What the teacher's prompt ends with.")
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return what was resolved, or refuse what could not be computed."""
-        reads = resolved.row.trainer_reads
-        if "teacher" not in reads:
+        if "teacher" not in resolved.row.trainer_reads:
             weights, models = self.teacher_weights, self.teacher_models
             good = weights is None or (min(weights) >= 0 and abs(sum(weights) - 1) < 1e-6)
             if not models or not good or len(weights or models) != len(models):
@@ -61,15 +60,9 @@ class BookDistillationConfig(BookGRPOConfig):
                     "weight for each of at least one, none below 0, that add up to 1."
                 )
             return resolved
-        for name, good, remedy in (
-            ("teacher", self.teacher in VERSIONS, " or ".join(VERSIONS)),
-            ("demonstration", self.demonstration in ("random", "first"), "random or first"),
-            ("teacher_rate", 0 < self.teacher_rate <= 1, "a number in (0, 1]"),
-            ("demonstration_template", HINT in self.demonstration_template, f"{HINT} in it"),
-            ("kl_top_k", self.kl_top_k is None or self.kl_top_k > 0, "1 or more"),
-        ):
-            if not good:
-                raise InputError(f"{name} is {getattr(self, name)!r}; write {remedy}.")
+        if HINT not in self.demonstration_template:
+            told = f"demonstration_template is {self.demonstration_template!r}"
+            raise InputError(f"{told}; write {HINT} in it.")
         return resolved
 
 
@@ -229,8 +222,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         self._scored = _of_tokens(self._logits, input_ids[:, -logits_to_keep:]), entropies, None
         return self._scored
 
-    # Extends BookGRPOTrainer's: teachers read first, since the student's forward must be the
-    # last one before its gradient.
+    # Extends BookGRPOTrainer's: teachers read first, as the student's forward must be the last.
     def _compute_loss(self, model, inputs):
         self._said, self._scoring = self._taught(model, inputs), True
         try:

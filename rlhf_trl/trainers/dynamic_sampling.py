@@ -92,11 +92,8 @@ class DynamicSampling:
             missing = self._without_contrast(rewards)
         if replaced and self.rollouts is not None:
             self._record_replaced(*zip(*replaced, strict=True))
-        for name, value in (
-            ("rounds", rounds),
-            ("discarded_groups", len(replaced) // size),
-            ("left_without_contrast", len(missing)),
-        ):
+        counts = {"rounds": rounds, "discarded_groups": len(replaced) // size}
+        for name, value in (counts | {"left_without_contrast": len(missing)}).items():
             self._metrics["train"][f"dynamic_sampling/{name}"].append(value)
         return (rows[first : first + share] if len(rows) > share else rows), rewards
 
@@ -136,8 +133,7 @@ class DynamicSampling:
 
     def _without_contrast(self, rewards: Tensor) -> list[int]:
         """Return the groups, over all processes, that are all right or all wrong."""
-        correct = rewards[:, self._correctness]
-        keep = book.rewards.has_contrast(correct, self.num_generations)
+        keep = book.rewards.has_contrast(rewards[:, self._correctness], self.num_generations)
         return (~keep).nonzero().flatten().tolist()
 
     def _fresh(self, count: int) -> list[dict[str, Any]]:
@@ -153,15 +149,11 @@ class DynamicSampling:
         return rows
 
     def _check_plain(self, inputs: list[dict[str, Any]]) -> None:
-        special = {
-            "tools": self.tools,
-            "rollout_func": self.rollout_func,
-            "environment_factory": self.environment_factories,
-            "images": {"image", "images"} & inputs[0].keys(),
-        }
+        special = {"tools": self.tools, "rollout_func": self.rollout_func}
+        special |= {"environment_factory": self.environment_factories}
+        special |= {"images": {"image", "images"} & inputs[0].keys()}
         for name, used in special.items():
             if used:
                 raise InputError(
-                    f"dynamic sampling does not work with {name}; write "
-                    "dynamic_sampling_rounds: 0, or remove it."
+                    f"dynamic_sampling_rounds does not work with {name}; write 0, or remove it."
                 )

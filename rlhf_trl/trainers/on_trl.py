@@ -73,8 +73,7 @@ class OnTRL:
                     library = parent.__module__.partition(".")[0]
                     raise InputError(
                         f"{library} {version(library)} has no {parent.__name__}.{name}, which "
-                        f"{cls.__name__} overrides, so its override would never run; install the "
-                        "versions that constraints.txt pins."
+                        f"{cls.__name__} overrides; install the versions of constraints.txt."
                     )
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -97,8 +96,7 @@ class OnTRL:
             torch.serialization.add_safe_globals(known)
             os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
-    # Extends Trainer._save_checkpoint, which deletes older checkpoints before all files of the new
-    # one are there; with a limit of 1, a kill would leave none.
+    # Extends Trainer._save_checkpoint, which deletes older checkpoints before the new one is whole.
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         self.check_finite()

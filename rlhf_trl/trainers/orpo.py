@@ -53,9 +53,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
 
     def _fitted(self, dataset: Any, name: str) -> Any:
         """Apply the rule for over-long pairs, and drop identical ones."""
-        sides = ("chosen", "rejected")
         dataset = dataset.map(_ids, remove_columns=dataset.column_names, load_from_cache_file=False)
-        names = [f"{side}_ids" for side in sides]
+        names = [f"{side}_ids" for side in ("chosen", "rejected")]
         dataset, counts = fit(dataset, names, self.max_length, self.args.overlong)
         self.fitted[name] = counts
         return dataset.map(_columns, remove_columns=["prompt_ids", *names])
@@ -78,28 +77,19 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         if self._stock:
             return loss, metrics
         metrics[f"{prefix}nll_loss"] = self.accelerator.gather(-chosen.detach()).mean().item()
-        found = completions_loss(
-            self._row,
-            self._parameters,
-            policy_chosen_logps=chosen,
-            policy_rejected_logps=rejected,
-            chosen_nll=-chosen,
-        )
+        sides = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected}
+        found = completions_loss(self._row, self._parameters, **sides, chosen_nll=-chosen)
         return found.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
 
 
 def _ids(row: dict[str, Any]) -> dict[str, list[int]]:
     """Take a tokenized pair apart: its prompt is what both sides begin with."""
-    texts = [row[f"{side}_input_ids"] for side in ("chosen", "rejected")]
-    lengths = [row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected")]
-    start = min(lengths)
-    while texts[0][:start] != texts[1][:start]:
+    chosen, rejected = (row[f"{side}_input_ids"] for side in ("chosen", "rejected"))
+    start = min(row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected"))
+    while chosen[:start] != rejected[:start]:
         start -= 1
-    return {
-        "prompt_ids": texts[0][:start],
-        "chosen_ids": texts[0][start:],
-        "rejected_ids": texts[1][start:],
-    }
+    sides = {"chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
+    return {"prompt_ids": chosen[:start], **sides}
 
 
 def _columns(row: dict[str, list[int]]) -> dict[str, list[int]]:

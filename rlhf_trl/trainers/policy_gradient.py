@@ -54,19 +54,20 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
 
     kl_estimator: str | None = of_the_row("k1, k2 or k3.")
     baseline: str | None = of_the_row("none, batch_mean or moving_average (REINFORCE).")
-    baseline_decay: float | None = of_the_row("How slowly the moving average moves, in [0, 1].")
+    baseline_decay: float | None = of_the_row(
+        "Decay of the moving average.", "a number between 0 and 1"
+    )
     # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
     importance_cap: float | None = of_the_row("Largest importance weight.")
     correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer, else 0.")
     format_reward: str | None = of_the_row("Reward that must be 1 as well for a success (MaxRL).")
-    missing_eos_penalty: float | None = of_the_row("Taken from a cut-off completion's reward.")
+    missing_eos_penalty: float | None = of_the_row("Penalty of a cut-off completion.", "0 or more")
     # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
     # then groups without contrast are kept; 0: never (DAPO)
-    dynamic_sampling_rounds: int | None = of_the_row("Most rounds of sampling groups anew.")
+    dynamic_sampling_rounds: int | None = of_the_row("Rounds of sampling groups anew.", "0 or more")
 
-    # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms
-    # because a group of one has no contrast; where there is no group, the trainer allows it.
+    # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms.
     def __post_init__(self) -> None:
         if self.num_generations != 1:
             super().__post_init__()
@@ -139,20 +140,17 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if function not in self.reward_func_names:
             raise InputError(
                 f"{name}: {function!r} is not among the reward functions"
-                f"{nearest(function, self.reward_func_names)}; write one of "
-                f"{', '.join(self.reward_func_names)}."
+                f"{nearest(function, self.reward_func_names)} {', '.join(self.reward_func_names)}."
             )
         return self.reward_func_names.index(function)
 
-    # Extends GRPOTrainer._generate_single_turn, which leaves what is no field of its config (min_p,
-    # num_beams, no_repeat_ngram_size, ...) to the generation_config that came with the checkpoint.
+    # Extends GRPOTrainer._generate_single_turn, which reads the checkpoint's generation_config.
     def _generate_single_turn(self, *args, **kwargs):
         with neutral(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
 
-    # Extends GRPOTrainer._calculate_rewards, which only warns when no reward applies to a sample
-    # and then trains on an advantage of 0; tells reward functions which completions are finished,
-    # and keeps the gathered rewards for the advantages.
+    # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: tells
+    # reward functions which completions are finished, and keeps the gathered rewards.
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ended = [bool(ids) and ids[-1] in self.eos_token_ids for ids in completion_ids_list]
         inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
@@ -161,8 +159,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if unscored:
             raise InputError(
                 f"no reward function applied to {len(unscored)} of {len(rewards)} completions at "
-                f"step {self.state.global_step}: all of {self.reward_func_names} returned None; "
-                "let at least one of them return a number for every sample."
+                f"step {self.state.global_step}; one of {self.reward_func_names} has to."
             )
         self._rewards_per_func, self._completion_ids = rewards, completion_ids_list
         self._ended = ended
@@ -248,8 +245,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         number, logs = self._carried["generation"], self._logs
         recorded = self._samples(logs["prompt"], logs["completion"], told, self._rewards_per_func)
         if "token_rewards" not in output:
-            advantages = list(logs["advantages"])
-            self.record("train", number, *recorded, advantages, self.num_generations)
+            self.record("train", number, *recorded, list(logs["advantages"]), self.num_generations)
             return
         places = torch.arange(len(output["advantages"]), device=told.device)
         output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
@@ -273,13 +269,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
         size = self._group()
-        advantages = estimate_advantages(
-            self._row,
-            self._parameters,
-            rewards=rewards,
-            binary_rewards=self._binary_rewards(),
-            num_generations=size,
-        )
+        given = {"rewards": rewards, "binary_rewards": self._binary_rewards()}
+        given["num_generations"] = size
+        advantages = estimate_advantages(self._row, self._parameters, **given)
         if "std_epsilon" in self._parameters:
             groups = rewards.view(-1, size)
             equal = (groups == groups[:, :1]).all(1)
@@ -301,29 +293,19 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
 
     def _shaped(self, output: Batch, rewards: Tensor) -> Tensor:
         """Take the KL to the reference, if there is one, from this process' rewards."""
-        return shaped_rewards(
-            self._row,
-            self._parameters,
-            rewards=rewards,
-            mask=loss_mask(output),
-            logps=self._rollout_logps(output),
-            ref_logps=output["ref_per_token_logps"],
-        )
+        given = {"rewards": rewards, "mask": loss_mask(output)}
+        given |= {"logps": self._rollout_logps(output), "ref_logps": output["ref_per_token_logps"]}
+        return shaped_rewards(self._row, self._parameters, **given)
 
     def _rollout_logps(self, output: Batch) -> Tensor:
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
-        extra = inspect.signature(super()._get_per_token_logps_and_entropies).parameters
+        score = super()._get_per_token_logps_and_entropies
+        extra = {n: output[n] for n in inspect.signature(score).parameters if n in output}
+        extra["batch_size"] = self.args.per_device_train_batch_size
         with torch.no_grad():
-            logps, _, _ = super()._get_per_token_logps_and_entropies(
-                self.model,
-                *whole(output),
-                output["completion_ids"].size(1),
-                batch_size=self.args.per_device_train_batch_size,
-                **{name: output[name] for name in extra if name in output},
-            )
-        return logps
+            return score(self.model, *whole(output), output["completion_ids"].size(1), **extra)[0]
 
     def _binary_rewards(self) -> Tensor | None:
         """Return 1 for completions that are right (and well formed, if that is asked)."""
@@ -356,8 +338,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._window = samples
         return samples, num_items
 
-    # Extends GRPOTrainer._prepare_inputs: counts the tokens of each accumulation window of a new
-    # buffer. TRL's num_items_in_batch / steps_per_generation is the tokens of an average window.
+    # Extends GRPOTrainer._prepare_inputs: counts the tokens of each window, not of an average one.
     def _prepare_inputs(self, generation_batch):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
@@ -374,8 +355,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         return self._scored
 
-    # Extends GRPOTrainer._compute_loss: the row's loss on the log-probabilities of TRL's forward.
-    # TRL's own loss is computed beside it, for its metrics, and dropped.
+    # Extends GRPOTrainer._compute_loss: the row's loss on TRL's forward; TRL's is for its metrics.
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
         (logps, _, aux_loss), self._scored = self._scored, None
@@ -448,8 +428,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._sampler = super()._get_train_sampler(dataset)
         return self._sampler
 
-    # Extends Trainer._init_training_state: TRL's sampler draws an order per epoch and starts over
-    # with the first one in a resumed run, so the orders of the epochs that are over are drawn here.
+    # Extends Trainer._init_training_state: draws the orders of past epochs, as TRL's sampler did.
     def _init_training_state(self, *args, **kwargs):
         epochs, steps = super()._init_training_state(*args, **kwargs)
         if self._sampler.shuffle:
@@ -499,39 +478,28 @@ def mean_advantages(batch: Batch) -> Tensor:
 
 def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
     if args.critic != (row.value_loss != "none"):
-        kinds = ("recipes/grpo.py (BookGRPOTrainer)", "recipes/ppo.py (BookPPOTrainer)")
-        has = "no critic" if args.critic else "a critic"
+        has, name = ("no critic", "grpo") if args.critic else ("a critic", "ppo")
         raise InputError(
-            f"{row.label} has {has}: use {kinds[not args.critic]}, not {kinds[args.critic]}."
+            f"{row.label} has {has}: use Book{name.upper()}Trainer (recipes/{name}.py)."
         )
     estimate = row.advantage
     estimate = estimate if callable(estimate) else getattr(book.advantages, estimate)
     grouped = "num_generations" in inspect.signature(estimate).parameters
     if args.num_generations < 2 and (grouped or row.label.endswith("(trl)")):
         raise InputError(
-            f"num_generations is 1, but {row.label} compares the completions of a prompt; write 2 "
-            "or more."
+            f"num_generations is 1, but {row.label} compares completions; write 2 or more."
         )
     if "soft_punish_cache" in row.trainer_reads:
         cache, limit = args.soft_punish_cache, args.max_completion_length
         if not 1 <= cache <= limit:
             raise InputError(
-                f"soft_punish_cache is {cache}; write a number between 1 and max_completion_length "
-                f"({limit})."
+                f"soft_punish_cache is {cache}; write 1 to max_completion_length ({limit})."
             )
-    for name, remedy, good in (
-        ("missing_eos_penalty", "0 or more", lambda penalty: penalty >= 0),
-        ("baseline_decay", "a number between 0 and 1", lambda decay: 0 <= decay <= 1),
-        ("dynamic_sampling_rounds", "0 (never) or more", lambda rounds: rounds >= 0),
-    ):
-        if (value := getattr(args, name)) is not None and not good(value):
-            raise InputError(f"{name} is {value}; write {remedy}.")
     window, every = args.gradient_accumulation_steps, args.steps_per_generation
     updates = every * args.num_iterations
     if row.window == "window" and window % updates and updates % window:
         raise InputError(
-            f"{row.label} is normalized over the accumulation window, which must not end inside a "
-            f"generation that goes on: make steps_per_generation ({every}) x num_iterations "
-            f"({args.num_iterations}) a multiple of gradient_accumulation_steps ({window}), or "
-            "the other way round."
+            f"{row.label} is normalized over the accumulation window: make steps_per_generation "
+            f"({every}) x num_iterations ({args.num_iterations}) a multiple of "
+            f"gradient_accumulation_steps ({window}), or the other way round."
         )

@@ -41,44 +41,27 @@ class BookPPOConfig(BookGRPOConfig):
 
     value_model: str = field(
         default="separate",
-        metadata={
-            "help": "A separate backbone, or a head on the policy's.",
-            "choices": ["separate", "head"],
-        },
+        metadata={"help": "A backbone of its own, or a head.", "choices": ["separate", "head"]},
     )
     value_model_name_or_path: str | None = field(
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "Of the value model, or the head. None: learning_rate."}
+        default=None, metadata={"help": "For values. None: learning_rate.", "range": "0 or more"}
     )
     value_warmup_steps: int = field(
-        default=0, metadata={"help": "Steps at the start in which only the value model learns."}
+        default=0, metadata={"help": "Steps in which only values learn.", "range": "0 or more"}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("value_learning_rate", "value_warmup_steps"):
-            if (number := getattr(self, name)) is not None and number < 0:
-                raise InputError(f"{name} is {number}; write 0 or more.")
         if self.sync_ref_model:
             raise InputError(
-                "sync_ref_model copies all that is trained into the reference model, which has no "
-                "value model; remove it."
+                "sync_ref_model copies what is trained to a model without a value model; remove it."
             )
-        if self.value_model not in ("separate", "head"):
-            raise InputError(f"value_model is {self.value_model!r}; write separate or head.")
-        if self.value_model == "head":
-            if self.value_model_name_or_path is not None:
-                raise InputError(
-                    "value_model_name_or_path is for a separate value model, and value_model is "
-                    "head, which shares the policy's backbone; remove one of the two."
-                )
-            if self.value_warmup_steps:
-                raise InputError(
-                    "value_warmup_steps holds the policy still, whose backbone value_model: head "
-                    "shares; remove one of the two."
-                )
+        for name in ("value_model_name_or_path", "value_warmup_steps"):
+            if self.value_model == "head" and getattr(self, name):
+                raise InputError(f"{name} is for a separate value model, not a head; remove one.")
         plugin = self.deepspeed_plugin
         own = {"optimizer", "scheduler"} & (plugin.deepspeed_config.keys() if plugin else set())
         for name in ("value_learning_rate", "value_warmup_steps"):
@@ -126,8 +109,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         if args.value_model == "head":
             if is_peft_model(self.model):
                 raise InputError(
-                    "value_model: head shares the policy's backbone, which LoRA freezes; write "
-                    "value_model: separate, or use_peft: false."
+                    "value_model: head shares a backbone, which LoRA freezes; write separate."
                 )
             return value_model.head(policy)
         source = args.value_model_name_or_path or get_config_model_id(policy.config)
@@ -140,14 +122,8 @@ class BookPPOTrainer(BookGRPOTrainer):
         kwargs = {n: kwargs[n] for n in ("revision", "attn_implementation") if n in kwargs}
         if args.value_model_name_or_path:
             kwargs.pop("revision", None)
-        loaded = value_model.load(
-            source,
-            policy,
-            self.processing_class,
-            args.trust_remote_code,
-            dtype=policy.dtype,
-            **kwargs,
-        )
+        given = (source, policy, self.processing_class, args.trust_remote_code)
+        loaded = value_model.load(*given, dtype=policy.dtype, **kwargs)
         return loaded.to(self.args.device) if self.place_model_on_device else loaded
 
     def _complete_optimizer(self) -> None:
@@ -215,11 +191,10 @@ class BookPPOTrainer(BookGRPOTrainer):
         # models stay as they are, so its own forward gives the old values as well.
         single = training and "old_per_token_logps" not in output
         if single and not (self.args.whiten_advantages or self.log_completions):
-            at_end = rewards.dim() == 1
-            output["token_rewards"] = (
-                book.rewards.at_last_token(rewards, mask) if at_end else rewards
-            )
-            return torch.zeros_like(output["token_rewards"])
+            if rewards.dim() == 1:
+                rewards = book.rewards.at_last_token(rewards, mask)
+            output["token_rewards"] = rewards
+            return torch.zeros_like(rewards)
         output |= self._estimated(output, rewards, self._rollout_values(output))
         advantages = output["advantages"]
         if self.args.whiten_advantages:
@@ -337,8 +312,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         super()._save_state(folder)
         self.save_value_model(str(folder / value_model.NAME))
 
-    # Extends Trainer._load_from_checkpoint, which DeepSpeed does not use, and where FSDP restores
-    # all modules at once.
+    # Extends Trainer._load_from_checkpoint, where FSDP restores all (DeepSpeed does not use it).
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)

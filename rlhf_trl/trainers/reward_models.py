@@ -43,8 +43,7 @@ class BookTokenRewardConfig(BookRewardConfig):
         weights = self.class_weights
         if weights is not None and (len(weights) != len(CLASSES) or min(weights) <= 0):
             raise InputError(
-                f"class_weights: {weights} are not {len(CLASSES)} numbers above 0; write those of "
-                "bad, neutral and good steps."
+                f"class_weights: {weights} are not 3 numbers above 0 (of bad, neutral, good steps)."
             )
         super().__post_init__()
 
@@ -68,9 +67,7 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
     def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
         args, self.left_out = super()._take(args, given), {}
         if (name := self._algorithm) not in self.known:
-            raise InputError(
-                f"algorithm: this trainer does not train {name!r}; write {' or '.join(self.known)}."
-            )
+            raise InputError(f"algorithm is {name!r}; write {' or '.join(self.known)}.")
         self.reader = Reader(name, self._formulation, *(steps if name == "prm" else ()))
         return args
 
@@ -115,15 +112,9 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
         first = share * self.accelerator.process_index
         mine = [i % len(rows) for i in range(first, first + share)]
         texts = [self._encode(self.processing_class, rows[i]) for i in mine]
-        logits = self.reader.outputs(
-            self.model_wrapped,
-            self.processing_class,
-            texts,
-            self.args.per_device_eval_batch_size,
-            self.accelerator.device,
-        )
-        found = zip(mine, map(self.reader.scores, logits), strict=True)
-        by_row = dict(gather_object(list(found)))
+        how = (texts, self.args.per_device_eval_batch_size, self.accelerator.device)
+        logits = self.reader.outputs(self.model_wrapped, self.processing_class, *how)
+        by_row = dict(gather_object(list(zip(mine, map(self.reader.scores, logits), strict=True))))
         return [by_row[i] for i in range(len(rows))]
 
     def _encode(self, tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
@@ -206,10 +197,8 @@ class BookRewardTrainer(_OnRewardTrainer):
             encode = partial(self.reader.encode, processing_class, row["prompt"])
             return {"ranked_ids": [encode(each).ids for each in row["ranked"]]}
 
-        def longest(row: dict[str, Any]) -> int:
-            return max(map(len, row["ranked_ids"]))
-
-        return self._tokenized(dataset, tokenize, longest, dataset_name, args)
+        given = (lambda row: max(map(len, row["ranked_ids"])), dataset_name, args)
+        return self._tokenized(dataset, tokenize, *given)
 
     # Extends RewardTrainer._set_signature_columns_if_needed: ranked lists, and the kind of a row.
     def _set_signature_columns_if_needed(self):
@@ -233,9 +222,8 @@ class BookRewardTrainer(_OnRewardTrainer):
         length = inputs.pop("list_length")
         outputs = model(**inputs, use_cache=False)
         rewards = outputs.logits.view(-1, length)
-        loss = scores_loss(self._row, self._parameters, rewards=rewards)
         _count_tokens(self, inputs)
-        return loss, outputs, rewards
+        return scores_loss(self._row, self._parameters, rewards=rewards), outputs, rewards
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
         found = metrics.pair_metrics(*_sides(rows))
@@ -257,8 +245,7 @@ def collate_ranked(
 ) -> dict[str, Any]:
     """Put the completions of all lists of `ranked_ids` below each other, list by list."""
     texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-    batch = pad_texts(texts, pad_token_id, multiple=multiple)
-    return {**batch, "list_length": len(rows[0]["ranked_ids"])}
+    return {**pad_texts(texts, pad_token_id, multiple), "list_length": len(rows[0]["ranked_ids"])}
 
 
 class BookTokenRewardTrainer(_OnRewardTrainer):
@@ -272,15 +259,9 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
 
     config_class, default_row, known = BookTokenRewardConfig, "orm", ("orm", "prm")
 
-    def __init__(
-        self,
-        model: Any,
-        args: BookTokenRewardConfig | None = None,
-        step_separator: str | None = None,
-        step_split: str | None = None,
-        **kwargs: Any,
-    ):
-        args = self._take(args, kwargs, step_separator, step_split)
+    def __init__(self, model: Any, args: BookTokenRewardConfig | None = None, **kwargs: Any):
+        steps = [kwargs.pop(name, None) for name in ("step_separator", "step_split")]
+        args = self._take(args, kwargs, *steps)
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
@@ -292,8 +273,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             args.model_init_kwargs = None
         if model.config.num_labels != labels:
             raise InputError(
-                f"num_labels is {model.config.num_labels}, but {self._row.label} has {labels} per "
-                "token; choose another model or formulation."
+                f"num_labels is {model.config.num_labels}, not {labels}; choose another model."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
         super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
@@ -317,17 +297,14 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
                 spread[place] = label
             return {"input_ids": text.ids, "labels": spread}
 
-        how = {"remove_columns": dataset.column_names}
         given = tokenize, lambda row: len(row["input_ids"]), dataset_name, args
-        dataset = self._tokenized(dataset, *given, **how)
-        if dataset_name == "train" and len(dataset) < count:
-            left = {label for row in dataset["labels"] for label in row} - {-100}
-            if len(left) < 2:
-                raise InputError(
-                    f"max_length: without the {count - len(dataset)} rows of more than "
-                    f"{args.max_length} tokens every label is the same, so there is nothing to "
-                    "tell apart; raise max_length."
-                )
+        dataset = self._tokenized(dataset, *given, remove_columns=dataset.column_names)
+        lost = count - len(dataset) if dataset_name == "train" else 0
+        if lost and len({label for row in dataset["labels"] for label in row} - {-100}) < 2:
+            raise InputError(
+                f"max_length: without the {lost} rows of more than {args.max_length} tokens every "
+                "label is the same; raise max_length."
+            )
         return dataset
 
     def labeled(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Encoded, list[int]]:
@@ -426,8 +403,7 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
         had_bias = getattr(config, "token_classification_bias", True)
         if tokens and config.num_labels == num_labels and had_bias != head_bias:
             raise InputError(
-                f"head_bias: the head in {source!r} has {'a' if had_bias else 'no'} bias; write "
-                f"head_bias: {str(had_bias).lower()}."
+                f"head_bias: the head in {source!r} has another; write {str(had_bias).lower()}."
             )
         config.num_labels = num_labels
         config.classifier_dropout = 0.0

@@ -20,8 +20,7 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, SFTTrainer):
         self.left_out: dict[str, int] = {}  # examples without a token to train on, by data set
         super().__init__(*args, **kwargs)
 
-    # Extends SFTTrainer._prepare_dataset, which drops examples without a token to train on
-    # silently, and packs them: counts what is dropped, before packing.
+    # Extends SFTTrainer._prepare_dataset, which drops examples silently: counts them, then packs.
     def _prepare_dataset(
         self, dataset, processing_class, args, packing, formatting_func, dataset_name
     ):

@@ -40,11 +40,9 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     classifier = any("Classification" in name for name in config.architectures or [])
     if classifier and config.num_labels != 1:
         raise InputError(
-            f"{FIELD}: {source!r} has num_labels {config.num_labels}, but a value is one number; "
-            "name a model with num_labels 1."
+            f"{FIELD}: {source!r} has num_labels {config.num_labels}; name one with num_labels 1."
         )
-    size = config.get_text_config().vocab_size
-    check_vocabulary(FIELD, source, size, policy, tokenizer, remote)
+    check_vocabulary(FIELD, source, config.get_text_config().vocab_size, policy, tokenizer, remote)
     config.num_labels = 1
     config.pad_token_id = policy.config.get_text_config().pad_token_id
     for name, value in config.to_dict().items():  # attention's dropout is no module
@@ -73,8 +71,7 @@ def check_vocabulary(
     """Refuse a model, named in a field, that does not read the policy's tokens."""
     if (ours := policy.config.get_text_config().vocab_size) != size:
         raise InputError(
-            f"{field}: {source!r} has a vocabulary of {size} tokens and the policy one of "
-            f"{ours}; name a model of the policy's family."
+            f"{field}: {source!r} has {size} tokens and the policy {ours}; name one of its family."
         )
     folder = Path(source)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -127,8 +124,7 @@ def attach(policy: Any, value_model: nn.Module) -> None:
             hidden, score = seen.pop("hidden"), policy.value_model
         else:
             score = policy.value_model.score
-            backbone = policy.value_model.base_model
-            hidden = backbone(**inputs, use_cache=False).last_hidden_state
+            hidden = policy.value_model.base_model(**inputs, use_cache=False).last_hidden_state
         return score(hidden).squeeze(-1)
 
     @wraps(forward)  # `generate` reads the signature
@@ -187,12 +183,8 @@ def only_policy(
     named_parameters: Callable[[], Iterator[tuple[str, Tensor]]],
 ) -> Callable[[], Iterator[tuple[str, Tensor]]]:
     """Wrap an iterator over named parameters so that it skips the value model's."""
-
-    def of_the_policy() -> Iterator[tuple[str, Tensor]]:
-        # the inner iterator gathers shards on all processes, so it must run through
-        return ((n, p) for n, p in named_parameters() if not is_of_value_model(n))
-
-    return of_the_policy
+    # the inner iterator gathers shards on all processes, so it must run through
+    return lambda: ((n, p) for n, p in named_parameters() if not is_of_value_model(n))
 
 
 def save(folder: str, policy: Any, state: Mapping[str, Tensor] | None, tokenizer: Any) -> None:
@@ -220,8 +212,7 @@ def restore(folder: str, policy: Any) -> None:
     """Load what `save` wrote back into the attached value model."""
     if not Path(folder, "config.json").exists():
         raise InputError(
-            f"resume_from_checkpoint: {folder!r} is missing, and without its value model PPO "
-            "cannot go on; name another checkpoint."
+            f"resume_from_checkpoint: {folder!r} with the value model is missing; name another."
         )
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=policy.dtype)
     target = policy.value_model
