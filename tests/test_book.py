@@ -391,6 +391,7 @@ def test_has_contrast():
     # all wrong, all right, mixed, all half right: the last is neither extreme
     correctness = f64([0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.5, 0.5])
     assert rewards.has_contrast(correctness, 2).tolist() == [False, False, True, True]
+    assert rewards.has_contrast(correctness, 2, highest=0.5).tolist() == [False, True, True, False]
 
 
 # --- KL estimators, against the sum over the whole vocabulary ------------------------------------

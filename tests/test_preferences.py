@@ -397,7 +397,7 @@ BAD = {
     "a number": ([{**ROWS[0], "rejected": 3}], {}, False, "rejected is 3; write a text"),
     "not messages": ([{**ROWS[0], "prompt": ["a"]}], {}, False, "not of messages with role"),
     "all identical": ([ROWS[1]] * 2, {}, False, "the same in all 2 rows"),
-    "a single class": ([LABELLED] * 2, {}, True, "label is true in all of"),
+    "a single class": ([LABELLED] * 2, {}, True, "label is true in all"),
     "labels that are numbers": ([{**LABELLED, "label": 1}], {}, True, "label is 1, .* not boolean"),
     "labels that are words": ([{**LABELLED, "label": "true"}], {}, True, "label is 'true', .* not"),
     "labels that are messages": (

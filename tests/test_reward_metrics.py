@@ -8,9 +8,9 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
+import torch
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.metrics import (
     budgets,
     calibration,
@@ -71,8 +71,12 @@ def test_pair_metrics_ignore_a_common_shift_and_survive_extremes():
     assert pair_metrics([1e6, -1e6], [-1e6, 1e6])["calibration_error"] == 0.5
 
 
-def test_budgets_are_powers_of_two_that_every_prompt_has():
-    assert budgets([3, 5, 3, 3, 5, 3, 5, 5]) == [1, 2, 4]
+def test_tensors_of_any_dtype_are_read():
+    chosen = torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True)
+    assert pair_metrics(chosen, torch.tensor([0.0, 3.0]))["pair_accuracy"] == 0.5
+    found = ranking_metrics(torch.tensor(SCORES), torch.tensor(LABELS), torch.tensor(GROUPS))
+    assert found == ranking_metrics(SCORES, LABELS, GROUPS)
+    assert budgets(torch.tensor([3, 5, 3, 3, 5, 3, 5, 5])) == [1, 2, 4]
     assert budgets([3, 5, 3, 3, 5, 3, 5]) == [1, 2] and budgets([]) == []
 
 
@@ -156,6 +160,8 @@ def test_best_of_n_has_its_two_bounds_in_it():
     assert constant[1] == pytest.approx(constant[2]) == pytest.approx(constant[6])
     # one right of four: two draws miss it with probability 3/4 2/3
     assert ranking_by_budget([0, 0, 1, 0], [0, 0, 1, 0], [1] * 4, (2,)) == {2: 0.5}
+    # sizes that not every prompt has are left out
+    assert list(ranking_by_budget(SCORES, LABELS, GROUPS)) == [1, 2]
 
 
 def test_majority_by_hand():
@@ -173,7 +179,7 @@ def test_majority_by_hand():
     assert majority_by_budget([None, None, "a"], [0, 0, 1], [0] * 3, (3,)) == {3: 1 / 3}
 
 
-def test_majority_over_draws_is_near_the_enumeration_and_repeats(monkeypatch):
+def test_majority_over_draws_is_near_the_enumeration_and_repeats():
     random = np.random.default_rng(3)
     answers = [str(a) for a in random.integers(0, 3, 20)]
     labels = [a == "1" for a in answers]
@@ -188,10 +194,10 @@ def test_majority_over_draws_is_near_the_enumeration_and_repeats(monkeypatch):
         exact.append(sum(shares) / len(shares))
     whole = majority_by_budget(answers, labels, groups, (4,))[4]
     assert whole == pytest.approx(np.mean(exact), abs=1e-12)  # 210 subsets
-    monkeypatch.setattr(metrics, "DRAWS", 200)
-    drawn = majority_by_budget(answers, labels, groups, (4,))[4]
+    drawn = majority_by_budget(answers, labels, groups, (4,), draws=200)[4]
     assert drawn != whole and drawn == pytest.approx(whole, abs=0.1)
-    assert drawn == majority_by_budget(answers, labels, groups, (4,))[4]
+    assert drawn == majority_by_budget(answers, labels, groups, (4,), draws=200)[4]
+    assert drawn != majority_by_budget(answers, labels, groups, (4,), draws=200, seed=1)[4]
 
 
 def test_step_metrics_by_hand():
@@ -220,7 +226,7 @@ def test_the_best_constant_guess_may_be_a_step():
 def test_what_is_not_defined_is_left_out():
     assert pair_metrics([], []) == {} == ranking_metrics([], [], []) == step_metrics([], [])
     assert step_metrics([[]], [[]]) == {}
-    assert budgets([]) == []
+    assert ranking_by_budget([], [], []) == {} == majority_by_budget([], [], [])
     right = ranking_metrics([1.0, 2.0], [True, True], [0, 0])
     assert right == {"best_of_n": 1, "random_of_n": 1, "oracle_of_n": 1, "right_mean": 1.5}
     apart = ranking_metrics([1.0, 2.0], [True, False], [0, 1])  # no prompt has both
@@ -244,9 +250,16 @@ def test_prompts_are_told_apart_by_their_text():
         (lambda: pair_metrics([1.0], [0.0, 0.0]), "chosen: 1, rejected: 2"),
         (lambda: pair_metrics([[1.0]], [[0.0]]), "the shape (1, 1)"),
         (lambda: ranking_metrics([math.inf], [True], [0]), "scores: number 0 of 1 is inf"),
+        (lambda: ranking_metrics([1.0], [2], [0]), "labels hold 2; write true or false"),
         (lambda: ranking_metrics([1.0], [True], [0, 0]), "groups: 2"),
-        (lambda: majority_by_budget(["a"], [True, False], [0, 0], [1]), "labels: 2"),
+        (lambda: ranking_by_budget([1.0], [True], [0], [0]), "needs n of 1 or more"),
+        (lambda: majority_by_budget(["a"], [True, False], [0, 0]), "labels: 2"),
+        (lambda: calibration([], []), "there are no probabilities"),
+        (lambda: calibration([1.5], [True]), "pass the sigmoid"),
         (lambda: step_metrics([[1]], [[1], [1]]), "predicted: 1, labels: 2"),
+        (lambda: step_metrics([[1]], [[1, 1]]), "labels of trace 0: 2"),
+        (lambda: step_metrics([[1], [2]], [[1], [1]]), "predicted of trace 1 are [2]; write -1, 0"),
+        (lambda: step_metrics([[True]], [[1]]), "predicted of trace 0 are [True]"),
     ],
 )
 def test_bad_input_is_one_sentence(call, sentence):

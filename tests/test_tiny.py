@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlhf_trl.errors import InputError
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.demonstrator import MIXTURES, ONLY_RIGHT, demonstrate, mixture, only_errors
 from rlhf_trl.tiny.model import build_model
@@ -152,11 +153,6 @@ def test_model_knows_the_tokenizers_ids(tokenizer):
 
 # demonstrator
 
-
-def shown(task, question, answer, *more):
-    return demonstrate({"task": task, "question": question, "answer": answer}, *more)
-
-
 WORD = "planet"  # all letters differ, so every kind can be told from the text alone
 QUESTION = SPELL + WORD
 
@@ -212,7 +208,7 @@ def test_kinds_come_as_often_as_the_mixture_says(task, question, answer, kind_of
     assert mixture(task) == shares
     assert sum(shares.values()) == pytest.approx(1)
     n, rng = 20_000, random.Random(0)
-    counts = Counter(kind_of(shown(task, question, answer, rng)) for _ in range(n))
+    counts = Counter(kind_of(demonstrate(task, question, answer, rng)) for _ in range(n))
     assert set(counts) == set(shares)
     for kind, share in shares.items():
         assert abs(counts[kind] - n * share) < 4 * (n * share * (1 - share)) ** 0.5, kind
@@ -232,14 +228,14 @@ HARD = [
 def test_every_kind_of_error_is_wrong(task, question, answer):
     for kind in only_errors(task):
         for seed in range(50):
-            text = shown(task, question, answer, random.Random(seed), {kind: 1})
+            text = demonstrate(task, question, answer, random.Random(seed), {kind: 1})
             assert extract(text) != answer, (kind, text)
             assert (extract(text) is None) == (kind == "malformed"), (kind, text)
 
 
 @pytest.mark.parametrize(("task", "question", "answer"), HARD)
 def test_only_right_answers_on_request(task, question, answer):
-    texts = {shown(task, question, answer, random.Random(s), ONLY_RIGHT) for s in range(50)}
+    texts = {demonstrate(task, question, answer, random.Random(s), ONLY_RIGHT) for s in range(50)}
     assert texts == {f"<think></think><answer>{answer}</answer>"}
 
 
@@ -252,9 +248,25 @@ def test_only_errors_keeps_the_proportions():
 def test_equal_random_state_equal_demonstration():
     def draw(seed):
         rng = random.Random(seed)
-        return [shown("spell_backward", QUESTION, WORD[::-1], rng) for _ in range(20)]
+        return [demonstrate("spell_backward", QUESTION, WORD[::-1], rng) for _ in range(20)]
 
     assert draw(1) == draw(1) != draw(2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"copyed": 1}, "no demonstration of kind 'copyed' (did you mean 'copied'?)"),
+        ({"off_by_one": 1}, "task 'spell_backward' has no demonstration of kind 'off_by_one'"),
+        ({"right": -1}, "the weight of 'right' is -1"),
+        ({"right": float("nan")}, "the weight of 'right' is nan"),
+        ({"right": 0}, "the weights are all 0"),
+        ({}, "the weights are all 0"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused(weights, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        demonstrate("spell_backward", QUESTION, WORD[::-1], random.Random(0), weights)
 
 
 # checkpoint

@@ -87,16 +87,23 @@ def overlong_penalty(lengths: Tensor, max_completion_length: int, soft_punish_ca
     return ((free - lengths) / soft_punish_cache).clamp(-1, 0)
 
 
-def has_contrast(correctness: Tensor, num_generations: int | None = None) -> Tensor:
+def has_contrast(
+    correctness: Tensor,
+    num_generations: int | None = None,
+    lowest: float = 0.0,
+    highest: float = 1.0,
+) -> Tensor:
     """Say which prompts teach something: not all completions wrong, and not all right.
 
-    keep_p = not (all_i c_{p,i} = 0) and not (all_i c_{p,i} = 1)
+    keep_p = not (all_i c_{p,i} = lowest) and not (all_i c_{p,i} = highest)
 
     Source: DAPO (arXiv:2503.14476), dynamic sampling; chapter 6 describes it in words.
 
     Args:
-        correctness: (B,) correctness rewards, 0 to 1, without penalties, prompt after prompt.
+        correctness: (B,) correctness rewards, without penalties, prompt after prompt.
         num_generations: the completions per prompt.
+        lowest: the reward of a wrong answer.
+        highest: the reward of a right answer.
 
     Returns:
         (P,) booleans.
@@ -105,4 +112,4 @@ def has_contrast(correctness: Tensor, num_generations: int | None = None) -> Ten
         InputError: if B is not a multiple of the group size.
     """
     grouped = as_groups(correctness, num_generations, "has_contrast")
-    return ~((grouped == 0).all(1) | (grouped == 1).all(1))
+    return ~((grouped == lowest).all(1) | (grouped == highest).all(1))

@@ -51,7 +51,8 @@ def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
         return demonstrations(rows, "imperfect", seed) + [_copied(row, rng) for row in rows]
     kinds = ONLY_RIGHT if kind == "right" else None
     return [
-        {"prompt": row["prompt"], "completion": _said(demonstrate(row, rng, kinds))} for row in rows
+        {"prompt": row["prompt"], "completion": _said(_demonstration(row, rng, kinds))}
+        for row in rows
     ]
 
 
@@ -64,6 +65,10 @@ def _copied(row: Row, rng: random.Random) -> Row:
     *before, last = row["prompt"]
     hinted = {**last, "content": f"{last['content']}\n{text}"}
     return {"prompt": [*before, hinted], "completion": _said(text)}
+
+
+def _demonstration(row: Row, rng: random.Random, kinds: Mapping[str, float] | None) -> str:
+    return demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
 
 
 def _said(text: str) -> list[dict[str, str]]:
@@ -82,8 +87,8 @@ def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
     return [
         {
             "prompt": row["prompt"],
-            "chosen": _said(demonstrate(row, rng, ONLY_RIGHT)),
-            "rejected": _said(demonstrate(row, rng, only_errors(row["task"]))),
+            "chosen": _said(_demonstration(row, rng, ONLY_RIGHT)),
+            "rejected": _said(_demonstration(row, rng, only_errors(row["task"]))),
         }
         for row in rows
     ]
@@ -131,7 +136,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
                 f"({', '.join(kinds)}) and no lists of {length}; write {len(kinds)} or less."
             )
         # a kind that cannot be shown is replaced by another, so texts may repeat
-        texts = list(dict.fromkeys(demonstrate(row, rng, {kind: 1.0}) for kind in kinds))
+        texts = list(dict.fromkeys(_demonstration(row, rng, {kind: 1.0}) for kind in kinds))
         if len(texts) < length:
             continue
         chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
@@ -155,7 +160,7 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
             answer = row["answer"]
             text = COMPLETION.format(answer[:place] + answer[place - 1 :])
         else:
-            text = demonstrate(row, rng, {kind: 1.0})
+            text = _demonstration(row, rng, {kind: 1.0})
         found.append({**row, "completion": _said(text)})
     return found
 
@@ -174,7 +179,7 @@ def labeled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
 def check_cut(rows: Iterable[Row], step_split: str) -> None:
     """Refuse a `step_split` that does not cut right answers into letters."""
     for row in rows:
-        text = demonstrate(row, random.Random(0), ONLY_RIGHT)
+        text = _demonstration(row, random.Random(0), ONLY_RIGHT)
         if set(label_steps(split_steps(text, step_split), row["answer"], row["task"])) != {1}:
             raise InputError(
                 f"dataset.step_split: {step_split!r} does not cut {text!r} into letters; write "

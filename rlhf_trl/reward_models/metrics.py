@@ -2,7 +2,8 @@
 
 Every result is a finite Python float. A number that the input does not define (an AUC without a
 wrong candidate, a recall of a class that does not occur) is left out of the dictionary, all of them
-where there is no input. Scores that are not finite and lengths that differ are an `InputError`.
+where there is no input. Scores that are not finite, labels outside their set and lengths that
+differ are an `InputError` of every function.
 """
 
 import math
@@ -15,8 +16,7 @@ import numpy as np
 
 from rlhf_trl.errors import InputError
 
-Groups = Sequence[Hashable]  # the id of each candidate's prompt
-DRAWS = 1000  # of subsets, where there are more
+SIZES = (1, 2, 4, 8)
 STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
 
 
@@ -63,8 +63,15 @@ def calibration(
     Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. The result is the
     mean probability, mean outcome and count of each bin that is not empty, and the error.
     """
-    probabilities, outcomes = finite(probabilities, "probabilities"), np.asarray(outcomes, bool)
+    probabilities, outcomes = finite(probabilities, "probabilities"), truth(outcomes, "outcomes")
     _same_length(probabilities=probabilities, outcomes=outcomes)
+    if not len(probabilities):
+        raise InputError("calibration: there are no probabilities; pass at least one.")
+    if probabilities.min() < 0 or probabilities.max() > 1:
+        raise InputError(
+            f"calibration: probabilities run from {probabilities.min():.3g} to "
+            f"{probabilities.max():.3g}; pass the sigmoid of logits, not the logits."
+        )
     place = np.minimum((probabilities * bins).astype(int), bins - 1)
     counts = np.bincount(place, minlength=bins)
     occurs = counts > 0
@@ -81,12 +88,13 @@ def prompt_groups(prompts: Sequence[Any]) -> list[int]:
     return [known.setdefault(repr(prompt), len(known)) for prompt in prompts]
 
 
-def budgets(groups: Groups) -> list[int]:
+def budgets(groups: Sequence[Hashable]) -> list[int]:
     """Return 1, 2, 4, ... up to the number of candidates that every prompt has; (N,) ids."""
-    return [2**k for k in range(min(Counter(groups).values(), default=0).bit_length())]
+    fewest = min(Counter(_ids(groups)).values(), default=0)
+    return [2**k for k in range(fewest.bit_length())]
 
 
-def ranking_metrics(scores: Any, labels: Any, groups: Groups) -> dict[str, float]:
+def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[str, float]:
     """Return how well scores tell right from wrong candidates, over all and within prompts.
 
     auc = P(s_right > s_wrong) + 1/2 P(s_right = s_wrong) over all candidates (Mann-Whitney);
@@ -129,16 +137,17 @@ def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def ranking_by_budget(
-    scores: Any, labels: Any, groups: Groups, sizes: Sequence[int]
+    scores: Any, labels: Any, groups: Sequence[Hashable], sizes: Sequence[int] = SIZES
 ) -> dict[int, float]:
-    """Return best-of-n for each of some `sizes`: how often the best scored of n is right.
+    """Return best-of-n for several n: how often the best scored of n candidates is right.
 
     sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts, where a prompt has N
     candidates, c_k with one of its k lowest distinct scores, and m_k of those with the k-th are
     right: the exact mean over all subsets of n without repetition, ties with equal probability.
 
     With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
-    The arguments are those of `ranking_metrics`; every prompt has at least n candidates.
+    The arguments are those of `ranking_metrics`, and the n; one that exceeds the candidates of some
+    prompt is left out, one below 1 an InputError.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
@@ -148,10 +157,10 @@ def ranking_by_budget(
         ways = [math.comb(int(c), n) for c in (0, *np.cumsum(counts))]
         return sum((ways[k + 1] - ways[k]) / ways[-1] * m for k, m in enumerate(share))
 
-    return {n: float(np.mean([of(p, n) for p in prompts])) for n in sizes}
+    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
 
 
-def coverage(scores: Any, labels: Any, groups: Groups) -> dict[int, float]:
+def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
     """Return the share of prompts with a right candidate among their n best scored, by n.
 
     1 - C(m - c, k) / C(m, k), or 1 where one of the better ones is right, mean over prompts: of the
@@ -175,7 +184,13 @@ def coverage(scores: Any, labels: Any, groups: Groups) -> dict[int, float]:
 
 
 def majority_by_budget(
-    answers: Sequence[str | None], labels: Any, groups: Groups, sizes: Sequence[int]
+    answers: Sequence[str | None],
+    labels: Any,
+    groups: Sequence[Hashable],
+    sizes: Sequence[int] = SIZES,
+    *,
+    seed: int = 0,
+    draws: int = 1000,
 ) -> dict[int, float]:
     """Return how often the most frequent of n answers is right, for several n.
 
@@ -183,11 +198,11 @@ def majority_by_budget(
     frequent in S of the share of S's candidates with answer a that are right.
 
     A candidate without an answer votes for itself alone and never counts as right. Where a prompt
-    has at most `DRAWS` subsets of n (with 8 candidates it always has), the mean is over all of them
-    and exact; else it is over as many random ones. Equal answers are equal strings; None: none.
+    has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them
+    and exact; else it is over `draws` random ones. Equal answers are equal strings; None: none.
     """
     _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
 
     def share(subset: Sequence[int]) -> float:
         votes: dict[Hashable, list[bool]] = {}
@@ -201,13 +216,13 @@ def majority_by_budget(
         return sum(winners) / len(winners)
 
     def of(prompt: np.ndarray, n: int) -> float:
-        if math.comb(len(prompt), n) <= DRAWS:
+        if math.comb(len(prompt), n) <= draws:
             subsets = combinations(prompt, n)
         else:
-            subsets = (random.choice(prompt, n, replace=False) for _ in range(DRAWS))
+            subsets = (random.choice(prompt, n, replace=False) for _ in range(draws))
         return float(np.mean([share(s) for s in subsets]))
 
-    return {n: float(np.mean([of(p, n) for p in prompts])) for n in sizes}
+    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
 
 
 def step_metrics(
@@ -225,7 +240,13 @@ def step_metrics(
     recall of a class that does not occur in `labels` (for the binary form that of neutral).
     """
     _same_length(predicted=predicted, labels=labels)
-    pairs = [(np.array(p), np.array(t)) for p, t in zip(predicted, labels, strict=True) if len(t)]
+    pairs = [
+        (_classes(p, f"predicted of trace {i}"), _classes(t, f"labels of trace {i}"))
+        for i, (p, t) in enumerate(zip(predicted, labels, strict=True))
+    ]
+    for i, (p, t) in enumerate(pairs):
+        _same_length(**{f"predicted of trace {i}": p, f"labels of trace {i}": t})
+    pairs = [(p, t) for p, t in pairs if len(t)]
     if not pairs:
         return {}
     guess, true = (np.concatenate(side) for side in zip(*pairs, strict=True))
@@ -248,16 +269,35 @@ def first_bad(trace: Sequence[int]) -> int | None:
 
 
 def finite(values: Any, name: str) -> np.ndarray:
-    """Return a list or array of N finite numbers as float64, (N,)."""
+    """Return a list, array or tensor of N finite numbers as float64, (N,)."""
+    if hasattr(values, "detach"):  # a tensor, maybe in bfloat16 or on a GPU
+        values = values.detach().double().cpu().numpy()
     values = np.asarray(values, dtype=float)
     if values.ndim != 1:
         raise InputError(f"{name} have the shape {values.shape}; pass one number each, (N,).")
     if not np.isfinite(values).all():
         i = int(np.flatnonzero(~np.isfinite(values))[0])
         raise InputError(
-            f"{name}: number {i} of {len(values)} is {values[i]}: has the training diverged?"
+            f"{name}: number {i} of {len(values)} is {values[i]}; pass finite numbers, and look "
+            "for a training that diverged."
         )
     return values
+
+
+def truth(values: Any, name: str) -> np.ndarray:
+    """Return a list, array or tensor of N truth values (true, false, 1, 0) as booleans, (N,)."""
+    numbers = finite(values, name)
+    if not np.isin(numbers, (0, 1)).all():
+        wrong = numbers[~np.isin(numbers, (0, 1))][0]
+        raise InputError(f"{name} hold {wrong:g}; write true or false (1 or 0).")
+    return numbers.astype(bool)
+
+
+def _classes(values: Any, name: str) -> np.ndarray:
+    classes = np.asarray(values)
+    if classes.dtype == bool or not np.isin(classes, list(STEP_CLASSES)).all():
+        raise InputError(f"{name} are {classes.tolist()}; write -1, 0 or 1 for each step.")
+    return classes
 
 
 def _same_length(**named: Any) -> None:
@@ -267,12 +307,22 @@ def _same_length(**named: Any) -> None:
 
 
 def _candidates(
-    scores: Any, labels: Any, groups: Groups
+    scores: Any, labels: Any, groups: Sequence[Hashable]
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Return scores, labels and, for each prompt, the places of its candidates."""
-    scores, labels = finite(scores, "scores"), np.asarray(labels, bool)
+    scores, labels = finite(scores, "scores"), truth(labels, "labels")
     _same_length(scores=scores, labels=labels, groups=groups)
     places: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
+    for i, group in enumerate(_ids(groups)):
         places.setdefault(group, []).append(i)
     return scores, labels, [np.array(p) for p in places.values()]
+
+
+def _ids(groups: Any) -> Sequence[Hashable]:
+    return groups.tolist() if hasattr(groups, "tolist") else groups
+
+
+def _possible(sizes: Sequence[int], prompts: list[np.ndarray]) -> list[int]:
+    if any(n < 1 for n in sizes):
+        raise InputError(f"sizes {list(sizes)}: best-of-n needs n of 1 or more.")
+    return [n for n in sizes if prompts and n <= min(map(len, prompts))]

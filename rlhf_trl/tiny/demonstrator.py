@@ -1,9 +1,11 @@
 """A demonstrator that is right only part of the time, so that a warm start leaves RL work to do."""
 
+import random
 import re
 from collections.abc import Callable, Mapping
-from random import Random
 from types import MappingProxyType
+
+from rlhf_trl.errors import InputError, nearest
 
 COMPLETION = "<think></think><answer>{}</answer>"
 RIGHT, MALFORMED = "right", "malformed"
@@ -18,7 +20,12 @@ MIXTURES: Mapping[str, Mapping[str, float]] = MappingProxyType(
             "letters_swapped": 0.12,
             MALFORMED: 0.08,
         },
-        "chain_sum": {RIGHT: 0.66, "last_term_ignored": 0.20, "off_by_one": 0.06, MALFORMED: 0.08},
+        "chain_sum": {
+            RIGHT: 0.66,
+            "last_term_ignored": 0.20,
+            "off_by_one": 0.06,
+            MALFORMED: 0.08,
+        },
         "*": {RIGHT: 0.40, "letters_swapped": 0.26, "last_letter_dropped": 0.26, MALFORMED: 0.08},
     }
 )
@@ -36,25 +43,53 @@ def only_errors(task: str) -> dict[str, float]:
 
 
 def demonstrate(
-    row: Mapping[str, str], rng: Random, mixture: Mapping[str, float] | None = None
+    task: str,
+    question: str,
+    answer: str,
+    rng: random.Random,
+    mixture: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the text of one demonstration of a row of `GymTasks`, without the end token.
+    """Return the text of one demonstration, without the end token.
 
-    `rng` makes every choice. A `mixture` of the task's kinds (`ONLY_RIGHT`, `only_errors(task)`)
-    takes the place of its own; the weights need not add to 1.
+    Args:
+        task (`str`):
+            Name of the reasoning-gym task; a task without an own mixture gets the one named `*`.
+        question (`str`):
+            The question, verbatim.
+        answer (`str`):
+            Its right answer.
+        rng (`random.Random`):
+            Source of every choice: equal state, equal demonstration.
+        mixture (`Mapping[str, float]`, *optional*):
+            Weight of each kind in place of the task's own: `ONLY_RIGHT`, `only_errors(task)`, or
+            any other choice among the task's kinds. Weights need not add to 1.
 
     Every kind but `right` is wrong by string equality. Where the kind drawn is not (a palindrome
     copied, a last term of 0 ignored) the task's last resort stands in: a dropped letter, or a sum
     off by one.
+
+    Raises:
+        InputError: a kind that the task does not have, or weights that choose nothing.
     """
-    question, answer = row["question"], row["answer"]
-    own = MIXTURES.get(row["task"], MIXTURES["*"])
+    own = MIXTURES.get(task, MIXTURES["*"])
     weights = own if mixture is None else mixture
+    for kind, weight in weights.items():
+        if kind not in own:
+            raise InputError(
+                f"demonstrator: task {task!r} has no demonstration of kind {kind!r}"
+                f"{nearest(kind, own)}; it has {', '.join(own)}."
+            )
+        if not 0 <= weight < float("inf"):
+            raise InputError(
+                f"demonstrator: the weight of {kind!r} is {weight}; write a number of 0 or more."
+            )
+    if not sum(weights.values()) > 0:
+        raise InputError("demonstrator: the weights are all 0; give one kind a positive weight.")
     kind = rng.choices(list(weights), list(weights.values()))[0]
     if kind == RIGHT:
         return COMPLETION.format(answer)
-    if kind == MALFORMED:  # the right answer where no parser finds it: with one tag less, or no tag
-        return rng.choice([COMPLETION.replace("<answer>", ""), "{}"]).format(answer.strip())
+    if kind == MALFORMED:
+        return _malformed(answer, rng)
     wrong = _ERRORS[kind](question, answer, rng)
     if wrong is None or wrong.strip() == answer.strip():
         last_resort = "off_by_one" if "off_by_one" in own else "last_letter_dropped"
@@ -62,7 +97,20 @@ def demonstrate(
     return COMPLETION.format(wrong)
 
 
-def _letters_swapped(question: str, answer: str, rng: Random) -> str | None:
+def _malformed(answer: str, rng: random.Random) -> str:
+    """The right answer where no parser finds it: without `<answer>`, or without any tag."""
+    return rng.choice([COMPLETION.replace("<answer>", ""), "{}"]).format(answer.strip())
+
+
+def _copied(question: str, answer: str, rng: random.Random) -> str:
+    return answer[::-1]
+
+
+def _last_letter_dropped(question: str, answer: str, rng: random.Random) -> str:
+    return answer.strip()[:-1]
+
+
+def _letters_swapped(question: str, answer: str, rng: random.Random) -> str | None:
     n = len(answer)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n) if answer[i] != answer[j]]
     if not pairs:
@@ -71,17 +119,21 @@ def _letters_swapped(question: str, answer: str, rng: Random) -> str | None:
     return answer[:i] + answer[j] + answer[i + 1 : j] + answer[i] + answer[j + 1 :]
 
 
-def _last_term_ignored(question: str, answer: str, rng: Random) -> str | None:
+def _last_term_ignored(question: str, answer: str, rng: random.Random) -> str | None:
     found = re.search(r"([+-]) (\d+) =$", question.strip())
     return str(int(answer) - int("".join(found.groups()))) if found else None
 
 
-_ERRORS: Mapping[str, Callable[[str, str, Random], str | None]] = MappingProxyType(
+def _off_by_one(question: str, answer: str, rng: random.Random) -> str:
+    return str(int(answer) + rng.choice((-1, 1)))
+
+
+_ERRORS: Mapping[str, Callable[[str, str, random.Random], str | None]] = MappingProxyType(
     {
-        "copied": lambda question, answer, rng: answer[::-1],
-        "last_letter_dropped": lambda question, answer, rng: answer.strip()[:-1],
+        "copied": _copied,
+        "last_letter_dropped": _last_letter_dropped,
         "letters_swapped": _letters_swapped,
         "last_term_ignored": _last_term_ignored,
-        "off_by_one": lambda question, answer, rng: str(int(answer) + rng.choice((-1, 1))),
+        "off_by_one": _off_by_one,
     }
 )

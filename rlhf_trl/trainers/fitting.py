@@ -39,17 +39,21 @@ def fit(
     The rows have `prompt_ids` and the columns `sides`; see `shortened`. The result is the rows that
     are left, and how many were cut or dropped, by reason.
     """
+    if not hasattr(dataset, "select"):
+        raise InputError(
+            "dataset: a streamed data set cannot be counted or ordered; load it whole."
+        )
     options = {"sides": list(sides), "max_length": max_length, "rule": rule}
     counts = {"cut": 0, "over-long": 0, "identical": 0}
-    ids = table(dataset.select_columns(names := ["prompt_ids", *sides]))
-    prompts, *wholes = (pc.list_value_length(ids[name]).to_numpy() for name in names)
-    over = np.flatnonzero(prompts + np.max(wholes, axis=0) > (max_length or np.inf)).tolist()
+    prompts, *wholes = (_lengths(dataset, name) for name in ("prompt_ids", *sides))
+    longest = np.max(wholes, axis=0)
+    over = np.flatnonzero(prompts + longest > (max_length or np.inf)).tolist()
     lost = {n for n in over if _short(dataset[n], **options) is None}
     counts["over-long"], counts["cut"] = len(lost), len(over) - len(lost)
     if lost:
         dataset = dataset.select([n for n in range(len(dataset)) if n not in lost])
     if counts["cut"]:
-        dataset = dataset.map(_short, fn_kwargs=options)
+        dataset = dataset.map(_shorten, batched=True, fn_kwargs=options)
     if len(sides) == 2:
         found = differing(dataset, *sides)
         counts["identical"] = len(dataset) - len(found)
@@ -63,6 +67,10 @@ def fit(
     return dataset, counts
 
 
+def _lengths(dataset: Any, name: str) -> np.ndarray:
+    return pc.list_value_length(table(dataset.select_columns([name]))[name]).to_numpy()
+
+
 def _short(
     row: dict[str, Any], sides: list[str], max_length: int | None, rule: str
 ) -> dict[str, list[int]] | None:
@@ -70,8 +78,19 @@ def _short(
     return found and {"prompt_ids": found[0], **dict(zip(sides, found[1], strict=True))}
 
 
+def _shorten(batch: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
+    names = ("prompt_ids", *options["sides"])
+    rows = zip(*(batch[name] for name in names), strict=True)
+    found = [_short(dict(zip(names, row, strict=True)), **options) for row in rows]
+    return {name: [row[name] for row in found] for name in names}
+
+
 def kto_order(
-    labels: Sequence[bool], prompts: Sequence[Any], batch: int, seed: int, interleave: bool = True
+    labels: Sequence[bool],
+    prompts: Sequence[Sequence[int]],
+    batch: int,
+    seed: int,
+    interleave: bool = True,
 ) -> list[int]:
     """Return an order of unpaired examples whose neighbors never share a prompt.
 
@@ -79,8 +98,12 @@ def kto_order(
     completions TRL combines: each example of a batch and the one before it, the first and the last.
     The last example is left out if it would make a batch of its own.
 
-    `labels` say which are desirable, `prompts` are their token ids, and a `batch` is that of a
-    device. Without `interleave`, all desirable ones come first, to show what goes wrong then.
+    Args:
+        labels: (N,) whether each is desirable.
+        prompts: (N,) their token ids.
+        batch: examples per device and batch.
+        seed: of the order.
+        interleave: False: all desirable before all undesirable, to show what goes wrong then.
     """
     rng = random.Random(seed)
     classes = [
@@ -88,11 +111,13 @@ def kto_order(
     ]
     if not all(classes):
         raise InputError(
-            f"dataset: label is {str(bool(classes[0])).lower()} in all rows; KTO needs both."
+            f"dataset: label is {str(bool(classes[0])).lower()} in all {len(labels)} examples; KTO "
+            "needs both desirable and undesirable ones."
         )
     if batch < 2:
         raise InputError(
-            "per_device_train_batch_size is 1, and KTO's reference point needs 2; write 2 or more."
+            "per_device_train_batch_size is 1, and KTO's reference point needs another example in "
+            "the batch; write 2 or more."
         )
     keys = [hash(tuple(ids)) for ids in prompts]
     for _ in range(ATTEMPTS):
@@ -108,8 +133,9 @@ def kto_order(
         if _separate(order, labels, keys, batch):
             return order
     raise InputError(
-        "dataset: too few different prompts for KTO, which compares each example with one of "
-        f"another prompt in its batch of {batch}; add some, or change per_device_train_batch_size."
+        "dataset: too few different prompts for KTO, which compares each example with the "
+        f"completion of another prompt in its batch of {batch}; add prompts or change "
+        "per_device_train_batch_size."
     )
 
 
@@ -142,8 +168,12 @@ def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: 
 
 def rotated(dataset: Any, batch: int) -> Any:
     """Add `KL_completion_ids`: in each batch per device, the completion of the example before."""
-    return dataset.map(
-        lambda completions: {"KL_completion_ids": [*completions[-1:], *completions[:-1]]},
-        **{"input_columns": "completion_ids", "batched": True, "batch_size": batch},
-        load_from_cache_file=False,
-    )
+
+    def rotate(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        completions, prompts = rows["completion_ids"], rows["prompt_ids"]
+        before = [*prompts[-1:], *prompts[:-1]]
+        if any(a == b for a, b in zip(prompts, before, strict=True)):
+            raise InputError("dataset: two neighbors share a prompt; order them with kto_order.")
+        return {"KL_completion_ids": [*completions[-1:], *completions[:-1]]}
+
+    return dataset.map(rotate, batched=True, batch_size=batch, load_from_cache_file=False)
