@@ -148,6 +148,8 @@ class Matrix:
 POLICY = ("GRPOTrainer", "RLOOTrainer")
 """The stock trainers that generate."""
 
+OURS_ONLINE = ("BookGRPOTrainer", "BookPPOTrainer")
+
 
 def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     """Return whose window a row needs: a trainer's name, and further columns of its data."""
@@ -158,7 +160,7 @@ def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
 
 def kind_of_stock(side: Stock) -> str:
     """Return the name of the trainer whose window a stock side needs."""
-    return "GRPOTrainer" if side.trainer in (*POLICY, "BookGRPOTrainer") else side.trainer
+    return "GRPOTrainer" if side.trainer in (*POLICY, *OURS_ONLINE) else side.trainer
 
 
 def book(side: Book, window: Window) -> Measurement:

@@ -70,6 +70,7 @@ def untrained_token_scorer() -> Module:
 def _with_head(auto: Any) -> Module:
     body = untrained()
     body.config.num_labels, body.config.classifier_dropout = 1, 0.0
+    body.config.token_classification_bias = False
     with torch.random.fork_rng(devices=[]):
         model = auto.from_config(body.config)
     model.load_state_dict(body.state_dict(), strict=False)

@@ -169,6 +169,8 @@ def own_trainer(row: Formulation) -> str:
     """Return the name of our trainer that computes a formulation, "" for none that is compared."""
     # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
     name = f"Book{'DPOTrainer' if row.trainer == 'CPOTrainer' else row.trainer}"
+    if getattr(row, "value_loss", "none") != "none":
+        name = "BookPPOTrainer"
     return name if name in OURS else ""
 
 

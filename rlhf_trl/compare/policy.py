@@ -8,7 +8,7 @@ of one untrained model. Everything behind generation is the trainer's own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +26,7 @@ from rlhf_trl.compare.models import (
     parameter_gradient,
     token_logps,
     untrained,
+    untrained_token_scorer,
 )
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
@@ -35,6 +36,7 @@ LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
 
 WEIGHTS = (1.0, 0.5)
 _END = 5
+CRITIC = "value_model."  # what the names of a value model's weights begin with
 WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
 
 
@@ -214,6 +216,8 @@ class PolicyWindow:
         self.batch = batch
         self._views: dict[float, View] = {}
         self.generating = drifted(untrained().state_dict(), 0.05, seed=99)
+        critic = untrained_token_scorer().state_dict().items()
+        self.generating |= {CRITIC + name: tensor for name, tensor in critic}
         self.current = self.generating
         trainer = build_trainer(GRPOTrainer, GRPOConfig, {}, batch)
         _, self.micro = self._run(trainer)
@@ -230,7 +234,7 @@ class PolicyWindow:
         if batch.drift:
             self.current = drifted(self.generating, batch.drift, seed=1)
         if batch.pushed:
-            self.current = self._pushed()
+            self.current = self.generating | self._pushed()
 
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
@@ -245,12 +249,14 @@ class PolicyWindow:
         _check_shuffle(module)
         with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
             source = measure.batches(trainer)
-            trainer.model.train().load_state_dict(self.generating)
+            has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
+            policies = [_part(each, has_critic) for each in (self.generating, self.current)]
+            trainer.model.train().load_state_dict(policies[0])
             for _ in range(min(self.batch.windows, 2) - 1):
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
-                trainer.model.load_state_dict(self.current)
+                trainer.model.load_state_dict(policies[1])
             return measure.accumulate(trainer, source)
 
     def _rewards(self) -> Tensor:
@@ -260,7 +266,7 @@ class PolicyWindow:
     def _pushed(self) -> dict[str, Tensor]:
         """Move the policy until every token with an advantage is clipped, by gradient descent."""
         model = untrained()
-        model.load_state_dict(self.generating)
+        model.load_state_dict(_part(self.generating))
         rewards = self._rewards().view(-1, self.batch.group)
         sign = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1).sign()
         mask = self.ids["completion_mask"].bool()
@@ -275,6 +281,19 @@ class PolicyWindow:
             optimizer.step()
         return model.state_dict()
 
+    @cached_property
+    def critic(self) -> tuple[Module, Tensor, Tensor]:
+        """A value model, (B, T) its values before each token, and those at generation."""
+        found = []
+        for state in (self.current, self.generating):
+            model = untrained_token_scorer().double()
+            trained = {n.removeprefix(CRITIC): t for n, t in state.items() if n.startswith(CRITIC)}
+            model.load_state_dict(trained)
+            tokens, attention = _whole(self.ids)
+            logits = model(input_ids=tokens, attention_mask=attention).logits
+            found.append((model, logits[:, -self.ids["completion_ids"].shape[1] - 1 : -1, 0]))
+        return *found[0], found[1][1].detach()
+
     def view(self, temperature: float = 1.0) -> "View":
         """Return the book's side of the window, log-probabilities at a temperature."""
         if temperature not in self._views:
@@ -284,7 +303,7 @@ class PolicyWindow:
     def _view(self, temperature: float) -> "View":
         def logps(state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:
             model = untrained()
-            model.load_state_dict(state)
+            model.load_state_dict(_part(state))
             model = model.double()
             return model, _logps(model, self.ids, temperature)
 
@@ -296,6 +315,7 @@ class PolicyWindow:
         if self.batch.reward is not None:
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         return View(
+            window=self,
             batch=self.batch,
             model=model,
             graph=now,
@@ -321,18 +341,28 @@ def _check_shuffle(module: str) -> None:
         raise InputError(f"{module}.shuffle_sequence_dict tears the rows of a batch apart")
 
 
+def _part(state: Mapping[str, Tensor], critic: bool = False) -> dict[str, Tensor]:
+    """Return the weights of a policy, without those of its value model or with them."""
+    return {name: tensor for name, tensor in state.items() if critic or CRITIC not in name}
+
+
+def _whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return (B, S) prompts with completions, and their attention mask."""
+    kinds = ("ids", "mask")
+    return tuple(torch.cat([ids[f"prompt_{k}"], ids[f"completion_{k}"]], 1) for k in kinds)
+
+
 def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -> Tensor:
     """Return (B, T) log-probabilities of the completion tokens from a plain forward."""
-    tokens = torch.cat([ids["prompt_ids"], ids["completion_ids"]], 1)
-    attention = torch.cat([ids["prompt_mask"], ids["completion_mask"]], 1)
     length = ids["completion_ids"].shape[1]
-    return token_logps(model, tokens, attention, temperature)[:, -length:]
+    return token_logps(model, *_whole(ids), temperature)[:, -length:]
 
 
 @dataclass
 class View:
     """What the book's functions see of a window, in float64 but for rewards that are rounded."""
 
+    window: PolicyWindow
     batch: PolicyBatch
     model: Module  # the policy
     graph: Tensor  # (B, T) its log-probabilities, differentiable in its parameters
@@ -396,8 +426,15 @@ class View:
         }[kind]
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T)."""
-        return parameter_gradient(self.model, self.graph, weights)
+        """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T).
+
+        With a critic, weights are (2, B, T): of its values, too.
+        """
+        if weights.dim() == 2:
+            return parameter_gradient(self.model, self.graph, weights)
+        pairs = (self.model, self.graph), self.window.critic[:2]
+        parts = [parameter_gradient(*p, w) for p, w in zip(pairs, weights, strict=True)]
+        return torch.cat(parts)
 
     def arguments(self, side: Book) -> dict[str, Any]:
         """Return what the public function gets: the side's, and what the window adds to them."""
@@ -412,20 +449,26 @@ class View:
         if row.ratio != "none" or (row.kl == "reward" and given.get("beta")):
             given["old_logps"] = self.old_logps
         if row.value_loss != "none":
-            # a wave and its shift stand for a critic; no gradient goes through them
-            waves = torch.arange(self.mask.numel(), dtype=torch.float64).view_as(self.mask).sin()
-            given |= {"values": 0.9 * waves, "old_values": waves}
+            _, values, old = self.window.critic
+            given |= {"values": values.detach(), "old_values": old}
         if row.advantage == "maxrl":
             given["binary_rewards"] = self.binary_rewards
         return given | {"mask": self.mask, "rewards": self.rewards}
 
     def book(self, side: Book, given: Mapping[str, Any]) -> tuple[float, Tensor]:
-        """Return the book's loss of the window on `arguments`, and d loss / d logps, (B, T)."""
+        """Return the book's loss of the window on `arguments`, and d loss / d logps, (B, T).
+
+        With a critic, d loss / d values is below it, (2, B, T).
+        """
         # the functions compute in the precision of the log-probabilities
         leaf = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
         row = side.row
         also = {"num_generations": self.batch.group, "formulation": side.formulation}
         given = {**given, **also, "logps": leaf}
+        leaves = [leaf]
+        if "values" in given:
+            given["values"] = given["values"].clone().requires_grad_()
+            leaves.append(given["values"])
         starts, size = range(0, len(leaf), self.batch.rows), self.batch.rows
         if row.window == "window" or row.advantage == "batch_mean_baseline":
             starts, size = range(1), len(leaf)
@@ -437,5 +480,5 @@ class View:
             }
             losses.append(policy_gradient_loss(side.algorithm, **part).loss)
         loss = torch.stack(losses).mean()
-        (weights,) = torch.autograd.grad(loss, leaf)
-        return float(loss.detach()), weights
+        weights = torch.autograd.grad(loss, leaves)
+        return float(loss.detach()), torch.stack(weights) if weights[1:] else weights[0]

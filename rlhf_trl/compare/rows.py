@@ -562,6 +562,7 @@ def own_fields(row: Formulation) -> dict[str, Any]:
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
     ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
     found = {name: value for name, value in ours.items() if name in row.trainer_reads}
+    found |= _PPO if "vf_coef" in row.reads else {}
     return found | ({"max_completion_length": 80} if "soft_punish_cache" in found else {})
 
 
@@ -574,14 +575,15 @@ def _own(name: str, which: str, row: Formulation) -> Row:
         # a window of several has no batch mean, and TRL divides by the tokens of an average one
         if which != "trl" and name != "reinforce":
             batches += ("steps_per_generation",)
-    return Row(Book(name, which), right, batches=batches)
+    left = Book(name, which, _PPO if "vf_coef" in row.reads else {})
+    return Row(left, right, batches=batches)
 
 
 OWN_ROWS = tuple(
     _own(name, which, row)
     for name in ALGORITHMS
     for which, row in ALGORITHMS[name].formulations.items()
-    if pairs.own_trainer(row) and name not in ("ppo", "kwise", "orm", "prm")
+    if pairs.own_trainer(row) and name not in ("kwise", "orm", "prm")
     if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
     if which != "code" or not same_code(ALGORITHMS[name])
 )
