@@ -184,12 +184,12 @@ def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str,
 
 def _our_trainer(path: str, name: str, row: Formulation) -> str:
     """Return the name of our trainer of an algorithm."""
-    if name in ("ppo", "kwise", "orm", "prm") or not (trainer := pairs.own_trainer(row)):
+    if name in ("ppo", "kwise", "orm", "prm") or row.family == "distillation":
         raise InputError(
-            f"{path}: a config for {name} is not compared: PPO needs its value model, and other "
-            "reward models than those of pairs have heads of their own"
+            f"{path}: a config for {name} is not compared: PPO needs its value model, distillation "
+            "its teachers, and reward models but those of pairs have heads of their own"
         )
-    return trainer
+    return pairs.own_trainer(row)
 
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rlhf_trl.algorithms import names
 from rlhf_trl.compare import distillation, pairs
 from rlhf_trl.compare.distillation import DistillationWindow
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
 from rlhf_trl.compare.measure import Book, Stock, sentence
 from rlhf_trl.compare.models import quiet
-from rlhf_trl.compare.pairs import DOUBLE, TOKENS, PairWindow
+from rlhf_trl.compare.pairs import DOUBLE, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
 from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError
@@ -148,26 +149,31 @@ class Matrix:
 POLICY = ("GRPOTrainer", "RLOOTrainer")
 """The stock trainers that generate."""
 
-OURS_ONLINE = ("BookGRPOTrainer", "BookPPOTrainer")
+OURS_ONLINE = ("BookGRPOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
 
 
 def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     """Return whose window a row needs: a trainer's name, and further columns of its data."""
     if isinstance(row.right, Stock):
         return kind_of_stock(row.right), row.right.columns
-    return (TOKENS if row.algorithm == "orm" else row.left.row.trainer), ()
+    return ("orm" if row.algorithm == "orm" else row.left.row.trainer), ()
 
 
 def kind_of_stock(side: Stock) -> str:
     """Return the name of the trainer whose window a stock side needs."""
-    return "GRPOTrainer" if side.trainer in (*POLICY, *OURS_ONLINE) else side.trainer
+    if side.trainer in (*POLICY, *OURS_ONLINE):
+        return "GRPOTrainer"
+    return pairs.made_kind(side.also) or side.trainer
 
 
 def book(side: Book, window: Window) -> Measurement:
     """Compute the book's loss and gradient on a window."""
-    if not isinstance(window, PolicyWindow):
-        loss, weights = window.view.book(side)
-        return loss, window.view.gradient(weights)
+    distilled = side.algorithm in names("distillation")
+    if distilled or not isinstance(window, PolicyWindow):
+        online = isinstance(window, PolicyWindow)
+        offline = distillation.of_policy(window, side) if online else window.view
+        loss, weights = offline.book(side)
+        return loss, offline.gradient(weights)
     view = window.view()
     loss, slopes = view.book(side, view.arguments(side))
     return loss, view.gradient(slopes)
@@ -258,7 +264,7 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
 
 def applies(row: Row, batch: PolicyBatch) -> bool:
     """Whether a row has something to say about a batch."""
-    if row.batches or batch.reward is not None or batch.sampler:
+    if row.batches or batch.reward is not None or batch.sampler or batch.max_length:
         return batch.name in row.batches
     rloo = isinstance(row.right, Stock) and row.right.trainer == "RLOOTrainer"
     if rloo and batch.name in ("tools", "extreme"):

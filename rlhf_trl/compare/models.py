@@ -60,16 +60,16 @@ def untrained_scorer() -> Module:
     return _with_head(AutoModelForSequenceClassification)
 
 
-def untrained_token_scorer() -> Module:
-    """Return the model with a scalar head on every token, without bias and dropout."""
+def untrained_token_scorer(classes: int = 1) -> Module:
+    """Return the model with a head on every token, without bias and dropout."""
     from transformers import AutoModelForTokenClassification
 
-    return _with_head(AutoModelForTokenClassification)
+    return _with_head(AutoModelForTokenClassification, classes)
 
 
-def _with_head(auto: Any) -> Module:
+def _with_head(auto: Any, classes: int = 1) -> Module:
     body = untrained()
-    body.config.num_labels, body.config.classifier_dropout = 1, 0.0
+    body.config.num_labels, body.config.classifier_dropout = classes, 0.0
     body.config.token_classification_bias = False
     with torch.random.fork_rng(devices=[]):
         model = auto.from_config(body.config)

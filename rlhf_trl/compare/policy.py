@@ -63,6 +63,7 @@ class PolicyBatch:
     reward: float | None = None  # every completion's, in float32 as in training; None: they differ
     tools: bool = False  # every third token came from a tool
     sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
+    max_length: int | None = None  # of prompt and completion, where examples are given
 
     @property
     def windows(self) -> int:
@@ -140,6 +141,13 @@ BATCHES = (
         **_TWO,
         per_generation=2,
         sampler=True,
+    ),
+    PolicyBatch(
+        "over_long",
+        "mild drift, ragged lengths, many examples longer than max_length; only for rows about it",
+        drift=0.05,
+        ragged=True,
+        max_length=36,
     ),
     EXTREME,
 )
@@ -289,7 +297,7 @@ class PolicyWindow:
             model = untrained_token_scorer().double()
             trained = {n.removeprefix(CRITIC): t for n, t in state.items() if n.startswith(CRITIC)}
             model.load_state_dict(trained)
-            tokens, attention = _whole(self.ids)
+            tokens, attention = whole(self.ids)
             logits = model(input_ids=tokens, attention_mask=attention).logits
             found.append((model, logits[:, -self.ids["completion_ids"].shape[1] - 1 : -1, 0]))
         return *found[0], found[1][1].detach()
@@ -346,7 +354,7 @@ def _part(state: Mapping[str, Tensor], critic: bool = False) -> dict[str, Tensor
     return {name: tensor for name, tensor in state.items() if critic or CRITIC not in name}
 
 
-def _whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return (B, S) prompts with completions, and their attention mask."""
     kinds = ("ids", "mask")
     return tuple(torch.cat([ids[f"prompt_{k}"], ids[f"completion_{k}"]], 1) for k in kinds)
@@ -355,7 +363,7 @@ def _whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -> Tensor:
     """Return (B, T) log-probabilities of the completion tokens from a plain forward."""
     length = ids["completion_ids"].shape[1]
-    return token_logps(model, *_whole(ids), temperature)[:, -length:]
+    return token_logps(model, *whole(ids), temperature)[:, -length:]
 
 
 @dataclass
