@@ -90,9 +90,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     told = "check TRL's paper index, config by config (the shipped copy, or a paper_index.md)"
     option("--paper-index", nargs="?", const="", metavar="FILE", help=told)
     option("--page", metavar="FOLDER", help="write README.md and figures there")
-    option = add("probe", _probe, "properties that any policy-gradient loss has, of a function")
-    option("function", metavar="MODULE:FUNCTION", help="its tensors go by their names")
+    option = add("probe", _probe, "properties that any loss has, of a function or a trainer")
+    option("function", nargs="?", metavar="MODULE:FUNCTION", help="its tensors go by their names")
     option("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
+    told = "the same of a trainer; settings are fields of its config, or an algorithm of ours"
+    option("--trainer", metavar="MODULE:CLASS", help=told)
     told = "every recorded completion of a run, or of several side by side, as a page"
     option = add("rollouts", _rollouts, told)
     option("runs", nargs="+", metavar="RUN", help="folder of a run")
@@ -212,16 +214,21 @@ def _overoptimize(args: argparse.Namespace) -> None:
 
 
 def _probe(args: argparse.Namespace) -> None:
-    from rlhf_trl.compare.probe import probe, report
+    from rlhf_trl.compare import probe, probe_trainer
     from rlhf_trl.run.yaml_loader import read_word
 
-    pairs = [word.partition("=") for word in args.settings]
+    words = [*filter(None, [args.function]), *args.settings]
+    what = args.trainer or (words.pop(0) if words else None)
+    if what is None:
+        raise InputError("probe needs MODULE:FUNCTION, or --trainer MODULE:CLASS")
+    pairs = [word.partition("=") for word in words]
     if odd := [name for name, equals, _ in pairs if not equals]:
         raise InputError(f"{odd[0]}: write NAME=VALUE")
-    found = probe(args.function, {name: read_word(value) for name, _, value in pairs})
-    print(report(found))
+    tried = probe_trainer.probe if args.trainer else probe.probe
+    found = tried(what, {name: read_word(value) for name, _, value in pairs})
+    print(probe.report(found))
     if broken := [each.name for each in found if each.verdict == "broken"]:
-        raise InputError(f"{args.function} is broken: {'; '.join(broken)}")
+        raise InputError(f"{what} is broken: {'; '.join(broken)}")
 
 
 def _translate(args: argparse.Namespace) -> None:

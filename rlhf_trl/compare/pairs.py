@@ -39,7 +39,7 @@ from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.fitting import shortened
 
 PAIRS = 4
-"""Pairs of a micro-batch; KTO and SFT, which have none, take twice as many examples."""
+"""Pairs of a usual micro-batch; KTO and SFT, which have none, take twice as many examples."""
 
 RANKED = 3  # completions in a list of K-wise comparisons
 STEP = {"step_separator": "\n", "step_split": "\n"}  # of process models
@@ -244,7 +244,7 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
     encode = partial(_encoded, build_tokenizer())
     rows: list[dict[str, Any]] = []
     texts: list[tuple[list[int], list[int]]] = []  # token ids and labels
-    for i, pair in enumerate(_rows("", batch, ())[: PAIRS * batch.accumulation]):
+    for i, pair in enumerate(_rows("", batch, ())[: batch.rows // 2 * batch.accumulation]):
         start, given = encode(pair["prompt"]), {"prompt": pair["prompt"]}
         if kind == "kwise":
             ranked = [pair["chosen"], pair["rejected"], _text(8, "third", i)]
@@ -294,7 +294,7 @@ def build_trainer(
     made = made_kind(also)
     kind = made or base_name(trainer)
     window = {
-        "per_device_train_batch_size": 2 * PAIRS if kind in UNPAIRED else PAIRS,
+        "per_device_train_batch_size": batch.rows if kind in UNPAIRED else batch.rows // 2,
         "gradient_accumulation_steps": batch.accumulation,
     }
     if batch.max_length:

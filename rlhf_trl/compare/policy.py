@@ -217,8 +217,8 @@ def build_trainer(
 class PolicyWindow:
     """A window, prepared once: token ids, policies and the stock side's way of running it."""
 
-    def __init__(self, batch: PolicyBatch) -> None:
-        """Let a stock GRPOTrainer prepare the window, and move the policy."""
+    def __init__(self, batch: PolicyBatch, fields: Mapping[str, Any] | None = None) -> None:
+        """Let a stock GRPOTrainer, with fields of its config, prepare the window."""
         from trl import GRPOConfig, GRPOTrainer
 
         self.batch = batch
@@ -227,8 +227,8 @@ class PolicyWindow:
         critic = untrained_token_scorer().state_dict().items()
         self.generating |= {CRITIC + name: tensor for name, tensor in critic}
         self.current = self.generating
-        trainer = build_trainer(GRPOTrainer, GRPOConfig, {}, batch)
-        _, self.micro = self._run(trainer)
+        trainer = build_trainer(GRPOTrainer, GRPOConfig, fields or {}, batch)
+        _, self.micro = self.run(trainer)
         generation = trainer._buffered_inputs
         masks = (part["completion_mask"] * part.get("tool_mask", 1) for part in generation)
         self.generation_tokens = int(sum(mask.sum() for mask in masks))
@@ -246,11 +246,11 @@ class PolicyWindow:
 
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
-        measured, micro = self._run(trainer)
+        measured, micro = self.run(trainer)
         measure.check_same(trainer, micro, self.micro, "completion_ids")
         return measured
 
-    def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
+    def run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
         """Generate, move the policy, and measure the last window that the generation feeds."""
         classes = (cls.__module__ for cls in type(trainer).__mro__)
         module = next(name for name in classes if name.startswith("trl.trainer."))
