@@ -67,6 +67,12 @@ def untrained_token_scorer(classes: int = 1) -> Module:
     return _with_head(AutoModelForTokenClassification, classes)
 
 
+@cache
+def scorer_state() -> dict[str, Tensor]:
+    """Return the weights of the token scorer."""
+    return untrained_token_scorer().state_dict()
+
+
 def _with_head(auto: Any, classes: int = 1) -> Module:
     body = untrained()
     body.config.num_labels, body.config.classifier_dropout = classes, 0.0
@@ -90,12 +96,15 @@ def quiet() -> Iterator[None]:
 
     # accelerate parses the metadata of packages anew for every trainer: a quarter of its time
     found = patch("importlib.metadata.metadata", cache(importlib.metadata.metadata))
+    # nothing is cached, so that what was mapped needs no name
+    names = patch("datasets.arrow_dataset.update_fingerprint", lambda *_: "-")
+    more = patch("datasets.fingerprint.update_fingerprint", lambda *_: "-")
     bars = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     try:
-        with found, warnings.catch_warnings():
+        with found, names, more, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -317,34 +317,36 @@ class PairWindow:
     """A window of one kind of trainer, prepared once."""
 
     def __init__(self, trainer: str, batch: PolicyBatch, columns: Sequence[str] = ()) -> None:
-        """Let a stock trainer collate the window, and move the policy.
-
-        `trainer` is its name, or one of MADE.
-        """
-        self.batch, self.made = batch, trainer in MADE
-        classes = () if trainer in MADE else trainer_classes(trainer)
-        kind = base_name(classes[0]) if classes else trainer
-        self.make = _MODELS.get(kind, untrained)
+        """Move the policy; `trainer` is the name of who collates, or one of MADE."""
+        self.batch, self.made, self._asked = batch, trainer in MADE, (trainer, columns)
+        self._classes = () if self.made else trainer_classes(trainer)
+        self.kind = trainer if self.made else base_name(self._classes[0])
+        self.make = _MODELS.get(self.kind, untrained)
         # with this seed KTO's reference point is above 0, and clamped in one micro-batch only
         self.current = drifted(self.make().state_dict(), batch.drift, seed=3)
-        if not classes:
-            self.prepared = _by_hand(trainer, batch)[1]
-            return
-        built = build_trainer(*classes, {}, batch, columns)
+
+    @cached_property
+    def prepared(self) -> list[measure.Batch]:
+        """The micro-batches as the trainer collates them."""
+        (trainer, columns), batch = self._asked, self.batch
+        if self.made:
+            return _by_hand(trainer, batch)[1]
+        built = build_trainer(*self._classes, {}, batch, columns)
         built.model.load_state_dict(self.current)
-        _, self.prepared = measure.accumulate(built, measure.batches(built))
-        _check_collation(trainer, self.prepared, _rows(kind, batch, columns), batch.max_length)
+        _, found = measure.accumulate(built, measure.batches(built))
+        _check_collation(trainer, found, _rows(self.kind, batch, columns), batch.max_length)
+        return found
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
         """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
         trainer.model.load_state_dict(self.current)
         if double:
             trainer.model.double()
-        measured, prepared = measure.accumulate(trainer, measure.batches(trainer))
-        key = "chosen_input_ids" if "chosen_input_ids" in self.prepared[0] else "input_ids"
-        measure.check_same(trainer, prepared, self.prepared, key)
-        if "labels" in prepared[0] and self.made:
-            measure.check_same(trainer, prepared, self.prepared, "labels")
+        measured, found = measure.accumulate(trainer, measure.batches(trainer))
+        if "prepared" in vars(self):  # for the other side of a comparison
+            keys = {"input_ids", "chosen_input_ids"} | ({"labels"} if self.made else set())
+            for key in sorted(keys & found[0].keys()):
+                measure.check_same(trainer, found, self.prepared, key)
         return measured
 
     @cached_property

@@ -24,6 +24,7 @@ from rlhf_trl.compare.models import (
     drifted,
     make_trainer,
     parameter_gradient,
+    scorer_state,
     token_logps,
     untrained,
     untrained_token_scorer,
@@ -218,36 +219,47 @@ class PolicyWindow:
     """A window, prepared once: token ids, policies and the stock side's way of running it."""
 
     def __init__(self, batch: PolicyBatch, fields: Mapping[str, Any] | None = None) -> None:
-        """Let a stock GRPOTrainer, with fields of its config, prepare the window."""
-        from trl import GRPOConfig, GRPOTrainer
-
-        self.batch = batch
+        """Move the policy; `fields` are those of the stock trainer that prepares the window."""
+        self.batch, self._fields = batch, fields or {}
         self._views: dict[float, View] = {}
-        self.generating = drifted(untrained().state_dict(), 0.05, seed=99)
-        critic = untrained_token_scorer().state_dict().items()
-        self.generating |= {CRITIC + name: tensor for name, tensor in critic}
+        critic = {CRITIC + name: tensor for name, tensor in scorer_state().items()}
+        self.generating = drifted(untrained().state_dict(), 0.05, seed=99) | critic
         self.current = self.generating
-        trainer = build_trainer(GRPOTrainer, GRPOConfig, fields or {}, batch)
-        _, self.micro = self.run(trainer)
-        generation = trainer._buffered_inputs
-        masks = (part["completion_mask"] * part.get("tool_mask", 1) for part in generation)
-        self.generation_tokens = int(sum(mask.sum() for mask in masks))
-        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-        keys = [key for key in keys if key in self.micro[0]]
-        self.ids = {key: torch.cat([part[key] for part in self.micro]) for key in keys}
-        pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
-        completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
-        self.right = torch.tensor(right(completions)).double()
-        self.format = torch.tensor(has_format(completions)).double()
         if batch.drift:
             self.current = drifted(self.generating, batch.drift, seed=1)
         if batch.pushed:
             self.current = self.generating | self._pushed()
 
+    @cached_property
+    def _prepared(self) -> tuple[list[measure.Batch], int]:
+        """The micro-batches of a stock GRPOTrainer, and the tokens of the whole generation."""
+        from trl import GRPOConfig, GRPOTrainer
+
+        trainer = build_trainer(GRPOTrainer, GRPOConfig, self._fields, self.batch)
+        _, micro = self.run(trainer)
+        generation = trainer._buffered_inputs
+        masks = (part["completion_mask"] * part.get("tool_mask", 1) for part in generation)
+        return micro, int(sum(mask.sum() for mask in masks))
+
+    @cached_property
+    def ids(self) -> dict[str, Tensor]:
+        """(B, S) token ids and masks of prompts and completions."""
+        micro = self._prepared[0]
+        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+        return {key: torch.cat([part[key] for part in micro]) for key in keys if key in micro[0]}
+
+    @cached_property
+    def _scored(self) -> tuple[Tensor, Tensor]:
+        """(B,) the two rewards."""
+        pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
+        completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
+        return tuple(torch.tensor(f(completions)).double() for f in (right, has_format))
+
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
         measured, micro = self.run(trainer)
-        measure.check_same(trainer, micro, self.micro, "completion_ids")
+        if "_prepared" in vars(self):  # for the other side of a comparison
+            measure.check_same(trainer, micro, self._prepared[0], "completion_ids")
         return measured
 
     def run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
@@ -269,7 +281,7 @@ class PolicyWindow:
 
     def _rewards(self) -> Tensor:
         one, other = self.batch.weights
-        return one * self.right + other * self.format
+        return one * self._scored[0] + other * self._scored[1]
 
     def _pushed(self) -> dict[str, Tensor]:
         """Move the policy until every token with an advantage is clipped, by gradient descent."""
@@ -333,8 +345,8 @@ class PolicyWindow:
             ids=self.ids["completion_ids"],
             mask=(self.ids["completion_mask"] * self.ids.get("tool_mask", 1)).double(),
             rewards=rewards,
-            binary_rewards=self.right * (self.format == 1),
-            generation_tokens=self.generation_tokens,
+            binary_rewards=self._scored[0] * (self._scored[1] == 1),
+            generation_tokens=self._prepared[1],
         )
 
 
