@@ -1,15 +1,19 @@
 """The `rlhf-trl` command; each subcommand is a few lines over the package."""
 
 import argparse
+import gc
+import importlib.metadata
 import json
 import logging
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rlhf_trl.errors import InputError
 
@@ -125,18 +129,35 @@ def _algorithms(args: argparse.Namespace) -> None:
 def _drift(args: argparse.Namespace) -> None:
     if args.record and Path(args.record).exists() and not args.overwrite:
         raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
-    from rlhf_trl.compare import drift, surface
-    from rlhf_trl.output import write_whole
+    with _lightly():
+        from rlhf_trl.compare import drift, surface
+        from rlhf_trl.output import write_whole
 
-    if args.record:
-        found = surface.read()
-        write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
-        print(f"recorded TRL {found['versions']['trl']} in {args.record}")
-        return
-    moved, recorded, installed = drift.check()
+        if args.record:
+            found = surface.read()
+            write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
+            print(f"recorded TRL {found['versions']['trl']} in {args.record}")
+            return
+        moved, recorded, installed = drift.check()
     print(drift.report(moved, recorded, installed, as_json=args.json))
     if moved:
         sys.exit(1)
+
+
+@contextmanager
+def _lightly() -> Iterator[None]:
+    """Spare a short command what TRL imports for logs, metadata read twice, and collections."""
+    absent = [name for name in ("wandb", "trackio") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))
+    once = cache(importlib.metadata.packages_distributions)
+    gc.disable()
+    try:
+        with patch("importlib.metadata.packages_distributions", once):
+            yield
+    finally:
+        gc.enable()
+        for name in absent:
+            del sys.modules[name]
 
 
 def _race(args: argparse.Namespace) -> None:
