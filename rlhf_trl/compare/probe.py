@@ -296,27 +296,29 @@ def _short(numbers: Tensor) -> str:
 
 def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
     """Try every property on batches of growing size."""
-    loss, found = Loss(path, settings), []
-    for name, check in _properties(loss):
-        wrong: list[tuple[str, str]] = []
-        for size in SIZES:
-            batch = sample(*size)
-            try:
-                told = check(batch)
-            except InputError:
-                raise
-            except Exception as error:  # whatever the function raises
-                told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if told:
-                lengths = _short(batch["mask"].sum(1))
-                where = f"{size[0]} x {size[1]} completions of {lengths} tokens"
-                wrong.append((told, f"{where}: {told.removeprefix(SCALED)}"))
-        found.append(judged(name, wrong))
-    return found
+    loss, batches = Loss(path, settings), {}
+    for prompts, group, tokens in SIZES:
+        batch = sample(prompts, group, tokens)
+        lengths = _short(batch["mask"].sum(1))
+        batches[prompts, group, tokens] = f"{prompts} x {group} completions of {lengths} tokens"
+    return [
+        tried(name, lambda size, c=check: c(sample(*size)), batches)
+        for name, check in _properties(loss)
+    ]
 
 
-def judged(name: str, wrong: Sequence[tuple[str, str]]) -> Verdict:
-    """Return the verdict on a property, from what is told of batches and the examples."""
+def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) -> Verdict:
+    """Return the verdict on a property; `batches` are named, the smallest first."""
+    wrong: list[tuple[str, str]] = []
+    for batch, where in batches.items():
+        try:
+            told = check(batch)
+        except InputError:
+            raise
+        except Exception as error:  # whatever is probed raises
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if told:
+            wrong.append((told, f"{where}: {told.removeprefix(SCALED)}"))
     broken = [example for told, example in wrong if not told.startswith(SCALED)]
     verdict = "broken" if broken else "normalizer not invariant" if wrong else "holds"
     return Verdict(name, verdict, (broken or [e for _, e in wrong] or [""])[0])
