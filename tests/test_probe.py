@@ -7,6 +7,7 @@ from rlhf_trl.cli import main
 from rlhf_trl.compare import probe_trainer
 from rlhf_trl.compare.probe import NAMES, probe
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.yaml_loader import read_word
 
 GARBAGE, NAN, WIDER, SIDE, ORDER, PROMPTS, SPLIT, FLAT, RATIO, ONCE = NAMES
 SCALED, BROKEN = "normalizer not invariant", "broken"
@@ -279,3 +280,43 @@ def test_a_fault_planted_in_a_trainer_is_found(fault, tmp_path, monkeypatch):
     found = {e.name: e for e in probe_trainer.probe(f"{name}:Planted", fields, [(2, 4)])}
     wrong = {n: e.verdict for n, e in found.items() if e.verdict in (SCALED, BROKEN)}
     assert wrong == broken, {n: found[n].example for n in wrong}
+
+
+OUR = "rlhf_trl.trainers"
+HOLD = {  # trainer, fields -> what does not hold, how many properties do not apply
+    ("trl:GRPOTrainer", "beta=0.1"): ({}, 1),
+    ("trl:DPOTrainer", ""): ({}, 4),
+    ("trl:KTOTrainer", ""): ({}, 6),
+    ("trl:RewardTrainer", ""): ({}, 6),
+    ("trl:SFTTrainer", ""): ({}, 4),
+    (f"{OUR}.policy_gradient:BookGRPOTrainer", "algorithm=maxrl"): ({}, 1),
+    (f"{OUR}.policy_gradient:BookGRPOTrainer", "algorithm=reinforce"): ({FLAT: BROKEN}, 1),
+    (f"{OUR}.policy_gradient:BookGRPOTrainer", "algorithm=dapo formulation=code"): (
+        *({SPLIT: SCALED}, 1),
+    ),
+    (f"{OUR}.ppo:BookPPOTrainer", ""): ({}, 3),
+    (f"{OUR}.distillation:BookDistillationTrainer", "algorithm=sdpo"): ({}, 3),
+    (f"{OUR}.orpo:BookORPOTrainer", ""): ({}, 4),
+    (f"{OUR}.direct_alignment:BookKTOTrainer", ""): ({}, 6),
+    (f"{OUR}.reward_models:BookTokenRewardTrainer", "algorithm=prm"): ({}, 5),
+}
+
+
+@pytest.mark.parametrize(("trainer", "fields"), HOLD)
+def test_trainers_hold(trainer, fields):
+    given = {name: read_word(v) for name, v in (word.split("=") for word in fields.split())}
+    found = probe_trainer.probe(trainer, given, [(2, 4)])
+    wrong = {each.name: each.verdict for each in found if each.verdict in (SCALED, BROKEN)}
+    silent = [each.example for each in found if each.verdict == "does not apply"]
+    assert (wrong, len(silent)) == HOLD[trainer, fields] and all(silent)
+
+
+def test_the_command_takes_a_trainer(capsys, monkeypatch):
+    monkeypatch.setattr(probe_trainer.probe, "__defaults__", ([(2, 2)],))
+    main(["probe", "--trainer", "trl:GRPOTrainer", "loss_type=bnpo"])
+    out = capsys.readouterr().out
+    assert "normalizer not invariant" in out and "broken" not in out
+    with pytest.raises(SystemExit, match="probe needs MODULE:FUNCTION, or --trainer"):
+        main(["probe"])
+    with pytest.raises(SystemExit, match="no module"):
+        main(["probe", "--trainer", "GRPOTrain"])

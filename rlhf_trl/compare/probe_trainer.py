@@ -64,7 +64,9 @@ class Trained:
         elif row and (row.family == "distillation" or row.value_loss != "none"):
             leave("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
         if base == "RewardTrainer":
-            leave("it scores texts, and tells padding from the token", shared.GARBAGE, shared.ONCE)
+            leave("it scores, and makes no text more or less likely", shared.ONCE)
+            if not row or row.aggregation == "none":
+                leave("its model tells padding from the token", shared.GARBAGE)
         if base == "KTOTrainer":
             why = "an example meets the completion of its neighbor in the micro-batch"
             leave(why, shared.PROMPTS, shared.SPLIT)
