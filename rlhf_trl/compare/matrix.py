@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rlhf_trl.algorithms import names
 from rlhf_trl.compare import distillation, pairs
 from rlhf_trl.compare.distillation import DistillationWindow
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
@@ -149,8 +148,6 @@ class Matrix:
 POLICY = ("GRPOTrainer", "RLOOTrainer")
 """The stock trainers that generate."""
 
-OURS_ONLINE = ("BookGRPOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
-
 
 def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     """Return whose window a row needs: a trainer's name, and further columns of its data."""
@@ -161,19 +158,19 @@ def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
 
 def kind_of_stock(side: Stock) -> str:
     """Return the name of the trainer whose window a stock side needs."""
-    if side.trainer in (*POLICY, *OURS_ONLINE):
+    ours = ("BookGRPOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
+    if side.trainer in (*POLICY, *ours):
         return "GRPOTrainer"
     return pairs.made_kind(side.also) or side.trainer
 
 
 def book(side: Book, window: Window) -> Measurement:
     """Compute the book's loss and gradient on a window."""
-    distilled = side.algorithm in names("distillation")
-    if distilled or not isinstance(window, PolicyWindow):
-        online = isinstance(window, PolicyWindow)
-        offline = distillation.of_policy(window, side) if online else window.view
-        loss, weights = offline.book(side)
-        return loss, offline.gradient(weights)
+    online = isinstance(window, PolicyWindow)
+    if not online or side.row.family == "distillation":
+        given = distillation.of_policy(window, side) if online else window.view
+        loss, weights = given.book(side)
+        return loss, given.gradient(weights)
     view = window.view()
     loss, slopes = view.book(side, view.arguments(side))
     return loss, view.gradient(slopes)

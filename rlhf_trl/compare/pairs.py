@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from rlhf_trl.compare.models import (
 from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import preference_loss, reward_loss
+from rlhf_trl.reward_models.reader import pad_texts
 from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.fitting import shortened
@@ -59,7 +59,7 @@ _MODELS = {
     "prm/code": partial(untrained_token_scorer, 3),
 }
 
-MADE = ("kwise", "orm", "prm", "prm/code")
+MADE = tuple(_MODELS)[1:]
 """Kinds of windows that are made by hand: of reward models for which TRL has no collator."""
 
 _EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
@@ -228,9 +228,9 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
 
 def made_kind(also: Mapping[str, Any]) -> str:
     """Return which of MADE a trainer with these arguments needs, "" for none."""
-    name, which = also.get("algorithm", ""), also.get("formulation")
-    kind = f"{name}/{which}"
-    return kind if kind in MADE else name if name in MADE else ""
+    name = also.get("algorithm", "")
+    kinds = f"{name}/{also.get('formulation')}", name
+    return next((kind for kind in kinds if kind in MADE), "")
 
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
@@ -241,42 +241,29 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
 def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[measure.Batch]]:
     """Return the examples of a window of MADE, and the micro-batches that they should become."""
     classes = {-1: 0, 0: 1, 1: 2} if kind == "prm/code" else {-1: 0, 0: -100, 1: 1}
-    encode = partial(_encoded, build_tokenizer())
+    encode = partial(_encoded, build_tokenizer())  # a token per character
     rows: list[dict[str, Any]] = []
-    texts: list[tuple[list[int], list[int]]] = []  # token ids and labels
+    texts: list[dict[str, list[int]]] = []
     for i, pair in enumerate(_rows("", batch, ())[: batch.rows // 2 * batch.accumulation]):
-        start, given = encode(pair["prompt"]), {"prompt": pair["prompt"]}
+        sides = [pair["chosen"], pair["rejected"]]
         if kind == "kwise":
-            ranked = [pair["chosen"], pair["rejected"], _text(8, "third", i)]
-            rows.append(given | {"ranked": ranked})
-            ids = [[*start, *encode(each), END] for each in ranked]
-            texts += [(each, [0] * len(each)) for each in ids]
-            continue
-        for side in ("chosen", "rejected"):
-            steps = [pair[side][n : n + 5] for n in range(0, len(pair[side]), 5)]
-            right = [drawn("step", i, side, n).choice((-1, 0, 1)) for n in range(len(steps))]
-            if kind == "orm":
-                rows.append(given | {"completion": pair[side], "label": side == "chosen"})
-                ids = [*encode(pair[side]), END]
-                labels = [int(side == "chosen")] * len(ids)
-            else:
-                rows.append(given | {"completions": steps, "labels": right})
-                parts = [encode(step + STEP["step_separator"]) for step in steps]
-                ids = [token for part in parts for token in part]
-                labels = [-100] * len(ids)
-                for each, end in zip(right, accumulate(map(len, parts)), strict=True):
-                    labels[end - 1] = classes[each]
-            texts.append(([*start, *ids], [-100] * len(start) + labels))
-    size, micro = len(texts) // batch.accumulation, []
-    for first in range(0, len(texts), size):
-        part = texts[first : first + size]
-        width = max(len(ids) for ids, _ in part)
-        ids, labels = (
-            torch.tensor([each + [filler] * (width - len(each)) for each in column])
-            for column, filler in zip(zip(*part, strict=True), (PAD, -100), strict=True)
-        )
-        micro.append({"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": labels})
-    return rows, micro
+            sides.append(_text(8, "third", i))
+            rows.append({"prompt": pair["prompt"], "ranked": sides})
+        for side, text in enumerate(sides):
+            ids, labels = [*encode(text), END], [int(side == 0)] * (len(text) + 1)
+            example = {"prompt": pair["prompt"], "completion": text, "label": side == 0}
+            if kind.startswith("prm"):
+                steps = [text[n : n + 5] for n in range(0, len(text), 5)]
+                right = [drawn("step", i, side, n).choice((-1, 0, 1)) for n in range(len(steps))]
+                example = {"prompt": pair["prompt"], "completions": steps, "labels": right}
+                ids = encode("".join(step + STEP["step_separator"] for step in steps))
+                ends = zip(steps, right, strict=True)
+                labels = [x for step, r in ends for x in [-100] * len(step) + [classes[r]]]
+            rows += [example] * (kind != "kwise")
+            start = encode(pair["prompt"])
+            texts.append({"input_ids": start + ids, "labels": [-100] * len(start) + labels})
+    size = len(texts) // batch.accumulation
+    return rows, [pad_texts(texts[n : n + size], PAD) for n in range(0, len(texts), size)]
 
 
 def build_trainer(
