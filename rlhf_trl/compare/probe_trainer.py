@@ -77,8 +77,8 @@ class Trained:
 
     def run(self, size: Size, change: Any = None, ready: Any = None, **how: Any) -> Run:
         """Measure a batch; `change` is one of what the loss sees, `ready` one of the trainer."""
-        key = size, *how.items()
-        if change is None and ready is None and key in self._runs:
+        key = size, change, ready, *how.items()
+        if key in self._runs:
             return self._runs[key]
         count = size[0] * size[1]
         usual = {"ragged": True, "drift": 0.1, "group": size[1], "rows": count, "iterations": 2}
@@ -94,7 +94,6 @@ class Trained:
         else:
             given = self.cls, self.config, self.fields, batch, ()
             trainer = pairs.build_trainer(*given, **self.also)
-            trainer.model.load_state_dict(window.current)
         if ready:
             ready(trainer)
         original, step, sums = trainer.compute_loss, trainer.training_step, []
@@ -108,13 +107,10 @@ class Trained:
             return loss
 
         trainer.compute_loss, trainer.training_step = changed, noted
-        every = () if self.online else measure.batches(trainer)
-        found, _ = window.run(trainer) if self.online else measure.accumulate(trainer, every)
+        found = window.run(trainer)[0] if self.online else window.stock(trainer)
         shares = torch.stack(sums, 1).diff(dim=1, prepend=torch.zeros(len(sums[0]), 1).double())
-        result = found.loss, found.gradient, shares, window
-        if change is None and ready is None:
-            self._runs[key] = result
-        return result
+        self._runs[key] = found.loss, found.gradient, shares, window
+        return self._runs[key]
 
     def _window(self, batch: policy.PolicyBatch) -> Any:
         if not self.online:  # ours order and cut their examples
@@ -127,7 +123,7 @@ class Trained:
 
     def columns(self, window: Any) -> Tensor:
         """Return the gradient of each completion's sum of log-probabilities, (N, completions)."""
-        view = window.view(self.batch.temperature) if self.online else window.view
+        view = window.view(window.batch.temperature) if self.online else window.view
         masks = [view.mask] if self.online else [view.micro[0].mask]
         if self.base in ("ORPOTrainer", "CPOTrainer"):  # which count whole texts, too
             masks.append(view.micro[0].text)
@@ -161,10 +157,10 @@ class Trained:
             # where a micro-batch has a normalizer of its own, a number makes its share right
             return (SCALED if told and _left(found[2], whole[1])[1] <= FIT else "") + told
 
-        def flat(size: Size) -> str:
-            def equal(trainer: Any) -> None:
-                trainer.reward_funcs = [_of_the_prompt] * len(trainer.reward_funcs)
+        def equal(trainer: Any) -> None:
+            trainer.reward_funcs = [_of_the_prompt] * len(trainer.reward_funcs)
 
+        def flat(size: Size) -> str:
             usual, now = self.run(size, **first), self.run(size, ready=equal, **first)
             small = float(now[1].norm()) <= FIT * max(float(usual[1].norm()), FIT)
             return "" if small else f"all groups have equal rewards; {_unlike(usual, now)}"
