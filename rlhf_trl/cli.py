@@ -1,15 +1,19 @@
 """The `rlhf-trl` command; each subcommand is a few lines over the package."""
 
 import argparse
+import gc
+import importlib.metadata
 import json
 import logging
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rlhf_trl.errors import InputError
 
@@ -90,9 +94,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     told = "check TRL's paper index, config by config (the shipped copy, or a paper_index.md)"
     option("--paper-index", nargs="?", const="", metavar="FILE", help=told)
     option("--page", metavar="FOLDER", help="write README.md and figures there")
-    option = add("probe", _probe, "properties that any policy-gradient loss has, of a function")
-    option("function", metavar="MODULE:FUNCTION", help="its tensors go by their names")
+    option = add("probe", _probe, "properties that any loss has, of a function or a trainer")
+    option("function", nargs="?", metavar="MODULE:FUNCTION", help="its tensors go by their names")
     option("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
+    told = "the same of a trainer; settings are fields of its config, or an algorithm of ours"
+    option("--trainer", metavar="MODULE:CLASS", help=told)
     told = "every recorded completion of a run, or of several side by side, as a page"
     option = add("rollouts", _rollouts, told)
     option("runs", nargs="+", metavar="RUN", help="folder of a run")
@@ -123,18 +129,35 @@ def _algorithms(args: argparse.Namespace) -> None:
 def _drift(args: argparse.Namespace) -> None:
     if args.record and Path(args.record).exists() and not args.overwrite:
         raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
-    from rlhf_trl.compare import drift, surface
-    from rlhf_trl.output import write_whole
+    with _lightly():
+        from rlhf_trl.compare import drift, surface
+        from rlhf_trl.output import write_whole
 
-    if args.record:
-        found = surface.read()
-        write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
-        print(f"recorded TRL {found['versions']['trl']} in {args.record}")
-        return
-    moved, recorded, installed = drift.check()
+        if args.record:
+            found = surface.read()
+            write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
+            print(f"recorded TRL {found['versions']['trl']} in {args.record}")
+            return
+        moved, recorded, installed = drift.check()
     print(drift.report(moved, recorded, installed, as_json=args.json))
     if moved:
         sys.exit(1)
+
+
+@contextmanager
+def _lightly() -> Iterator[None]:
+    """Spare a short command what TRL imports for logs, metadata read twice, and collections."""
+    absent = [name for name in ("wandb", "trackio") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))
+    once = cache(importlib.metadata.packages_distributions)
+    gc.disable()
+    try:
+        with patch("importlib.metadata.packages_distributions", once):
+            yield
+    finally:
+        gc.enable()
+        for name in absent:
+            del sys.modules[name]
 
 
 def _race(args: argparse.Namespace) -> None:
@@ -212,16 +235,21 @@ def _overoptimize(args: argparse.Namespace) -> None:
 
 
 def _probe(args: argparse.Namespace) -> None:
-    from rlhf_trl.compare.probe import probe, report
+    from rlhf_trl.compare import probe, probe_trainer
     from rlhf_trl.run.yaml_loader import read_word
 
-    pairs = [word.partition("=") for word in args.settings]
+    words = [*filter(None, [args.function]), *args.settings]
+    what = args.trainer or (words.pop(0) if words else None)
+    if what is None:
+        raise InputError("probe needs MODULE:FUNCTION, or --trainer MODULE:CLASS")
+    pairs = [word.partition("=") for word in words]
     if odd := [name for name, equals, _ in pairs if not equals]:
         raise InputError(f"{odd[0]}: write NAME=VALUE")
-    found = probe(args.function, {name: read_word(value) for name, _, value in pairs})
-    print(report(found))
+    tried = probe_trainer.probe if args.trainer else probe.probe
+    found = tried(what, {name: read_word(value) for name, _, value in pairs})
+    print(probe.report(found))
     if broken := [each.name for each in found if each.verdict == "broken"]:
-        raise InputError(f"{args.function} is broken: {'; '.join(broken)}")
+        raise InputError(f"{what} is broken: {'; '.join(broken)}")
 
 
 def _translate(args: argparse.Namespace) -> None:

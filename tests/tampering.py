@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 from rlhf_trl.compare import drift, pairs, surface
 from rlhf_trl.compare.matrix import Matrix, applies, kind_of
-from rlhf_trl.compare.measure import Stock
 from rlhf_trl.compare.models import quiet
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
@@ -265,13 +264,11 @@ _FIRST = ("accumulation", "extreme", "tools", "sampler", "beta", "temperature")
 def comparisons(trainer):
     """Return the comparisons of a trainer, those that tell most first."""
     order = [*_FIRST, *(b.name for b in BATCHES if b.name not in _FIRST)]
-    found = {  # the same side on the same batch is compared once
-        (repr(row.right), batch.name): (row, batch)
-        for row in ROWS
-        if isinstance(row.right, Stock) and row.right.trainer == trainer
-        for batch in BATCHES
-        if applies(row, batch)
-    }
+    found = {}  # the same side on the same batch is compared once, with the first row that has it
+    for row in ROWS:
+        for batch in BATCHES:
+            if getattr(row.right, "trainer", None) == trainer and applies(row, batch):
+                found.setdefault((repr(row.right), batch.name), (row, batch))
     return sorted(
         found.values(), key=lambda pair: (bool(pair[0].identities), order.index(pair[1].name))
     )

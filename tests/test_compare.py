@@ -10,11 +10,12 @@ import torch
 
 from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.cli import main
-from rlhf_trl.compare import page, report
+from rlhf_trl.compare import page, pairs, report
 from rlhf_trl.compare.identities import Terms, sampler_weight
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Matrix, judge, kind_of
 from rlhf_trl.compare.policy import BATCHES
-from rlhf_trl.compare.rows import ROWS
+from rlhf_trl.compare.rows import OWN_ROWS, ROWS
+from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parent.parent
 BATCH = {batch.name: batch for batch in BATCHES}
@@ -57,6 +58,47 @@ def test_every_difference_is_proved(results):
 def test_rows_are_distinct_and_many(found, results):
     assert len(found) == len(ROWS) >= 60
     assert {r.batch for r in results} == set(BATCH)
+
+
+def test_every_trainer_of_the_package_is_compared(results):
+    files = (ROOT / "rlhf_trl" / "trainers").glob("*.py")
+    ours = {n for f in files for n in re.findall(r"^class (Book\w+Trainer)\b", f.read_text(), re.M)}
+    assert ours == set(pairs.OURS) and len(ours) == 9
+    own = [r for r in results if r.row in OWN_ROWS]
+    assert {r.row.right.trainer for r in own} == ours
+    # the code's mean of SFT is over a micro-batch; a proof says so
+    other = {(r.row.algorithm, r.batch) for r in own if r.verdict != "equal"}
+    assert other == {("sft", "accumulation")}
+
+
+def test_the_windows_of_our_reward_models_are_what_they_say():
+    batch, tokenizer = BATCH["accumulation"], build_tokenizer()
+    for kind, classes in (("orm", {0, 1}), ("prm", {0, 1}), ("prm/code", {0, 1, 2})):
+        rows, micro = pairs._by_hand(kind, batch)
+        assert len(rows) == 16 and [len(part["labels"]) for part in micro] == [8, 8]
+        ids, labels = (micro[1][name][3].tolist() for name in ("input_ids", "labels"))
+        row, steps = rows[8 + 3], rows[8 + 3].get("completions", [])
+        plain = [token for token in ids if token != tokenizer.pad_token_id]
+        text = row["prompt"] + (row["completion"] + "<|end|>" if kind == "orm" else "")
+        text += "".join(f"{step}\n" for step in steps)
+        assert tokenizer.decode(plain) == text  # a character a token, but for the end
+        start, counted = len(row["prompt"]), [n for n, label in enumerate(labels) if label != -100]
+        if kind == "orm":
+            assert counted == list(range(start, len(plain)))
+            assert {labels[n] for n in counted} == {int(row["label"])} == {0}  # the rejected
+            continue
+        ends = [start + len("".join(steps[: n + 1])) + n for n in range(len(steps))]
+        wanted = dict(zip(ends, row["labels"], strict=True))
+        if kind == "prm":  # neutral steps count for nothing, good ones are 1, bad ones 0
+            wanted = {n: (label + 1) // 2 for n, label in wanted.items() if label}
+        else:
+            wanted = {n: label + 1 for n, label in wanted.items()}
+        assert {n: labels[n] for n in counted} == wanted and len(steps) > 1
+        assert {x for part in micro for x in part["labels"].unique().tolist()} - {-100} == classes
+    rows, micro = pairs._by_hand("kwise", batch)
+    assert len(rows[0]["ranked"]) == 3 and [len(part["input_ids"]) for part in micro] == [12, 12]
+    texts = tokenizer.batch_decode(micro[0]["input_ids"][3:6], skip_special_tokens=True)
+    assert texts == [rows[1]["prompt"] + text for text in rows[1]["ranked"]]
 
 
 def test_the_batches_are_what_they_say(matrix):

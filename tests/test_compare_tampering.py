@@ -1,6 +1,7 @@
 """Tampering with TRL flips the verdicts it concerns, and no others."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,116 @@ def test_a_collator_that_changes_the_data_is_found_out(what, monkeypatch):
     rows = [row for row in rows if what != "margins" or row.variant == "margin"]
     with pytest.raises(InputError, match=f"does not collate the fixed data as it is: {what}"):
         Matrix().run(rows, [BATCH["ragged"]])
+
+
+def spoiled(method, change):
+    """Return a method whose result, or what it is given first, is changed."""
+
+    def changed(self, *args, **kwargs):
+        return change(method, self, *args, **kwargs)
+
+    return changed
+
+
+# our trainers: algorithm, class, method, and what is done in its place
+FAULTS = {
+    "the values at generation are forgotten": (
+        *("ppo", "ppo.BookPPOTrainer", "_rollout_values"),
+        lambda old, self, output: 0 * old(self, output),
+    ),
+    "the teacher reads no demonstration": (
+        *("sdpo", "distillation.BookDistillationTrainer", "_hinted"),
+        lambda old, self, prompt, hint: prompt,
+    ),
+    "the teacher is surer": (
+        *("opd", "distillation.BookDistillationTrainer", "_taught"),
+        lambda old, self, model, inputs: [1.5 * each for each in old(self, model, inputs)],
+    ),
+    "a list is ranked the other way": (
+        *("kwise", "reward_models.BookRewardTrainer", "_ranking_loss"),
+        lambda old, self, model, inputs: turned(old(self, model, inputs)),
+    ),
+    "a right completion is a wrong one": (
+        *("orm", "reward_models.BookTokenRewardTrainer", "labeled"),
+        lambda old, self, tokenizer, row: old(self, tokenizer, row | {"label": not row["label"]}),
+    ),
+    "a step ends one token early": (
+        *("prm", "reward_models.BookTokenRewardTrainer", "labeled"),
+        lambda old, self, tokenizer, row: earlier(*old(self, tokenizer, row)),
+    ),
+    "SFT averages over each micro-batch": (
+        *("sft", "sft.BookSFTTrainer", "compute_loss"),
+        lambda old, self, model, inputs, **_: old(self, model, inputs) / 2,
+    ),
+}
+
+
+def turned(found):
+    loss, *rest = found
+    return -loss, *rest
+
+
+def earlier(text, labels):
+    return replace(text, places=[place - 1 for place in text.places]), labels
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_our_trainers_is_found(fault, monkeypatch):
+    from importlib import import_module
+
+    algorithm, place, name, change = FAULTS[fault]
+    module, owner = place.split(".")
+    cls = getattr(import_module(f"rlhf_trl.trainers.{module}"), owner)
+    rows = [row for row in ROWS if row.algorithm == algorithm and row.right.label == owner][:1]
+    batch = BATCH["extreme" if algorithm == "ppo" else "accumulation"]
+    wrong = "differs" if algorithm != "sft" else "equal"
+    if algorithm != "sft":
+        assert Matrix().run(rows, [batch])[0].verdict == "equal"
+    monkeypatch.setattr(cls, name, spoiled(getattr(cls, name), change))
+    try:
+        found = Matrix().run(rows, [batch])[0]
+    except InputError as error:  # other labels than those made by hand
+        assert "changed the token ids" in str(error)
+    else:
+        assert found.verdict == wrong, found
+
+
+CUTS = {  # who cuts over-long examples, what is done instead, whose row, what is said
+    "the end is kept": (
+        "trl.trainer.dpo_trainer.DataCollatorForPreference.torch_call",
+        *("slice(None, self.max_length)", "slice(-self.max_length, None)"),
+        *("dpo", "TRL sigmoid", "token ids that are in no text"),
+    ),
+    "mismatched pairs stay whole": (
+        "trl.trainer.kto_trainer.DataCollatorForUnpairedPreference.torch_call",
+        *("if self.max_length is not None:", "if self.max_length and not prefix:"),
+        *("kto", "TRL kto", "the mismatched pairs of the KL"),
+    ),
+    "over-long pairs stay": (
+        "trl.trainer.reward_trainer.RewardTrainer._prepare_dataset",
+        *("if args.max_length is not None:", "if False:"),
+        *("reward", "TRL RewardTrainer", "token ids that are in no text"),
+    ),
+    "our prompts lose their end": (
+        "rlhf_trl.trainers.direct_alignment.BookDPOTrainer._prepare_dataset",
+        *("args.overlong", "'cut_completion'"),
+        *("dpo", "BookDPOTrainer", "token ids that are in no text"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CUTS)
+def test_over_long_examples_that_are_cut_otherwise_are_found_out(what, monkeypatch):
+    from importlib import import_module
+
+    place, old, new, algorithm, right, says = CUTS[what]
+    module, owner, name = place.rsplit(".", 2)
+    rows = [r for r in ROWS if r.algorithm == algorithm and r.right.label == right]
+    rows = [r for r in rows if "over_long" in r.batches]
+    assert len(rows) == 1
+    edited(monkeypatch, getattr(import_module(module), owner), name, old, new)
+    with pytest.raises(InputError, match=f"does not collate the fixed data as it is: {says}"):
+        Matrix().run(rows, [BATCH["over_long"]])
 
 
 def test_a_shuffle_that_tears_rows_apart_is_found_out(monkeypatch):

@@ -1,22 +1,15 @@
-"""`rlhf-trl probe`: a fault planted in a plain loss is found by the property that it breaks."""
+"""`rlhf-trl probe`: a fault planted in a loss or a trainer is found by the property it breaks."""
 
 import pytest
 
 from rlhf_trl.algorithms import algorithm, formulation, names
 from rlhf_trl.cli import main
-from rlhf_trl.compare.probe import probe
+from rlhf_trl.compare import probe_trainer
+from rlhf_trl.compare.probe import NAMES, probe
 from rlhf_trl.errors import InputError
+from rlhf_trl.run.yaml_loader import read_word
 
-GARBAGE = "garbage under the mask changes nothing"
-NAN = "NaN under the mask changes nothing"
-WIDER = "more padding changes nothing"
-SIDE = "the side of the padding does not matter"
-ORDER = "the order of the completions of a prompt does not matter"
-PROMPTS = "the order of the prompts does not matter"
-SPLIT = "micro-batches of one prompt average to the batch"
-FLAT = "a zero-variance group gives no gradient"
-RATIO = "at the first step every ratio is 1"
-ONCE = "each token, and EOS, counts once"
+GARBAGE, NAN, WIDER, SIDE, ORDER, PROMPTS, SPLIT, FLAT, RATIO, ONCE = NAMES
 SCALED, BROKEN = "normalizer not invariant", "broken"
 
 # a clipped surrogate, and where a fault is put in its place
@@ -171,3 +164,159 @@ def test_the_command(planted, capsys):
 def test_what_cannot_be_probed_is_said(function, sentence):
     with pytest.raises(InputError, match=sentence):
         probe(function, {})
+
+
+# --- trainers ------------------------------------------------------------------------------------
+
+# a subclass of a trainer of TRL: method, how it spoils its inputs or outputs, fields, what breaks
+CALLED = "def _compute_loss(self, model, inputs, *more):\n        {}\n        "
+CALLED += "return super()._compute_loss(model, inputs, *more)"
+MADE = "def _generate_and_score_completions(self, inputs):\n        "
+MADE += "out = super()._generate_and_score_completions(inputs)\n        {}\n        return out"
+IN = "inputs = dict(inputs); "
+OUT = "a = out['advantages'].view(-1, self.num_generations); "
+TRAINERS = {
+    "padding is read": (
+        "GRPOTrainer",
+        CALLED.format(
+            IN + "inputs['advantages'] = inputs['advantages'] * (1 + "
+            "inputs['completion_ids'].float().mean() / 100)"
+        ),
+        {},
+        {GARBAGE: SCALED, WIDER: SCALED, SPLIT: SCALED},
+    ),
+    "the width counts": (
+        "GRPOTrainer",
+        CALLED.format(
+            IN + "inputs['advantages'] = inputs['advantages'] / inputs['completion_mask'].shape[1]"
+        ),
+        {},
+        {WIDER: SCALED},
+    ),
+    "padding of prompts is attended to": (
+        "GRPOTrainer",
+        CALLED.format(IN + "inputs['prompt_mask'] = inputs['prompt_mask'] * 0 + 1"),
+        {},
+        {SIDE: BROKEN, RATIO: BROKEN, ONCE: BROKEN},  # not so at generation
+    ),
+    "the first completion counts twice": (
+        "GRPOTrainer",
+        MADE.format(OUT + "a[:, 0] *= 2"),
+        {},
+        {ORDER: BROKEN},
+    ),
+    "the first prompt counts twice": (
+        "GRPOTrainer",
+        MADE.format(OUT + "a[0] *= 2"),
+        {},
+        {PROMPTS: BROKEN},
+    ),
+    "a mean over the tokens of a micro-batch": (
+        *("GRPOTrainer", "", {"loss_type": "bnpo"}),
+        {SPLIT: SCALED},
+    ),
+    "rewards are not compared": (
+        "RLOOTrainer",
+        MADE.format("out['advantages'] += 1"),
+        {},
+        {FLAT: BROKEN},
+    ),
+    "the policy at generation is another": (
+        "GRPOTrainer",
+        MADE.format(
+            "old = out.get('old_per_token_logps')\n        "
+            "out |= {} if old is None else {'old_per_token_logps': old * 1.1}"
+        ),
+        {},
+        {RATIO: BROKEN},
+    ),
+    "the end token is dropped": (
+        "GRPOTrainer",
+        CALLED.format(
+            IN + "m = inputs['completion_mask']; "
+            "inputs['completion_mask'] = m * (m.cumsum(1) < m.sum(1, keepdim=True))"
+        ),
+        {},
+        {ONCE: BROKEN},
+    ),
+    "the end of a chosen or rejected text is dropped": (
+        "DPOTrainer",
+        CALLED.format(
+            IN + "m = inputs['completion_mask']; "
+            "inputs['completion_mask'] = m * (m.flip(1).cumsum(1).flip(1) != 1)"
+        ),
+        {},
+        {ONCE: BROKEN},
+    ),
+    "pairs depend on their place": (
+        "DPOTrainer",
+        "def get_batch_samples(self, *a, **k):\n        return super().get_batch_samples(*a, **k)\n"
+        "    def compute_loss(self, model, inputs, *a, **k):\n        "
+        "inputs = dict(inputs); inputs['completion_mask'] = inputs['completion_mask'].clone(); "
+        "inputs['completion_mask'][0] = 0\n        "
+        "return super().compute_loss(model, inputs, *a, **k)",
+        {},
+        {PROMPTS: BROKEN, SPLIT: BROKEN},
+    ),
+    "SFT averages over each micro-batch": (
+        "SFTTrainer",
+        "def compute_loss(self, model, inputs, *a, num_items_in_batch=None, **k):\n        "
+        "loss = super().compute_loss(model, inputs, *a, **k)\n        "
+        "return loss / self.args.gradient_accumulation_steps",
+        {},
+        {SPLIT: SCALED},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TRAINERS)
+def test_a_fault_planted_in_a_trainer_is_found(fault, tmp_path, monkeypatch):
+    base, method, fields, broken = TRAINERS[fault]
+    monkeypatch.chdir(tmp_path)
+    name = f"trainer_{tmp_path.name}"
+    body = method or "pass"
+    text = f"from trl import {base}\n\n\nclass Planted({base}):\n    {body}\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    found = {e.name: e for e in probe_trainer.probe(f"{name}:Planted", fields, [(2, 4)])}
+    wrong = {n: e.verdict for n, e in found.items() if e.verdict in (SCALED, BROKEN)}
+    assert wrong == broken, {n: found[n].example for n in wrong}
+
+
+OUR = "rlhf_trl.trainers"
+HOLD = {  # trainer, fields -> what does not hold, how many properties do not apply
+    ("trl:GRPOTrainer", "beta=0.1"): ({}, 1),
+    ("trl:DPOTrainer", ""): ({}, 4),
+    ("trl:KTOTrainer", ""): ({}, 6),
+    ("trl:RewardTrainer", ""): ({}, 6),
+    ("trl:SFTTrainer", ""): ({}, 4),
+    (f"{OUR}.policy_gradient:BookGRPOTrainer", "algorithm=maxrl"): ({}, 1),
+    (f"{OUR}.policy_gradient:BookGRPOTrainer", "algorithm=reinforce"): ({FLAT: BROKEN}, 1),
+    (f"{OUR}.policy_gradient:BookGRPOTrainer", "algorithm=dapo formulation=code"): (
+        *({SPLIT: SCALED}, 1),
+    ),
+    (f"{OUR}.ppo:BookPPOTrainer", ""): ({}, 3),
+    (f"{OUR}.distillation:BookDistillationTrainer", "algorithm=sdpo"): ({}, 3),
+    (f"{OUR}.orpo:BookORPOTrainer", ""): ({}, 4),
+    (f"{OUR}.direct_alignment:BookKTOTrainer", ""): ({}, 6),
+    (f"{OUR}.reward_models:BookTokenRewardTrainer", "algorithm=prm"): ({}, 5),
+}
+
+
+@pytest.mark.parametrize(("trainer", "fields"), HOLD)
+def test_trainers_hold(trainer, fields):
+    given = {name: read_word(v) for name, v in (word.split("=") for word in fields.split())}
+    found = probe_trainer.probe(trainer, given, [(2, 4)])
+    wrong = {each.name: each.verdict for each in found if each.verdict in (SCALED, BROKEN)}
+    silent = [each.example for each in found if each.verdict == "does not apply"]
+    assert (wrong, len(silent)) == HOLD[trainer, fields] and all(silent)
+
+
+def test_the_command_takes_a_trainer(capsys, monkeypatch):
+    monkeypatch.setattr(probe_trainer.probe, "__defaults__", ([(2, 2)],))
+    main(["probe", "--trainer", "trl:GRPOTrainer", "loss_type=bnpo"])
+    out = capsys.readouterr().out
+    assert "normalizer not invariant" in out and "broken" not in out
+    with pytest.raises(SystemExit, match="probe needs MODULE:FUNCTION, or --trainer"):
+        main(["probe"])
+    with pytest.raises(SystemExit, match="no module"):
+        main(["probe", "--trainer", "GRPOTrain"])

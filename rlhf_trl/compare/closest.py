@@ -161,7 +161,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     others: list[str] = []
     if trainer is None:
         trainer, *others = _told(str(path), given)
-    cls = _class(trainer)
+    cls = class_of(trainer)
     base = pairs.base_name(cls)
     if base not in TRAINERS:
         known = ", ".join(TRAINERS)
@@ -170,7 +170,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
             f"apart what {known} compute"
         )
     stock, stock_config = pairs.trainer_classes(base)
-    config = stock_config if cls is stock else _config_class(cls, stock_config)
+    config = stock_config if cls is stock else config_class(cls, stock_config)
     values = _checked(path, config) if path else {}
     own = {f.name for f in fields_of(config)} - {f.name for f in fields_of(stock_config)}
     return Subject(label, base, (cls, config), values, _deciding(values, own), fits=tuple(others))
@@ -184,12 +184,12 @@ def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str,
 
 def _our_trainer(path: str, name: str, row: Formulation) -> str:
     """Return the name of our trainer of an algorithm."""
-    if name in ("ppo", "kwise", "orm", "prm") or not (trainer := pairs.own_trainer(row)):
+    if name in ("ppo", "kwise", "orm", "prm") or row.family == "distillation":
         raise InputError(
-            f"{path}: a config for {name} is not compared: PPO needs its value model, and other "
-            "reward models than those of pairs have heads of their own"
+            f"{path}: a config for {name} is not compared: PPO needs its value model, distillation "
+            "its teachers, and reward models but those of pairs have heads of their own"
         )
-    return trainer
+    return pairs.own_trainer(row)
 
 
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
@@ -200,7 +200,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
     row = formulation(name, which)
     own = _our_trainer(path, name, row)
     own_class, config = pairs.trainer_classes(own)
-    cls = _class(trainer) if trainer else own_class
+    cls = class_of(trainer) if trainer else own_class
     if not issubclass(cls, own_class):
         raise InputError(
             f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
@@ -215,7 +215,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
     return Subject(label, pairs.base_name(cls), (cls, config), values, fields, also)
 
 
-def _class(dotted: str) -> type:
+def class_of(dotted: str) -> type:
     """Import a trainer class by its dotted name; TRL's own need no module."""
     if dotted in TRAINERS:
         return pairs.trainer_classes(dotted)[0]
@@ -235,7 +235,7 @@ def _class(dotted: str) -> type:
     return found
 
 
-def _config_class(trainer: type, stock: type) -> type:
+def config_class(trainer: type, stock: type) -> type:
     """Return the config class that a trainer's `args` are annotated with, or the stock one."""
     kind = get_annotations(trainer.__init__, eval_str=True).get("args")
     members = getattr(kind, "__args__", (kind,))

@@ -6,6 +6,7 @@ wrote them. A batch's drift moves it further from the teacher.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,8 @@ from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import Gradients, drifted, make_trainer, untrained
 from rlhf_trl.compare.policy import GROUP, ROWS, PolicyBatch
 from rlhf_trl.losses import distillation_loss
+from rlhf_trl.tiny import checkpoint_path
+from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 TRAINERS = ("DistillationTrainer", "SDPOTrainer")
 
@@ -32,6 +35,7 @@ class DistillationView:
     teacher: Tensor  # (B, T, V) the teacher's
     ids: Tensor  # (B, T) the completion tokens
     mask: Tensor  # (B, T) 1 on tokens that count
+    group: int = GROUP  # completions per prompt
 
     def book(self, side: Book) -> tuple[float, Tensor]:
         """Return the book's loss of the window, and d loss / d logits, (B, T, V)."""
@@ -41,19 +45,19 @@ class DistillationView:
             places = self.ids.unsqueeze(-1)
             logps = {k: v.log_softmax(-1).gather(-1, places).squeeze(-1) for k, v in given.items()}
             given = {name.replace("logits", "logps"): value for name, value in logps.items()}
-        also = {"formulation": side.formulation, "num_generations": GROUP, **side.params}
+        also = {"formulation": side.formulation, "num_generations": self.group, **side.params}
         loss = distillation_loss(side.algorithm, mask=self.mask, **given, **also)
         return float(loss.detach()), torch.autograd.grad(loss, leaf)[0]
 
     def norm(self, kind: str) -> Tensor:
         """Return the weight that an aggregation gives to a token, (B, 1, 1)."""
         lengths = self.mask.sum(1)
-        of_prompts = lengths.view(-1, GROUP).sum(1).repeat_interleave(GROUP)
+        of_prompts = lengths.view(-1, self.group).sum(1).repeat_interleave(self.group)
         each = {
             "sequence_sum": torch.ones_like(lengths) / len(lengths),
             "sequence_mean": 1 / lengths / len(lengths),
             "token_mean": torch.ones_like(lengths) / lengths.sum(),
-            "per_prompt": GROUP / of_prompts / len(lengths),
+            "per_prompt": self.group / of_prompts / len(lengths),
         }
         return each[kind].view(-1, 1, 1)
 
@@ -72,19 +76,15 @@ class DistillationWindow:
     """A window, prepared once by TRL's DistillationTrainer."""
 
     def __init__(self, batch: PolicyBatch) -> None:
-        """Let the stock trainer prepare the window."""
-        from trl import DistillationConfig, DistillationTrainer
-
+        """Move the student."""
         self.batch = batch
         self.student = drifted(untrained().state_dict(), 0.05 + batch.drift, seed=99)
-        built = build_trainer(DistillationTrainer, DistillationConfig, {}, batch)
-        _, self.micro = self._run(built)
-        self.view = self._view()
 
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
         measured, micro = self._run(trainer)
-        measure.check_same(trainer, micro, self.micro, "completion_ids")
+        if "view" in vars(self):  # the other side of a comparison
+            measure.check_same(trainer, micro, self._micro, "completion_ids")
         return measured
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
@@ -93,26 +93,63 @@ class DistillationWindow:
         with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
             return measure.accumulate(trainer, measure.batches(trainer))
 
-    def _view(self) -> DistillationView:
-        ids = {key: torch.cat([part[key] for part in self.micro]) for key in _KEYS}
-        tokens = torch.cat([ids["prompt_ids"], ids["completion_ids"]], 1)
-        attention = torch.cat([ids["prompt_mask"], ids["completion_mask"]], 1)
-        keep = ids["completion_ids"].shape[1]
+    @cached_property
+    def view(self) -> DistillationView:
+        """The book's side of the window, as the stock trainer prepares it."""
+        from trl import DistillationConfig, DistillationTrainer
 
-        def logits(model: Module) -> Tensor:
-            return model(input_ids=tokens, attention_mask=attention).logits[:, -keep - 1 : -1]
-
-        student, teacher = untrained().double(), untrained().double()
+        built = build_trainer(DistillationTrainer, DistillationConfig, {}, self.batch)
+        _, self._micro = self._run(built)
+        ids = {key: torch.cat([part[key] for part in self._micro]) for key in _KEYS}
+        student = untrained().double()
         student.load_state_dict(self.student)
-        with torch.no_grad():
-            of_teacher = logits(teacher)
-        graph, mask = logits(student), ids["completion_mask"].double()
+        of_teacher = _logits(untrained().double(), ids).detach()
+        graph, mask = _logits(student, ids), ids["completion_mask"].double()
         return DistillationView(
             Gradients(student, graph), graph.detach(), of_teacher, ids["completion_ids"], mask
         )
 
 
 _KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+def _logits(model: Module, ids: Mapping[str, Tensor]) -> Tensor:
+    """Return (B, T, V) logits before each completion token from a plain forward."""
+    tokens, attention = policy.whole(ids)
+    keep = ids["completion_ids"].shape[1]
+    return model(input_ids=tokens, attention_mask=attention).logits[:, -keep - 1 : -1]
+
+
+def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
+    """Return what the book's functions see of completions that our trainer generated.
+
+    In OPD the embedded model teaches, in SDPO the student that reads a right completion, too: the
+    first one of the prompt; without any, nothing counts.
+    """
+    view, row, ids = window.view(), side.row, dict(window.ids)
+    if "teacher" in row.trainer_reads:
+        teacher, mask = view.policy.model, view.mask.clone()
+        tokenizer, prompts = build_tokenizer(), []
+        for first in range(0, len(mask), view.batch.group):
+            rows = range(first, first + view.batch.group)
+            right = [place for place in rows if view.binary_rewards[place]]
+            prompt = tokenizer.decode(ids["prompt_ids"][first], skip_special_tokens=True)
+            if right:
+                told = tokenizer.decode(ids["completion_ids"][right[0]], skip_special_tokens=True)
+                prompt += row.trainer_reads["demonstration_template"].format(demonstration=told)
+            else:
+                mask[rows] = 0
+            prompts += [[{"role": "user", "content": prompt}]] * len(rows)
+        read = {"padding": True, "return_tensors": "pt", "return_dict": True}
+        shown = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, **read)
+        ids |= {"prompt_ids": shown["input_ids"], "prompt_mask": shown["attention_mask"]}
+    else:
+        from transformers import AutoModelForCausalLM
+
+        teacher, mask = AutoModelForCausalLM.from_pretrained(checkpoint_path()).double(), view.mask
+    graph, taught = _logits(view.policy.model, window.ids), _logits(teacher, ids).detach()
+    gradient = Gradients(view.policy.model, graph)
+    return DistillationView(gradient, graph.detach(), taught, view.ids, mask, view.batch.group)
 
 
 def build_trainer(

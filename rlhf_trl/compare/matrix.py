@@ -15,7 +15,7 @@ from rlhf_trl.compare.distillation import DistillationWindow
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
 from rlhf_trl.compare.measure import Book, Stock, sentence
 from rlhf_trl.compare.models import quiet
-from rlhf_trl.compare.pairs import DOUBLE, TOKENS, PairWindow
+from rlhf_trl.compare.pairs import DOUBLE, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
 from rlhf_trl.compare.rows import Row
 from rlhf_trl.errors import InputError
@@ -81,10 +81,17 @@ class Matrix:
 
     def run(self, rows: Iterable[Row], batches: Iterable[PolicyBatch]) -> list[Result]:
         """Return one result per row and batch that it is for, rows first."""
-        batches = list(batches)
-        pairs = [(row, batch) for row in rows for batch in batches if applies(row, batch)]
-        with quiet():  # the bar shows on a terminal only
-            return [self._tried(*pair) for pair in tqdm(pairs, "compare", disable=None)]
+        rows, found = list(rows), {}
+        count = sum(applies(row, batch) for batch in (batches := list(batches)) for row in rows)
+        with quiet(), tqdm(total=count, desc="compare", disable=None) as bar:  # on a terminal only
+            for place, batch in enumerate(batches):
+                for number, row in enumerate(rows):
+                    if applies(row, batch):
+                        found[number, place] = self._tried(row, batch)
+                        bar.update()
+                self._windows.clear()  # the gradients of a batch fill hundreds of MB
+                self._measured.clear()
+        return [found[key] for key in sorted(found)]
 
     def _tried(self, row: Row, batch: PolicyBatch) -> Result:
         try:
@@ -153,19 +160,24 @@ def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
     """Return whose window a row needs: a trainer's name, and further columns of its data."""
     if isinstance(row.right, Stock):
         return kind_of_stock(row.right), row.right.columns
-    return (TOKENS if row.algorithm == "orm" else row.left.row.trainer), ()
+    return ("orm" if row.algorithm == "orm" else row.left.row.trainer), ()
 
 
 def kind_of_stock(side: Stock) -> str:
     """Return the name of the trainer whose window a stock side needs."""
-    return "GRPOTrainer" if side.trainer in (*POLICY, "BookGRPOTrainer") else side.trainer
+    ours = ("BookGRPOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
+    if side.trainer in (*POLICY, *ours):
+        return "GRPOTrainer"
+    return pairs.made_kind(side.also) or side.trainer
 
 
 def book(side: Book, window: Window) -> Measurement:
     """Compute the book's loss and gradient on a window."""
-    if not isinstance(window, PolicyWindow):
-        loss, weights = window.view.book(side)
-        return loss, window.view.gradient(weights)
+    online = isinstance(window, PolicyWindow)
+    if not online or side.row.family == "distillation":
+        given = distillation.of_policy(window, side) if online else window.view
+        loss, weights = given.book(side)
+        return loss, given.gradient(weights)
     view = window.view()
     loss, slopes = view.book(side, view.arguments(side))
     return loss, view.gradient(slopes)
@@ -256,7 +268,7 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
 
 def applies(row: Row, batch: PolicyBatch) -> bool:
     """Whether a row has something to say about a batch."""
-    if row.batches or batch.reward is not None or batch.sampler:
+    if row.batches or batch.reward is not None or batch.sampler or batch.max_length:
         return batch.name in row.batches
     rloo = isinstance(row.right, Stock) and row.right.trainer == "RLOOTrainer"
     if rloo and batch.name in ("tools", "extreme"):

@@ -61,17 +61,18 @@ def untrained_scorer() -> Module:
     return deepcopy(_with_head(AutoModelForSequenceClassification))
 
 
-def untrained_token_scorer() -> Module:
-    """Return the model with a scalar head on every token, without bias and dropout."""
+def untrained_token_scorer(classes: int = 1) -> Module:
+    """Return the model with a head on every token, without bias and dropout."""
     from transformers import AutoModelForTokenClassification
 
-    return deepcopy(_with_head(AutoModelForTokenClassification))
+    return deepcopy(_with_head(AutoModelForTokenClassification, classes))
 
 
 @cache
-def _with_head(auto: Any) -> Module:
+def _with_head(auto: Any, classes: int = 1) -> Module:
     body = untrained()
-    body.config.num_labels, body.config.classifier_dropout = 1, 0.0
+    body.config.num_labels, body.config.classifier_dropout = classes, 0.0
+    body.config.token_classification_bias = False
     with torch.random.fork_rng(devices=[]):
         model = auto.from_config(body.config)
     model.load_state_dict(body.state_dict(), strict=False)
@@ -125,8 +126,8 @@ class Gradients:
 
     def __init__(self, model: Module, outputs: Tensor) -> None:
         """Take a model and what it put out, differentiable."""
+        self.model, self._outputs = model, outputs
         self._tensors = [parameter for _, parameter in sorted(model.named_parameters())]
-        self._outputs = outputs
         self._found: dict[bytes, Tensor] = {}
 
     def __call__(self, weights: Tensor) -> Tensor:

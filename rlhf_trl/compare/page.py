@@ -92,8 +92,8 @@ _SFT = """Both minimize the mean of -log pi over the completion's tokens; they d
 TRL: `SFTTrainer.compute_loss`."""
 
 _OWN = """Each trainer of this package, in each formulation, against the public function that it is
-to compute: the trainer's own data path, collator and reference log-probabilities, in float32. PPO
-and the token reward models, whose heads are others, are held against theirs in the tests."""
+to compute: the trainer's own data path, collator, critic, teachers and reference log-probabilities,
+in float32. SFT's public function is that of the code, whose mean is over each micro-batch."""
 
 _KL = """How GRPOTrainer's KL, with beta 0.1 in the loss, compares with the estimators of the book.
 What the estimators themselves estimate is the subject of the last section."""
@@ -116,6 +116,7 @@ both, held against results recorded from the code.
 ![cosine between the gradients of the two sides, by comparison and batch](cosines.png)
 
 What `compare` and `drift` find when TRL's source is changed: [100 planted faults](tampering.md).
+`rlhf-trl probe` tries, without a reference, what any loss or trainer must hold.
 
 What people copy and what it does:
 

@@ -8,7 +8,7 @@ reference.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -32,10 +32,16 @@ from rlhf_trl.compare.models import (
 from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import preference_loss, reward_loss
+from rlhf_trl.reward_models.reader import pad_texts
+from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
+from rlhf_trl.trainers.fitting import shortened
 
 PAIRS = 4
-"""Pairs of a micro-batch; KTO and SFT, which have none, take twice as many examples."""
+"""Pairs of a usual micro-batch; KTO and SFT, which have none, take twice as many examples."""
+
+RANKED = 3  # completions in a list of K-wise comparisons
+STEP = {"step_separator": "\n", "step_split": "\n"}  # of process models
 
 STOCK = (
     *("GRPOTrainer", "RLOOTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer"),
@@ -43,15 +49,21 @@ STOCK = (
 )
 """The trainers of TRL that are compared."""
 
-BATCHES = ("on_policy", "mild", "heavy", "ragged", "accumulation")
+BATCHES = ("on_policy", "mild", "heavy", "ragged", "accumulation", "over_long")
 """The batches that apply here."""
 
-TOKENS = "tokens"
-_MODELS = {"RewardTrainer": untrained_scorer, TOKENS: untrained_token_scorer}
+_MODELS = {
+    **{"RewardTrainer": untrained_scorer, "kwise": untrained_scorer},
+    **{"orm": untrained_token_scorer, "prm": untrained_token_scorer},
+    "prm/code": partial(untrained_token_scorer, 3),
+}
+
+MADE = tuple(_MODELS)[1:]
+"""Kinds of windows that are made by hand: of reward models for which TRL has no collator."""
 
 _EXPERIMENTAL = {"ORPOTrainer": "trl.experimental.orpo", "CPOTrainer": "trl.experimental.cpo"}
 
-UNPAIRED = ("KTOTrainer", "SFTTrainer")
+UNPAIRED = ("KTOTrainer", "SFTTrainer", "orm", "prm", "prm/code")
 """Trainers that take single completions."""
 
 DOUBLE = ("RewardTrainer", *_EXPERIMENTAL)
@@ -68,6 +80,7 @@ class Micro:
     mask: Tensor  # (R, S) 1 on the completion's tokens
     text: Tensor  # (R, S) 1 on all tokens
     chosen: Tensor  # (R,) whether the completion is wanted
+    labels: Tensor | None  # (R, S) of tokens or steps, -100 elsewhere
     # (M,) log-probabilities of mismatched pairs under policy and reference, for KTO
     kl: tuple[Tensor, Tensor] | None
     margin: Tensor | None  # (R / 2,) for reward models
@@ -111,13 +124,15 @@ def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
         return -(outputs * part.mask).sum() / part.mask.sum()
     row, wanted = side.row, part.chosen
     also = {"formulation": side.formulation, **side.params}
-    if side.algorithm == "orm":
-        return reward_loss("orm", logits=outputs, labels=wanted.to(outputs), mask=part.mask, **also)
+    if side.algorithm in ("orm", "prm"):
+        return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **also)
     if row.trainer == "RewardTrainer":
         scores = outputs.squeeze(1)
         chosen, rejected = scores[wanted], scores[~wanted]
-        if side.algorithm == "kwise":
-            return reward_loss("kwise", rewards=torch.stack([chosen, rejected], 1), **also)
+        if side.algorithm == "kwise":  # of pairs, or of RANKED completions list by list
+            listed = part.labels is not None
+            ranks = scores.view(-1, RANKED) if listed else torch.stack([chosen, rejected], 1)
+            return reward_loss("kwise", rewards=ranks, **also)
         pair = {"chosen": chosen, "rejected": rejected, "margin": part.margin}
         return reward_loss("bradley_terry", **pair, **also)
 
@@ -150,22 +165,31 @@ def trainer_classes(name: str) -> tuple[type, type]:
         module = import_module(_EXPERIMENTAL.get(name, "trl"))
         if not hasattr(module, name):  # where another release may have it
             module = import_module(f"trl.experimental.{name.removesuffix('Trainer').lower()}")
-    return getattr(module, name), getattr(module, name.replace("Trainer", "Config"))
+    trainer = getattr(module, name)
+    if name == "BookSFTTrainer":  # which has no row, and TRL's config
+        return trainer, trainer_classes("SFTTrainer")[1]
+    return trainer, getattr(module, name.replace("Trainer", "Config"))
 
 
 OURS = {
     **{"BookGRPOTrainer": "policy_gradient", "BookPPOTrainer": "ppo", "BookORPOTrainer": "orpo"},
     **dict.fromkeys(("BookDPOTrainer", "BookKTOTrainer"), "direct_alignment"),
-    "BookRewardTrainer": "reward_models",
+    **{"BookSFTTrainer": "sft", "BookDistillationTrainer": "distillation"},
+    **dict.fromkeys(("BookRewardTrainer", "BookTokenRewardTrainer"), "reward_models"),
 }
 """Our trainers, and where they are."""
 
 
 def own_trainer(row: Formulation) -> str:
-    """Return the name of our trainer that computes a formulation, "" for none that is compared."""
+    """Return the name of our trainer that computes a formulation."""
+    if getattr(row, "value_loss", "none") != "none":
+        return "BookPPOTrainer"
+    if row.family == "distillation":
+        return "BookDistillationTrainer"
+    if row.family == "reward_model" and row.aggregation != "none":
+        return "BookTokenRewardTrainer"
     # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
-    name = f"Book{'DPOTrainer' if row.trainer == 'CPOTrainer' else row.trainer}"
-    return name if name in OURS else ""
+    return f"Book{'DPOTrainer' if row.trainer == 'CPOTrainer' else row.trainer}"
 
 
 def _text(length: int, *key: Any) -> str:
@@ -198,6 +222,46 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
     return pairs
 
 
+def made_kind(also: Mapping[str, Any]) -> str:
+    """Return which of MADE a trainer with these arguments needs, "" for none."""
+    name = also.get("algorithm", "")
+    kinds = f"{name}/{also.get('formulation')}", name
+    return next((kind for kind in kinds if kind in MADE), "")
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    """Return the token ids of a text."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[measure.Batch]]:
+    """Return the examples of a window of MADE, and the micro-batches that they should become."""
+    classes = {-1: 0, 0: 1, 1: 2} if kind == "prm/code" else {-1: 0, 0: -100, 1: 1}
+    encode = partial(_encoded, build_tokenizer())  # a token per character
+    rows: list[dict[str, Any]] = []
+    texts: list[dict[str, list[int]]] = []
+    for i, pair in enumerate(_rows("", batch, ())[: batch.rows // 2 * batch.accumulation]):
+        sides = [pair["chosen"], pair["rejected"]]
+        if kind == "kwise":
+            sides.append(_text(8, "third", i))
+            rows.append({"prompt": pair["prompt"], "ranked": sides})
+        for side, text in enumerate(sides):
+            ids, labels = [*encode(text), END], [int(side == 0)] * (len(text) + 1)
+            example = {"prompt": pair["prompt"], "completion": text, "label": side == 0}
+            if kind.startswith("prm"):
+                steps = [text[n : n + 5] for n in range(0, len(text), 5)]
+                right = [drawn("step", i, side, n).choice((-1, 0, 1)) for n in range(len(steps))]
+                example = {"prompt": pair["prompt"], "completions": steps, "labels": right}
+                ids = encode("".join(step + STEP["step_separator"] for step in steps))
+                ends = zip(steps, right, strict=True)
+                labels = [x for step, r in ends for x in [-100] * len(step) + [classes[r]]]
+            rows += [example] * (kind != "kwise")
+            start = encode(pair["prompt"])
+            texts.append({"input_ids": start + ids, "labels": [-100] * len(start) + labels})
+    size = len(texts) // batch.accumulation
+    return rows, [pad_texts(texts[n : n + size], PAD) for n in range(0, len(texts), size)]
+
+
 def build_trainer(
     trainer: type,
     config: type,
@@ -210,14 +274,20 @@ def build_trainer(
 
     `fields` are those of its config beside the window's; `columns` may be "margin".
     """
-    kind = base_name(trainer)
+    made = made_kind(also)
+    kind = made or base_name(trainer)
     window = {
-        "per_device_train_batch_size": 2 * PAIRS if kind in UNPAIRED else PAIRS,
+        "per_device_train_batch_size": batch.rows if kind in UNPAIRED else batch.rows // 2,
         "gradient_accumulation_steps": batch.accumulation,
     }
-    if kind in DOUBLE:  # the others take a folder, and load the reference from it
+    if batch.max_length:
+        window["max_length"] = batch.max_length
+    if made:
+        window["train_sampling_strategy"] = "sequential"
+    if made or kind in DOUBLE:  # the others take a folder, and load the reference from it
         also = {"model": _MODELS.get(kind, untrained)()} | also
-    return make_trainer(trainer, config, dict(fields) | window, _rows(kind, batch, columns), **also)
+    rows = _by_hand(kind, batch)[0] if made else _rows(kind, batch, columns)
+    return make_trainer(trainer, config, dict(fields) | window, rows, **also)
 
 
 def base_name(trainer: type) -> str:
@@ -230,31 +300,36 @@ class PairWindow:
     """A window of one kind of trainer, prepared once."""
 
     def __init__(self, trainer: str, batch: PolicyBatch, columns: Sequence[str] = ()) -> None:
-        """Let a stock trainer collate the window, and move the policy.
-
-        `trainer` is its name, or TOKENS for a model that scores tokens, for which TRL has none:
-        DPOTrainer collates for it.
-        """
-        self.batch = batch
-        name = "DPOTrainer" if trainer == TOKENS else trainer
-        classes = trainer_classes(name)
-        self.make = _MODELS.get(TOKENS if trainer == TOKENS else base_name(classes[0]), untrained)
+        """Move the policy; `trainer` is the name of who collates, or one of MADE."""
+        self.batch, self.made, self._asked = batch, trainer in MADE, (trainer, columns)
+        self._classes = () if self.made else trainer_classes(trainer)
+        self.kind = trainer if self.made else base_name(self._classes[0])
+        self.make = _MODELS.get(self.kind, untrained)
         # with this seed KTO's reference point is above 0, and clamped in one micro-batch only
         self.current = drifted(self.make().state_dict(), batch.drift, seed=3)
-        built = build_trainer(*classes, {}, batch, columns)
-        if trainer != TOKENS:
-            built.model.load_state_dict(self.current)
-        _, self.prepared = measure.accumulate(built, measure.batches(built))
-        _check_collation(name, self.prepared, _rows(base_name(classes[0]), batch, columns))
+
+    @cached_property
+    def prepared(self) -> list[measure.Batch]:
+        """The micro-batches as the trainer collates them."""
+        (trainer, columns), batch = self._asked, self.batch
+        if self.made:
+            return _by_hand(trainer, batch)[1]
+        built = build_trainer(*self._classes, {}, batch, columns)
+        built.model.load_state_dict(self.current)
+        _, found = measure.accumulate(built, measure.batches(built))
+        _check_collation(trainer, found, _rows(self.kind, batch, columns), batch.max_length)
+        return found
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
         """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
         trainer.model.load_state_dict(self.current)
         if double:
             trainer.model.double()
-        measured, prepared = measure.accumulate(trainer, measure.batches(trainer))
-        key = "chosen_input_ids" if "chosen_input_ids" in self.prepared[0] else "input_ids"
-        measure.check_same(trainer, prepared, self.prepared, key)
+        measured, found = measure.accumulate(trainer, measure.batches(trainer))
+        if "prepared" in vars(self):  # for the other side of a comparison
+            keys = {"input_ids", "chosen_input_ids"} | ({"labels"} if self.made else set())
+            for key in sorted(keys & found[0].keys()):
+                measure.check_same(trainer, found, self.prepared, key)
         return measured
 
     @cached_property
@@ -269,7 +344,8 @@ class PairWindow:
                 graph, ref = (token_logps(model, ids, attention) for model in (policy, reference))
             else:
                 graph = policy(input_ids=ids, attention_mask=attention).logits
-                graph = graph[:, 1:, 0] if self.make is untrained_token_scorer else graph
+                if graph.dim() == 3:
+                    graph = graph[:, 1:].squeeze(-1)
                 ref = torch.zeros_like(graph)
             kl = None
             if "KL_input_ids" in inputs:
@@ -285,6 +361,7 @@ class PairWindow:
                     mask=mask[:, 1:].double(),
                     text=attention[:, 1:].double(),
                     chosen=chosen,
+                    labels=inputs["labels"][:, 1:] if self.made else None,
                     kl=kl,
                     margin=inputs["margin"].double() if "margin" in inputs else None,
                 )
@@ -293,27 +370,34 @@ class PairWindow:
 
 
 def _check_collation(
-    trainer: str, prepared: Sequence[measure.Batch], rows: Sequence[Mapping[str, Any]]
+    trainer: str,
+    prepared: Sequence[measure.Batch],
+    rows: Sequence[Mapping[str, Any]],
+    most: int | None,
 ) -> None:
     """Refuse a collator that does not hand on the texts, sides, labels and margins as they are.
 
     Both sides of a comparison take them from TRL's collator; here they are held against the data.
+    Of `most` tokens, TRL keeps the first, our trainers the whole completion and the end of the
+    prompt; reward models are not given longer ones.
     """
     tokenizer = build_tokenizer()
     known: dict[tuple[int, ...], tuple[int, str, int]] = {}  # ids -> row, side, prompt's tokens
+    rule = "cut_prompt" if trainer in OURS else "cut_completion"
+    rule = "drop" if trainer.endswith("RewardTrainer") else rule
+    start = [tokenizer.bos_token_id] * (trainer.removeprefix("Book") in _EXPERIMENTAL)
+    prompts: dict[int, list[int]] = {}  # row -> what is left of its prompt
     for number, row in enumerate(rows):
-        prompt = tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]
-        for side in ("chosen", "rejected", "completion"):
-            if side in row:
-                text = tokenizer(row[side], add_special_tokens=False)["input_ids"]
-                ids = (*prompt, *text, tokenizer.eos_token_id)
-                known[ids] = (number, side, len(prompt))
+        sides = [side for side in ("chosen", "rejected", "completion") if side in row]
+        prompt, *texts = (_encoded(tokenizer, row[name]) for name in ("prompt", *sides))
+        texts = [[*text, tokenizer.eos_token_id] for text in texts]
+        if found := shortened([*start, *prompt], texts, most, rule):
+            prompts[number], texts = found
+            for side, text in zip(sides, texts, strict=True):
+                known[(*found[0], *text)] = (number, side, len(found[0]))
 
     def read(ids: Tensor, attention: Tensor) -> tuple[int, str, int]:
-        plain = ids[attention.bool()].tolist()
-        start = int(plain[:1] == [tokenizer.bos_token_id])
-        row, side, prompt = known.get(tuple(plain[start:]), (-1, "", 0))
-        return row, side, prompt + start
+        return known.get(tuple(ids[attention.bool()].tolist()), (-1, "", 0))
 
     def check(right: bool, what: str) -> None:
         if not right:
@@ -341,10 +425,9 @@ def _check_collation(
         if "KL_input_ids" in inputs:
             for place, row in enumerate(numbers):
                 kl = inputs["KL_input_ids"][place][inputs["KL_attention_mask"][place].bool()]
-                text = rows[row]["prompt"] + rows[numbers[place - 1]]["completion"]
-                wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
-                right = kl.tolist() == [*wanted, tokenizer.eos_token_id]
-                check(right, "the mismatched pairs of the KL")
+                other = _encoded(tokenizer, rows[numbers[place - 1]]["completion"])
+                wanted = [*prompts[row], *other, tokenizer.eos_token_id][:most]
+                check(kl.tolist() == wanted, "the mismatched pairs of the KL")
 
 
 def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ of one untrained model. Everything behind generation is the trainer's own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +26,7 @@ from rlhf_trl.compare.models import (
     make_trainer,
     token_logps,
     untrained,
+    untrained_token_scorer,
 )
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
@@ -35,6 +36,7 @@ LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
 
 WEIGHTS = (1.0, 0.5)
 _END = 5
+CRITIC = "value_model."  # what the names of a value model's weights begin with
 WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
 
 
@@ -61,6 +63,7 @@ class PolicyBatch:
     reward: float | None = None  # every completion's, in float32 as in training; None: they differ
     tools: bool = False  # every third token came from a tool
     sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
+    max_length: int | None = None  # of prompt and completion, where examples are given
 
     @property
     def windows(self) -> int:
@@ -139,6 +142,13 @@ BATCHES = (
         per_generation=2,
         sampler=True,
     ),
+    PolicyBatch(
+        "over_long",
+        "mild drift, ragged lengths, many examples longer than max_length; only for rows about it",
+        drift=0.05,
+        ragged=True,
+        max_length=36,
+    ),
     EXTREME,
 )
 
@@ -207,60 +217,76 @@ def build_trainer(
 class PolicyWindow:
     """A window, prepared once: token ids, policies and the stock side's way of running it."""
 
-    def __init__(self, batch: PolicyBatch) -> None:
-        """Let a stock GRPOTrainer prepare the window, and move the policy."""
-        from trl import GRPOConfig, GRPOTrainer
-
-        self.batch = batch
+    def __init__(self, batch: PolicyBatch, fields: Mapping[str, Any] | None = None) -> None:
+        """Move the policy; `fields` are those of the stock trainer that prepares the window."""
+        self.batch, self._fields = batch, fields or {}
         self._views: dict[float, View] = {}
-        self.generating = drifted(untrained().state_dict(), 0.05, seed=99)
+        critic = untrained_token_scorer().state_dict()
+        critic = {CRITIC + name: tensor for name, tensor in critic.items()}
+        self.generating = drifted(untrained().state_dict(), 0.05, seed=99) | critic
         self.current = self.generating
-        trainer = build_trainer(GRPOTrainer, GRPOConfig, {}, batch)
-        _, self.micro = self._run(trainer)
-        generation = trainer._buffered_inputs
-        masks = (part["completion_mask"] * part.get("tool_mask", 1) for part in generation)
-        self.generation_tokens = int(sum(mask.sum() for mask in masks))
-        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-        keys = [key for key in keys if key in self.micro[0]]
-        self.ids = {key: torch.cat([part[key] for part in self.micro]) for key in keys}
-        pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
-        completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
-        self.right = torch.tensor(right(completions)).double()
-        self.format = torch.tensor(has_format(completions)).double()
         if batch.drift:
             self.current = drifted(self.generating, batch.drift, seed=1)
         if batch.pushed:
-            self.current = self._pushed()
+            self.current = self.generating | self._pushed()
+
+    @cached_property
+    def _prepared(self) -> tuple[list[measure.Batch], int]:
+        """The micro-batches of a stock GRPOTrainer, and the tokens of the whole generation."""
+        from trl import GRPOConfig, GRPOTrainer
+
+        trainer = build_trainer(GRPOTrainer, GRPOConfig, self._fields, self.batch)
+        _, micro = self.run(trainer)
+        generation = trainer._buffered_inputs
+        masks = (part["completion_mask"] * part.get("tool_mask", 1) for part in generation)
+        return micro, int(sum(mask.sum() for mask in masks))
+
+    @cached_property
+    def ids(self) -> dict[str, Tensor]:
+        """(B, S) token ids and masks of prompts and completions."""
+        micro = self._prepared[0]
+        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+        return {key: torch.cat([part[key] for part in micro]) for key in keys if key in micro[0]}
+
+    @cached_property
+    def _scored(self) -> tuple[Tensor, Tensor]:
+        """(B,) the two rewards."""
+        pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
+        completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
+        return tuple(torch.tensor(f(completions)).double() for f in (right, has_format))
 
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
-        measured, micro = self._run(trainer)
-        measure.check_same(trainer, micro, self.micro, "completion_ids")
+        measured, micro = self.run(trainer)
+        if "_prepared" in vars(self):  # for the other side of a comparison
+            measure.check_same(trainer, micro, self._prepared[0], "completion_ids")
         return measured
 
-    def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
+    def run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
         """Generate, move the policy, and measure the last window that the generation feeds."""
         classes = (cls.__module__ for cls in type(trainer).__mro__)
         module = next(name for name in classes if name.startswith("trl.trainer."))
         _check_shuffle(module)
         with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
             source = measure.batches(trainer)
-            trainer.model.train().load_state_dict(self.generating)
+            has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
+            policies = [_part(each, has_critic) for each in (self.generating, self.current)]
+            trainer.model.train().load_state_dict(policies[0])
             for _ in range(min(self.batch.windows, 2) - 1):
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
-                trainer.model.load_state_dict(self.current)
+                trainer.model.load_state_dict(policies[1])
             return measure.accumulate(trainer, source)
 
     def _rewards(self) -> Tensor:
         one, other = self.batch.weights
-        return one * self.right + other * self.format
+        return one * self._scored[0] + other * self._scored[1]
 
     def _pushed(self) -> dict[str, Tensor]:
         """Move the policy until every token with an advantage is clipped, by gradient descent."""
         model = untrained()
-        model.load_state_dict(self.generating)
+        model.load_state_dict(_part(self.generating))
         rewards = self._rewards().view(-1, self.batch.group)
         sign = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1).sign()
         mask = self.ids["completion_mask"].bool()
@@ -275,6 +301,20 @@ class PolicyWindow:
             optimizer.step()
         return model.state_dict()
 
+    @cached_property
+    def critic(self) -> tuple[Gradients, Tensor, Tensor]:
+        """The gradients of a value model's values, these (B, T), and those at generation."""
+        found = []
+        for state in (self.current, self.generating):
+            model = untrained_token_scorer().double()
+            trained = {n.removeprefix(CRITIC): t for n, t in state.items() if n.startswith(CRITIC)}
+            model.load_state_dict(trained)
+            tokens, attention = whole(self.ids)
+            values = model(input_ids=tokens, attention_mask=attention).logits[..., 0]
+            values = values[:, -self.ids["completion_ids"].shape[1] - 1 : -1]
+            found.append((Gradients(model, values), values.detach()))
+        return *found[0], found[1][1]
+
     def view(self, temperature: float = 1.0) -> "View":
         """Return the book's side of the window, log-probabilities at a temperature."""
         if temperature not in self._views:
@@ -284,7 +324,7 @@ class PolicyWindow:
     def _view(self, temperature: float) -> "View":
         def logps(state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:
             model = untrained()
-            model.load_state_dict(state)
+            model.load_state_dict(_part(state))
             model = model.double()
             return model, _logps(model, self.ids, temperature)
 
@@ -296,16 +336,17 @@ class PolicyWindow:
         if self.batch.reward is not None:
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         return View(
+            window=self,
             batch=self.batch,
-            gradient=Gradients(model, now),
+            policy=Gradients(model, now),
             logps=now.detach(),
             old_logps=old,
             ref_logps=ref,
             ids=self.ids["completion_ids"],
             mask=(self.ids["completion_mask"] * self.ids.get("tool_mask", 1)).double(),
             rewards=rewards,
-            binary_rewards=self.right * (self.format == 1),
-            generation_tokens=self.generation_tokens,
+            binary_rewards=self._scored[0] * (self._scored[1] == 1),
+            generation_tokens=self._prepared[1],
         )
 
 
@@ -320,20 +361,30 @@ def _check_shuffle(module: str) -> None:
         raise InputError(f"{module}.shuffle_sequence_dict tears the rows of a batch apart")
 
 
+def _part(state: Mapping[str, Tensor], critic: bool = False) -> dict[str, Tensor]:
+    """Return the weights of a policy, without those of its value model or with them."""
+    return {name: tensor for name, tensor in state.items() if critic or CRITIC not in name}
+
+
+def whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return (B, S) prompts with completions, and their attention mask."""
+    kinds = ("ids", "mask")
+    return tuple(torch.cat([ids[f"prompt_{k}"], ids[f"completion_{k}"]], 1) for k in kinds)
+
+
 def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -> Tensor:
     """Return (B, T) log-probabilities of the completion tokens from a plain forward."""
-    tokens = torch.cat([ids["prompt_ids"], ids["completion_ids"]], 1)
-    attention = torch.cat([ids["prompt_mask"], ids["completion_mask"]], 1)
     length = ids["completion_ids"].shape[1]
-    return token_logps(model, tokens, attention, temperature)[:, -length:]
+    return token_logps(model, *whole(ids), temperature)[:, -length:]
 
 
 @dataclass
 class View:
     """What the book's functions see of a window, in float64 but for rewards that are rounded."""
 
+    window: PolicyWindow
     batch: PolicyBatch
-    gradient: Gradients  # of the policy's log-probabilities
+    policy: Gradients  # those of the policy's log-probabilities
     logps: Tensor  # (B, T) those log-probabilities
     old_logps: Tensor  # (B, T) those of the policy that generated
     ref_logps: Tensor  # (B, T) those of the reference
@@ -392,6 +443,15 @@ class View:
             "token_mean_trl": ones / average,
         }[kind]
 
+    def gradient(self, weights: Tensor) -> Tensor:
+        """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T).
+
+        With a critic, weights are (2, B, T): of its values, too.
+        """
+        if weights.dim() == 2:
+            return self.policy(weights)
+        return torch.cat([self.policy(weights[0]), self.window.critic[0](weights[1])])
+
     def arguments(self, side: Book) -> dict[str, Any]:
         """Return what the public function gets: the side's, and what the window adds to them."""
         row = side.row
@@ -405,20 +465,26 @@ class View:
         if row.ratio != "none" or (row.kl == "reward" and given.get("beta")):
             given["old_logps"] = self.old_logps
         if row.value_loss != "none":
-            # a wave and its shift stand for a critic; no gradient goes through them
-            waves = torch.arange(self.mask.numel(), dtype=torch.float64).view_as(self.mask).sin()
-            given |= {"values": 0.9 * waves, "old_values": waves}
+            _, values, old = self.window.critic
+            given |= {"values": values, "old_values": old}
         if row.advantage == "maxrl":
             given["binary_rewards"] = self.binary_rewards
         return given | {"mask": self.mask, "rewards": self.rewards}
 
     def book(self, side: Book, given: Mapping[str, Any]) -> tuple[float, Tensor]:
-        """Return the book's loss of the window on `arguments`, and d loss / d logps, (B, T)."""
+        """Return the book's loss of the window on `arguments`, and d loss / d logps, (B, T).
+
+        With a critic, d loss / d values is below it, (2, B, T).
+        """
         # the functions compute in the precision of the log-probabilities
         leaf = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
         row = side.row
         also = {"num_generations": self.batch.group, "formulation": side.formulation}
         given = {**given, **also, "logps": leaf}
+        leaves = [leaf]
+        if "values" in given:
+            given["values"] = given["values"].clone().requires_grad_()
+            leaves.append(given["values"])
         starts, size = range(0, len(leaf), self.batch.rows), self.batch.rows
         if row.window == "window" or row.advantage == "batch_mean_baseline":
             starts, size = range(1), len(leaf)
@@ -430,5 +496,5 @@ class View:
             }
             losses.append(policy_gradient_loss(side.algorithm, **part).loss)
         loss = torch.stack(losses).mean()
-        (weights,) = torch.autograd.grad(loss, leaf)
-        return float(loss.detach()), weights
+        weights = torch.autograd.grad(loss, leaves)
+        return float(loss.detach()), torch.stack(weights) if weights[1:] else weights[0]

@@ -36,6 +36,22 @@ SYNONYMS = {
 SIZES = ((1, 2, 3), (2, 2, 3), (2, 2, 5), (2, 4, 6), (3, 4, 10))
 """Prompts, completions of each, and tokens of the longest one."""
 
+NAMES = (
+    "garbage under the mask changes nothing",
+    "NaN under the mask changes nothing",
+    "more padding changes nothing",
+    "the side of the padding does not matter",
+    "the order of the completions of a prompt does not matter",
+    "the order of the prompts does not matter",
+    "micro-batches of one prompt average to the batch",
+    "a zero-variance group gives no gradient",
+    "at the first step every ratio is 1",
+    "each token, and EOS, counts once",
+)
+"""The properties."""
+
+GARBAGE, NAN, WIDER, SIDE, ORDER, PROMPTS, SPLIT, FLAT, RATIO, ONCE = NAMES
+
 FAR = 30.0  # garbage under the mask: log-probabilities that no ratio survives
 Batch = dict[str, Any]
 Change = Callable[[Batch, Tensor], Batch]  # of a batch; the order of its rows may change
@@ -59,7 +75,7 @@ class Loss:
         module, _, name = path.partition(":")
         if not name:
             raise InputError(f"{path} names no function; write module:function")
-        sys.path[:0] = [str(Path.cwd())] * (str(Path.cwd()) not in sys.path)
+        look_here()
         try:
             self.function = getattr(import_module(module), name)
         except Exception as error:  # whatever the user's module raises
@@ -110,6 +126,11 @@ class Loss:
         return float(found.detach()), torch.zeros_like(batch["logps"]) if slope is None else slope
 
 
+def look_here() -> None:
+    """Let modules of the working folder be imported."""
+    sys.path[:0] = [str(Path.cwd())] * (str(Path.cwd()) not in sys.path)
+
+
 def sample(prompts: int, group: int, tokens: int) -> Batch:
     """Return a batch in float64: ragged completions, padded on the right, ratios of 0.7 to 1.4."""
     draw = torch.Generator().manual_seed(prompts * 100 + group * 10 + tokens)
@@ -157,9 +178,9 @@ def _wider(batch: Batch) -> Batch:
     return batch | {n: torch.nn.functional.pad(batch[n], (0, 3)) for n in TOKENS}
 
 
-def _turned(batch: Batch) -> Tensor:
+def turned(mask: Tensor) -> Tensor:
     """Return the place of each token with the padding on the left."""
-    width, lengths = batch["mask"].shape[1], batch["mask"].sum(1).long()
+    width, lengths = mask.shape[1], mask.sum(1).long()
     return (torch.arange(width) - (width - lengths)[:, None]) % width
 
 
@@ -187,16 +208,19 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
     def kept(batch: Batch, slope: Tensor) -> Tensor:
         return slope
 
-    yield "garbage under the mask changes nothing", same(_filled(FAR), kept)
-    yield "NaN under the mask changes nothing", same(_filled(math.nan), kept)
-    yield "more padding changes nothing", same(_wider, lambda b, s: s[:, : b["mask"].shape[1]])
-    left: Callable[[Batch], Batch] = lambda b: b | {n: b[n].gather(1, _turned(b)) for n in TOKENS}  # noqa: E731
-    right = lambda b, s: torch.zeros_like(s).scatter(1, _turned(b), s)  # noqa: E731
-    yield "the side of the padding does not matter", same(left, right)
-    for groups, what in ((False, "completions of a prompt"), (True, "prompts")):
+    yield GARBAGE, same(_filled(FAR), kept)
+    yield NAN, same(_filled(math.nan), kept)
+    yield WIDER, same(_wider, lambda b, s: s[:, : b["mask"].shape[1]])
+
+    def left(b: Batch) -> Batch:
+        return b | {n: b[n].gather(1, turned(b["mask"])) for n in TOKENS}
+
+    right = lambda b, s: torch.zeros_like(s).scatter(1, turned(b["mask"]), s)  # noqa: E731
+    yield SIDE, same(left, right)
+    for groups, name in ((False, ORDER), (True, PROMPTS)):
         order = lambda b, g=groups: _order(b, g)  # noqa: E731
         yield (
-            f"the order of the {what} does not matter",
+            name,
             same(lambda b, o=order: _picked(b, o(b)), lambda b, s, o=order: s[o(b).argsort()]),
         )
 
@@ -214,7 +238,7 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
             return _unlike(value, slope, mean, found).replace(SCALED, "")
         return max(scales)
 
-    yield "micro-batches of one prompt average to the batch", split
+    yield SPLIT, split
 
     def flat(batch: Batch) -> str:
         rows = slice(0, batch["num_generations"])
@@ -223,7 +247,7 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
         worst = loss(_at_first(batch) | now)[1][rows].abs().max()
         return "" if worst <= 1e-9 else f"prompt 0 has equal rewards and a gradient of {worst:.1e}"
 
-    yield "a zero-variance group gives no gradient", flat
+    yield FLAT, flat
 
     def first(batch: Batch) -> str:
         now = _at_first(batch)
@@ -231,7 +255,7 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
         moved = {n: now[n] + shift.view_as(batch["logps"]) for n in TOKENS[:3]}
         return _unlike(0, loss(now)[1], 0, loss(now | moved)[1])
 
-    yield "at the first step every ratio is 1", first
+    yield RATIO, first
 
     def once(batch: Batch) -> str:
         now = _at_first(batch)
@@ -244,7 +268,7 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
                 return f"row {row} has advantage {advantages[row]:.2g} and is pushed the other way"
         return ""
 
-    yield "each token, and EOS, counts once", once
+    yield ONCE, once
 
 
 SCALED = "scaled: "
@@ -272,25 +296,32 @@ def _short(numbers: Tensor) -> str:
 
 def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
     """Try every property on batches of growing size."""
-    loss, found = Loss(path, settings), []
-    for name, check in _properties(loss):
-        wrong: list[tuple[str, str]] = []
-        for size in SIZES:
-            batch = sample(*size)
-            try:
-                told = check(batch)
-            except InputError:
-                raise
-            except Exception as error:  # whatever the function raises
-                told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if told:
-                lengths = _short(batch["mask"].sum(1))
-                where = f"{size[0]} x {size[1]} completions of {lengths} tokens"
-                wrong.append((told, f"{where}: {told.removeprefix(SCALED)}"))
-        broken = [example for told, example in wrong if not told.startswith(SCALED)]
-        verdict = "broken" if broken else "normalizer not invariant" if wrong else "holds"
-        found.append(Verdict(name, verdict, (broken or [e for _, e in wrong] or [""])[0]))
-    return found
+    loss, batches = Loss(path, settings), {}
+    for prompts, group, tokens in SIZES:
+        batch = sample(prompts, group, tokens)
+        lengths = _short(batch["mask"].sum(1))
+        batches[prompts, group, tokens] = f"{prompts} x {group} completions of {lengths} tokens"
+    return [
+        tried(name, lambda size, c=check: c(sample(*size)), batches)
+        for name, check in _properties(loss)
+    ]
+
+
+def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) -> Verdict:
+    """Return the verdict on a property; `batches` are named, the smallest first."""
+    wrong: list[tuple[str, str]] = []
+    for batch, where in batches.items():
+        try:
+            told = check(batch)
+        except InputError:
+            raise
+        except Exception as error:  # whatever is probed raises
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if told:
+            wrong.append((told, f"{where}: {told.removeprefix(SCALED)}"))
+    broken = [example for told, example in wrong if not told.startswith(SCALED)]
+    verdict = "broken" if broken else "normalizer not invariant" if wrong else "holds"
+    return Verdict(name, verdict, (broken or [e for _, e in wrong] or [""])[0])
 
 
 def report(found: Sequence[Verdict]) -> str:

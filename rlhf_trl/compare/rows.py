@@ -14,6 +14,7 @@ from rlhf_trl.compare import pairs
 from rlhf_trl.compare.identities import Identity
 from rlhf_trl.compare.measure import Book, Stock
 from rlhf_trl.compare.policy import GROUP, WEIGHTS
+from rlhf_trl.models import EMBEDDED
 
 
 @dataclass(frozen=True)
@@ -393,7 +394,28 @@ KL_ROWS = (
 _CDPO = "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"
 _SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
 _UNEQUAL = {"desirable_weight": 1.5, "undesirable_weight": 0.6}
+_ORPO_SAYS = "TRL's likelihood term covers the prompts too and is one mean over all tokens."
 _KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
+
+
+def _sft(label: str, **batches: Any) -> Row:
+    return Row(
+        Book("sft", "code"),
+        Stock({}, label, label.split()[-1]),
+        (to.TOKENS_OF_THE_WINDOW,),
+        "The code takes a mean over the tokens of each micro-batch, TRL over the whole window.",
+        "gradient_accumulation_steps: 1",
+        **batches,
+    )
+
+
+def _over_long(name: str) -> Row:
+    which = "chapter" if name == "simpo" else "trl"
+    also = {"batches": ("over_long",), "variant": "over-long examples"}
+    if name == "orpo":
+        also |= {"identities": (to.ORPO_NLL_OF_EVERYTHING,), "explanation": _ORPO_SAYS}
+    return Row(Book(name), stock(name, which), settings="max_length", **also)
+
 
 PAIR_ROWS = (
     Row(Book("dpo"), stock("dpo"), settings="loss_type: sigmoid"),
@@ -448,7 +470,7 @@ PAIR_ROWS = (
         Book("orpo"),
         stock("orpo"),
         (to.ORPO_NLL_OF_EVERYTHING,),
-        "TRL's likelihood term covers the prompts too and is one mean over all tokens.",
+        _ORPO_SAYS,
         _NO_SETTING,
     ),
     _code(
@@ -508,13 +530,9 @@ PAIR_ROWS = (
         why="The chapter averages over each completion first, the code over all tokens of the "
         "batch.",
     ),
-    Row(
-        Book("sft", "code"),
-        Stock({}, "TRL SFTTrainer", "SFTTrainer"),
-        (to.TOKENS_OF_THE_WINDOW,),
-        "The code takes a mean over the tokens of each micro-batch, TRL over the whole window.",
-        "gradient_accumulation_steps: 1",
-    ),
+    _sft("TRL SFTTrainer"),
+    *(_over_long(name) for name in ("dpo", "kto", "simpo", "orpo", "reward")),
+    _sft("TRL SFTTrainer", batches=("over_long",), variant="over-long examples"),
 )
 
 _DISTILLATION = Stock({}, "TRL DistillationTrainer", "DistillationTrainer")
@@ -562,28 +580,41 @@ def own_fields(row: Formulation) -> dict[str, Any]:
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
     ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
     found = {name: value for name, value in ours.items() if name in row.trainer_reads}
+    found |= _PPO if "vf_coef" in row.reads else {}
+    found |= {"demonstration": "first"} if "demonstration" in row.trainer_reads else {}
+    found |= {"teacher_models": [EMBEDDED]} if "teacher_models" in row.trainer_reads else {}
     return found | ({"max_completion_length": 80} if "soft_punish_cache" in found else {})
 
 
 def _own(name: str, which: str, row: Formulation) -> Row:
     trainer = pairs.own_trainer(row)
-    right = Stock(own_fields(row), trainer, trainer, also={"algorithm": name, "formulation": which})
+    also = {"algorithm": name, "formulation": which} | (pairs.STEP if name == "prm" else {})
+    right = Stock(own_fields(row), trainer, trainer, also=also)
     batches = ("heavy", "accumulation")
+    if which == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
+        batches += ("over_long",)
+    if name in pairs.MADE or row.family == "distillation":
+        batches = ("accumulation",)
     if row.trainer == "GRPOTrainer":
         batches = ("extreme", "tools") + (("beta",) if "beta" in row.reads else ())
         # a window of several has no batch mean, and TRL divides by the tokens of an average one
         if which != "trl" and name != "reinforce":
             batches += ("steps_per_generation",)
-    return Row(Book(name, which), right, batches=batches)
+    params = _PPO if name == "ppo" else {}
+    if params and which == "code":  # whose KL alone is another
+        batches = ("beta",)
+    return Row(Book(name, which, params), right, batches=batches)
 
 
-OWN_ROWS = tuple(
-    _own(name, which, row)
-    for name in ALGORITHMS
-    for which, row in ALGORITHMS[name].formulations.items()
-    if pairs.own_trainer(row) and name not in ("ppo", "kwise", "orm", "prm")
-    if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
-    if which != "code" or not same_code(ALGORITHMS[name])
+OWN_ROWS = (
+    *(
+        _own(name, which, row)
+        for name in ALGORITHMS
+        for which, row in ALGORITHMS[name].formulations.items()
+        if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
+        if which != "code" or not same_code(ALGORITHMS[name])
+    ),
+    _sft("BookSFTTrainer", batches=("ragged", "accumulation")),
 )
 """Our trainers, against the functions that they are to compute."""
 
