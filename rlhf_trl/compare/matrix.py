@@ -81,8 +81,8 @@ class Matrix:
 
     def run(self, rows: Iterable[Row], batches: Iterable[PolicyBatch]) -> list[Result]:
         """Return one result per row and batch that it is for, rows first."""
-        rows, found = list(rows), {}
-        count = sum(applies(row, batch) for batch in (batches := list(batches)) for row in rows)
+        rows, batches, found = list(rows), list(batches), {}
+        count = sum(applies(row, batch) for batch in batches for row in rows)
         with quiet(), tqdm(total=count, desc="compare", disable=None) as bar:  # on a terminal only
             for place, batch in enumerate(batches):
                 for number, row in enumerate(rows):
