@@ -214,7 +214,7 @@ def test_recorded_losses_agree_where_theory_says_so():
     assert value["robust label_smoothing"] == pytest.approx(by_hand, rel=1e-6)
     same = [name for name in losses if "precompute" in name]  # what is not computed twice
     different = {tuple(pair) for name, pair in losses.items() if name not in same}
-    assert len(different) == len(losses) - len(same) and len(same) == 2
+    assert len(different) == len(losses) - len(same) and len(same) == 3
 
 
 @pytest.mark.parametrize(("case", "told"), [("loss_type=sft", True), ("bf16=true", False)])
