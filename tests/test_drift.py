@@ -342,7 +342,7 @@ def test_a_loss_that_fails_is_told_once_for_all(monkeypatch):
 
     monkeypatch.setattr(trl.DPOTrainer, "_compute_loss", _compute_loss)
     one = only(*(name for name in SHIPPED["losses"] if name.startswith("DPO")))
-    assert (one.what, one.found) == ("DPOTrainer, 21 losses", "RuntimeError: no such thing")
+    assert (one.what, one.found) == ("DPOTrainer, 27 losses", "RuntimeError: no such thing")
 
 
 def test_recording_writes_what_was_read_and_overwrites_nothing(tmp_path, capsys, few):
