@@ -8,12 +8,13 @@ import inspect
 import re
 import sys
 import textwrap
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from unittest.mock import patch
 
-from rlhf_trl.compare import drift, pairs, surface
+from rlhf_trl.compare import drift, pairs, policy, surface
 from rlhf_trl.compare.matrix import Matrix, applies, kind_of
 from rlhf_trl.compare.models import quiet
 from rlhf_trl.compare.policy import BATCHES
@@ -227,6 +228,139 @@ CHANGES = [
         ("DFT's weight has a gradient", "outputs.log_probs.exp().detach()", "outputs.log_probs.exp()"),
         ("SFT's loss has the other sign", "per_token_loss = -outputs.log_probs", "per_token_loss = outputs.log_probs"),
     ),
+    *_of(
+        "GRPOTrainer",
+        "_generate_single_turn",
+        ("the end token is cut off where TRL generates", "(sequence_indices <= eos_idx", "(sequence_indices < eos_idx"),
+        ("a completion goes on to its last end token", "is_eos.int().argmax(dim=1)[", "(is_eos.size(1) - 1 - is_eos.int().flip(1).argmax(dim=1))["),
+        ("generation attends to padding", "[torch.ones_like(t) for t in prompt_tensors],\n                padding_value=0", "[torch.ones_like(t) for t in prompt_tensors],\n                padding_value=1"),
+    ),
+    *_of(
+        "GRPOTrainer",
+        "__init__",
+        ("completions are sampled at temperature 1", '"temperature": self.temperature,', ""),
+        ("completions are greedy", '"do_sample": True', '"do_sample": False'),
+        ("the reference's log-probabilities are taken at temperature 1", "self.ref_model, temperature=self.temperature, cast", "self.ref_model, cast"),
+        ("rewards are averaged where no weights are given", "torch.ones(len(reward_funcs), dtype=torch.float32)", "torch.full((len(reward_funcs),), 1 / len(reward_funcs))"),
+    ),
+    *_of("GRPOTrainer", "_get_train_sampler", ("prompts are skipped where generations are used twice", "repeat_count=self.num_iterations * self.args.steps_per_generation", "repeat_count=self.args.steps_per_generation")),
+    *_of(
+        "GRPOTrainer",
+        "shuffle_sequence_dict",
+        ("a generation is shuffled with replacement", "torch.randperm(batch_size)", "torch.randint(batch_size, (batch_size,))"),
+        ("a generation is not shuffled", "torch.randperm(batch_size)", "torch.arange(batch_size)"),
+        owner="trl.trainer.utils",
+    ),
+    *_of(
+        "GRPOTrainer",
+        "__iter__",
+        ("each epoch has the same order", "generator=self.generator)", "generator=torch.Generator().manual_seed(self.seed))"),
+        ("the last, short chunk of prompts is kept", "len(chunk) == self.batch_size", "len(chunk)"),
+        owner="trl.trainer.utils.RepeatSampler",
+    ),
+    *_of(
+        "GRPOTrainer",
+        "_calculate_rewards",
+        ("columns reach reward functions in another order", "[example[key] for example in inputs]", "[example[key] for example in inputs[::-1]]"),
+        ("rewards are rounded to bfloat16", "dtype=torch.float32, device=device)", "dtype=torch.bfloat16, device=device)"),
+        ("each reward is clipped to 1", "gather(rewards_per_func)", "gather(rewards_per_func.clamp(-1, 1))"),
+        ("a reward model does not see the prompt", '{"messages": p + c}', '{"messages": c}'),
+    ),
+    *_of(
+        "GRPOTrainer",
+        "_generate",
+        ("reward functions see the text without its last token", "batch_decode(completion_ids,", "batch_decode([ids[:-1] for ids in completion_ids],"),
+        ("reward functions see special tokens", "skip_special_tokens=True", "skip_special_tokens=False"),
+    ),
+    *_of(
+        "GRPOTrainer",
+        "_generate_and_score_completions",
+        ("a completion without any reward has 0", "rewards[unscorable_mask] = torch.nan", "pass"),
+        ("a reward that is None makes the sum NaN", ".nansum(dim=1)", ".sum(dim=1)"),
+        ("a completion without any reward counts in the baseline", "torch.nanmean(rewards.view(-1, num_generations), dim=1)", "torch.nan_to_num(rewards).view(-1, num_generations).mean(dim=1)"),
+        ("tokens that the sampler could not score make the loss NaN", "per_token_logps_diff = torch.nan_to_num(per_token_logps_diff, nan=0.0)", "pass"),
+    ),
+    *_of(
+        "GRPOTrainer",
+        "_compute_loss",
+        ("the sampler's ratio weighs the KL, too", "per_token_loss + self.beta * per_token_kl", "per_token_loss + self.beta * per_token_kl * inputs.get('importance_sampling_ratio', 1)"),
+        ("GSPO's ratio is NaN where a completion is masked", _SEQUENCE, _SEQUENCE.replace(".clamp(min=1.0)", "")),
+        ("grpo's last window is divided as a whole one", "self.current_gradient_accumulation_steps if", "self.args.gradient_accumulation_steps if"),
+        ("dapo's last window is divided as a whole one", "normalizer * self.current_gradient_accumulation_steps", "normalizer * self.args.gradient_accumulation_steps"),
+    ),
+    *_of("GRPOTrainer", "_get_per_token_logps_and_entropies", ("tokens that are padding elsewhere are not scored", "attention_mask_batch == 0, -100", "input_ids_batch == self._tokenizer.pad_token_id, -100")),
+    *_of("GRPOTrainer", "_prepare_inputs", ("evaluation reads the training buffer", '"train" if self.model.training else "eval"', '"train"')),
+    *_of("GRPOTrainer", "__post_init__", ("each micro-batch is a generation unless told otherwise", "self.steps_per_generation = self.gradient_accumulation_steps", "self.steps_per_generation = 1"), owner="trl.GRPOConfig"),
+    *_of(
+        "GRPOTrainer",
+        "_forward_tile",
+        ("parts of the vocabulary are added without their maximum", "rescale = torch.exp(running_max - new_m)", "rescale = torch.ones_like(new_m)"),
+        ("a token of the second part is looked up in the first", "local = targets - vocab_start", "local = targets"),
+        owner="trl.kernels.chunked_logprob",
+    ),
+    *_of("GRPOTrainer", "backward", ("the second part's gradient goes to the first", "grad_weight[start:end], tile", "grad_weight[: end - start], tile"), owner="trl.kernels.chunked_logprob.ChunkedLogProbFunction"),
+    *_of(
+        "RLOOTrainer",
+        "_generate_and_score_completions",
+        ("RLOO clips rewards after the KL", "rewards = rewards - self.beta * kl", "rewards = rewards - self.beta * kl\n            if self.reward_clip_range:\n                rewards = rewards.clamp(*self.reward_clip_range)"),
+        ("RLOO: a completion without any reward has 0", "rewards[unscorable_mask] = torch.nan", "pass"),
+    ),
+    *_of("RLOOTrainer", "__init__", ("RLOO's reference is at temperature 1", "self.ref_model, temperature=self.temperature", "self.ref_model")),
+    *_of("RLOOTrainer", "_generate_single_turn", ("RLOO: the end token is cut off where TRL generates", "(sequence_indices <= eos_idx", "(sequence_indices < eos_idx")),
+    *_of(
+        "DPOTrainer",
+        "training_step",
+        ("a short last window is divided as a whole one", "loss / self.current_gradient_accumulation_steps", "loss / self.args.gradient_accumulation_steps"),
+        owner="transformers.Trainer",
+    ),
+    *_of(
+        "DPOTrainer",
+        "torch_call",
+        ("keep_start keeps a token less", "slice(None, self.max_length)", "slice(None, self.max_length - 1)"),
+        ("keep_end keeps the start", "slice(-self.max_length, None)", "slice(None, self.max_length)"),
+        owner="trl.trainer.dpo_trainer.DataCollatorForPreference",
+    ),
+    *_of(
+        "DPOTrainer",
+        "_prepare_dataset",
+        ("pairs whose chosen is too long are dropped", 'len(example["prompt_ids"]) <', 'len(example["prompt_ids"] + example["chosen_ids"]) <'),
+        ("an answer that ends is ended twice", 'if not example["chosen"].endswith(eos_token):', "if True:"),
+        ("DPO trains on the generation prompt", "add_generation_prompt=True,", ""),
+    ),
+    *_of("DPOTrainer", "common_prefix_length", ("a token that spans prompt and answer is the prompt's", "if token != other_token:", "if False:"), owner="trl.data_utils"),
+    *_of(
+        "DPOTrainer",
+        "_compute_loss",
+        ("forward_kl has the other sign", "1 - torch.exp(-chosen_logratios)", "1 - torch.exp(chosen_logratios)"),
+        ("alpha_divergence has the other sign", "1.0).to(dtype) * coef", "1.0).to(dtype) * -coef"),
+        ("DPO does not score tokens that are padding elsewhere", "masked_fill(completion_mask == 0, -100)", 'masked_fill((completion_mask == 0) | (inputs["input_ids"] == self._tokenizer.pad_token_id), -100)'),
+    ),
+    *_of("DPOTrainer", "compute_ref_log_probs", ("the precomputed reference ignores ld_alpha", "self.ld_alpha * tail_logps", "tail_logps")),
+    *_of("DPOTrainer", "__init__", ("a reference model that is given is ignored", "self.ref_model = ref_model\n", "self.ref_model = None\n")),
+    *_of("DPOTrainer", "_sync_target_model", ("sync_ref_model mixes the other way round", "mul_(1.0 - alpha).add_(copy_param.data, alpha=alpha)", "mul_(alpha).add_(copy_param.data, alpha=1.0 - alpha)"), owner="trl.trainer.callbacks.SyncRefModelCallback"),
+    *_of("KTOTrainer", "torch_call", ("KTO cuts texts in front, masks behind", "full_ids[: self.max_length]", "full_ids[-self.max_length :]"), owner="trl.trainer.kto_trainer.DataCollatorForUnpairedPreference"),
+    *_of("KTOTrainer", "_prepare_dataset", ("KTO trains on the generation prompt", "add_generation_prompt=True,", "")),
+    *_of("KTOTrainer", "extract_prompt", ("the space before an answer is the prompt's", "idx -= 1", "pass"), owner="trl.data_utils"),
+    *_of("KTOTrainer", "_unpair_row", ("pairs are unpaired into twice the chosen", 'batch["chosen"] + batch["rejected"]', 'batch["chosen"] + batch["chosen"]'), owner="trl.data_utils"),
+    *_of("RewardTrainer", "_prepare_dataset", ("a rejected answer that is too long stays", 'and len(example["rejected_ids"]) <= args.max_length', "")),
+    *_of(
+        "SFTTrainer",
+        "_prepare_dataset",
+        ("keep_end cuts ids and labels on different sides", 'example["labels"][sl]', 'example["labels"][: len(example["input_ids"][sl])]'),
+        ("SFT trains on the generation prompt", "add_generation_prompt=True,", ""),
+    ),
+    *_of("SFTTrainer", "_pack_bfd", ("packing cuts off a token more", "pc.list_slice(column, 0, seq_length)", "pc.list_slice(column, 0, seq_length - 1)"), owner="trl.data_utils"),
+    *_of("SFTTrainer", "torch_call", ("a packed text's first token is learned from the text before", 'output["labels"][output["position_ids"] == 0] = -100', "pass"), owner="trl.trainer.sft_trainer.DataCollatorForLanguageModeling"),
+    *_of(
+        "ORPOTrainer",
+        "tokenize_row",
+        ("ORPO cuts off a token more", "max(0, self.max_length - len", "max(0, self.max_length - 1 - len"),
+        owner="trl.experimental.orpo.ORPOTrainer",
+    ),
+    *_of("ORPOTrainer", "concatenated_forward", ("ORPO's likelihood leaves out tokens that are padding elsewhere", "torch.where(attention_mask == 1, labels, -100)", "torch.where(labels != self.padding_value, labels, -100)"), owner="trl.experimental.orpo.ORPOTrainer"),
+    *_of("CPOTrainer", "cpo_loss", ("SimPO's label smoothing has the other sign", "- F.logsigmoid(-self.beta", "+ F.logsigmoid(-self.beta"), owner="trl.experimental.cpo.CPOTrainer"),
+    *_of("DistillationTrainer", "__init__", ("distillation is at temperature 1", "self.temperature = args.temperature", "self.temperature = 1.0")),
+    *_of("DistillationTrainer", "_jsd_tile", ("student and teacher are weighed alike", "(beta * torch.exp(log_pt)", "((1 - beta) * torch.exp(log_pt)"), owner="trl.kernels.chunked_divergence"),
 ]  # fmt: skip
 
 
@@ -234,28 +368,48 @@ def _owner(change):
     if not change.owner:
         return pairs.trainer_classes(change.trainer)[0]
     module, _, name = change.owner.rpartition(".")
-    return getattr(import_module(module), name)
+    try:
+        return getattr(import_module(module), name)
+    except AttributeError:  # a module that nothing has imported yet
+        return import_module(change.owner)
 
 
 @cache
 def edited(change):
-    """Return a class and the function of it that a change makes."""
+    """Return the class or modules that have a function, and what a change makes of it."""
     owner = _owner(change)
-    home = next(cls for cls in owner.__mro__ if change.place in vars(cls))
-    source = textwrap.dedent(inspect.getsource(getattr(home, change.place)))
-    old, new = (text.replace("\n    ", "\n") for text in (change.old, change.new))  # as dedented
+    free = inspect.ismodule(owner)
+    home = owner if free else next(c for c in owner.__mro__ if change.place in vars(c))
+    original = getattr(home, change.place)
+    source = textwrap.dedent(inspect.getsource(original))
+    old, new = change.old, change.new
+    if not free:  # as dedented
+        old, new = (text.replace("\n    ", "\n") for text in (old, new))
     assert old in source, f"{old!r} is not in {change.place}"
-    space = dict(vars(sys.modules[home.__module__])) | {"__class__": home}
     source = source.replace(old, new, 1)
-    source = re.sub(r"super\(\)", f"super({home.__name__}, self)", source)
-    exec(compile(source, f"<{change.what}>", "exec"), space)
-    return home, space[change.place]
+    if free:
+        space = vars(home)
+        trl = [m for name, m in list(sys.modules.items()) if name.startswith("trl.")]
+        homes = [m for m in trl if vars(m).get(change.place) is original]
+    else:
+        space, homes = vars(sys.modules[home.__module__]), [home]
+        source = re.sub(r"super\(\)", f"super({home.__name__}, self)", source)
+    found = {}  # not the module itself, whose names the function still sees as they are then
+    exec(compile(source, f"<{change.what}>", "exec"), space, found)
+    return homes, found[change.place]
 
 
+@contextmanager
 def planted(change):
     """Replace a function by its own source with one change."""
-    home, function = edited(change)
-    return patch.object(home, change.place, function)
+    homes, function = edited(change)
+    with ExitStack() as stack:
+        for home in homes:
+            stack.enter_context(patch.object(home, change.place, function))
+        # what was found out of the function as it was
+        policy._check_shuffle.cache_clear()
+        stack.callback(policy._check_shuffle.cache_clear)
+        yield
 
 
 _FIRST = ("accumulation", "extreme", "tools", "sampler", "beta", "temperature")
@@ -341,6 +495,59 @@ FIELDS = {
     "the term of SFT is a sum": "'sft'",
     "CPO's ipo has another target": "CPOTrainer', loss_type': 'ipo'",
     "DFT's weight has a gradient": "dft",
+    **dict.fromkeys(
+        (
+            "the reference's log-probabilities are taken at temperature 1",
+            "rewards are averaged where no weights are given",
+            "a reward model does not see the prompt",
+            "a completion without any reward has 0",
+            "a reward that is None makes the sum NaN",
+            "a completion without any reward counts in the baseline",
+            "tokens that the sampler could not score make the loss NaN",
+            "the sampler's ratio weighs the KL, too",
+            "GSPO's ratio is NaN where a completion is masked",
+            "grpo's last window is divided as a whole one",
+            "dapo's last window is divided as a whole one",
+            "evaluation reads the training buffer",
+            "tokens that are padding elsewhere are not scored",
+            "each micro-batch is a generation unless told otherwise",
+            "each reward is clipped to 1",
+            "parts of the vocabulary are added without their maximum",
+            "a token of the second part is looked up in the first",
+            "the second part's gradient goes to the first",
+            "RLOO clips rewards after the KL",
+            "RLOO: a completion without any reward has 0",
+            "RLOO's reference is at temperature 1",
+            "a short last window is divided as a whole one",
+            "keep_start keeps a token less",
+            "keep_end keeps the start",
+            "pairs whose chosen is too long are dropped",
+            "an answer that ends is ended twice",
+            "DPO trains on the generation prompt",
+            "the space before an answer is the prompt's",
+            "a token that spans prompt and answer is the prompt's",
+            "forward_kl has the other sign",
+            "alpha_divergence has the other sign",
+            "DPO does not score tokens that are padding elsewhere",
+            "the precomputed reference ignores ld_alpha",
+            "a reference model that is given is ignored",
+            "sync_ref_model mixes the other way round",
+            "KTO cuts texts in front, masks behind",
+            "KTO trains on the generation prompt",
+            "pairs are unpaired into twice the chosen",
+            "a rejected answer that is too long stays",
+            "keep_end cuts ids and labels on different sides",
+            "SFT trains on the generation prompt",
+            "packing cuts off a token more",
+            "a packed text's first token is learned from the text before",
+            "ORPO cuts off a token more",
+            "ORPO's likelihood leaves out tokens that are padding elsewhere",
+            "SimPO's label smoothing has the other sign",
+            "distillation is at temperature 1",
+            "student and teacher are weighed alike",
+        ),
+        "no row",
+    ),
 }
 HINTS = {
     "GSPO's ratio is a product": "gspo sequence",
@@ -402,6 +609,55 @@ HINTS = {
     "CPO's likelihood is not weighed": "cpo_alpha",
     "losses are not divided by the accumulation": "sigmoid",
     "DFT's weight has a gradient": "dft",
+    "the reference's log-probabilities are taken at temperature 1": "beta temperature",
+    "rewards are averaged where no weights are given": "scored",
+    "rewards are rounded to bfloat16": "unscored",
+    "each reward is clipped to 1": "unscored",
+    "a reward model does not see the prompt": "scored",
+    "a completion without any reward has 0": "unscored",
+    "a reward that is None makes the sum NaN": "unscored",
+    "a completion without any reward counts in the baseline": "unscored",
+    "tokens that the sampler could not score make the loss NaN": "unscored",
+    "the sampler's ratio weighs the KL, too": "unscored",
+    "GSPO's ratio is NaN where a completion is masked": "sequence mask truncated",
+    "grpo's last window is divided as a whole one": "unscored",
+    "dapo's last window is divided as a whole one": "scored",
+    "tokens that are padding elsewhere are not scored": "unscored",
+    "evaluation reads the training buffer": "scored",
+    "each micro-batch is a generation unless told otherwise": "scored",
+    "parts of the vocabulary are added without their maximum": "unscored",
+    "a token of the second part is looked up in the first": "unscored",
+    "the second part's gradient goes to the first": "unscored",
+    "RLOO clips rewards after the KL": "unscored",
+    "RLOO: a completion without any reward has 0": "unscored",
+    "RLOO's reference is at temperature 1": "temperature",
+    "a short last window is divided as a whole one": "cut",
+    "keep_start keeps a token less": "cut",
+    "keep_end keeps the start": "cut front",
+    "pairs whose chosen is too long are dropped": "cut",
+    "an answer that ends is ended twice": "ended",
+    "DPO trains on the generation prompt": "chat",
+    "the space before an answer is the prompt's": "implicit",
+    "a token that spans prompt and answer is the prompt's": "ended",
+    "forward_kl has the other sign": "forward",
+    "alpha_divergence has the other sign": "alpha divergence",
+    "DPO does not score tokens that are padding elsewhere": "ended",
+    "the precomputed reference ignores ld_alpha": "ld alpha precompute",
+    "a reference model that is given is ignored": "cut",
+    "sync_ref_model mixes the other way round": "sync",
+    "KTO cuts texts in front, masks behind": "cut",
+    "KTO trains on the generation prompt": "chat",
+    "pairs are unpaired into twice the chosen": "implicit",
+    "a rejected answer that is too long stays": "cut",
+    "keep_end cuts ids and labels on different sides": "front",
+    "SFT trains on the generation prompt": "chat",
+    "packing cuts off a token more": "packed",
+    "a packed text's first token is learned from the text before": "packed",
+    "ORPO cuts off a token more": "cut",
+    "ORPO's likelihood leaves out tokens that are padding elsewhere": "ended",
+    "SimPO's label smoothing has the other sign": "smoothing",
+    "distillation is at temperature 1": "temperature",
+    "student and teacher are weighed alike": "temperature",
 }
 """What a change is about: it is tried first where these words are."""
 

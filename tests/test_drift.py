@@ -214,7 +214,7 @@ def test_recorded_losses_agree_where_theory_says_so():
     assert value["robust label_smoothing"] == pytest.approx(by_hand, rel=1e-6)
     same = [name for name in losses if "precompute" in name]  # what is not computed twice
     different = {tuple(pair) for name, pair in losses.items() if name not in same}
-    assert len(different) == len(losses) - len(same) and len(same) == 2
+    assert len(different) == len(losses) - len(same) and len(same) == 3
 
 
 @pytest.mark.parametrize(("case", "told"), [("loss_type=sft", True), ("bf16=true", False)])
@@ -342,7 +342,7 @@ def test_a_loss_that_fails_is_told_once_for_all(monkeypatch):
 
     monkeypatch.setattr(trl.DPOTrainer, "_compute_loss", _compute_loss)
     one = only(*(name for name in SHIPPED["losses"] if name.startswith("DPO")))
-    assert (one.what, one.found) == ("DPOTrainer, 21 losses", "RuntimeError: no such thing")
+    assert (one.what, one.found) == ("DPOTrainer, 27 losses", "RuntimeError: no such thing")
 
 
 def test_recording_writes_what_was_read_and_overwrites_nothing(tmp_path, capsys, few):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -61,7 +62,11 @@ class Stock:
 
 
 def fix_completions(
-    trainer: Any, completion: Completion, tools: bool = False, sampler: bool = False
+    trainer: Any,
+    completion: Completion,
+    tools: bool = False,
+    sampler: bool = False,
+    gaps: bool = False,
 ) -> None:
     """Let `completion(prompt_ids, index_in_group, call)` answer in place of the model.
 
@@ -71,6 +76,7 @@ def fix_completions(
             all processes, so that any number of processes trains on the same completions.
         tools: every third token is said to come from a tool.
         sampler: a sampler with log-probabilities of its own is said to have drawn them, as vLLM.
+        gaps: of every seventh token that sampler knows none.
     """
     calls = 0
     original = trainer._generate_single_turn
@@ -87,7 +93,9 @@ def fix_completions(
         ids = [
             completion(tuple(ids), (first + i) % group, call) for i, ids in enumerate(prompt_ids)
         ]
-        logps = [sampler_logps(each) for each in ids] if sampler else None
+        logps: Any = [sampler_logps(each) for each in ids] if sampler else None
+        if sampler and gaps:
+            logps = [[None if i % 7 == 6 else x for i, x in enumerate(each)] for each in logps]
         return ids if bare else (ids, logps)  # RLOOTrainer wants no log-probabilities
 
     def rollout(prompts: list[Any], _: Any) -> dict[str, Any]:
@@ -100,8 +108,49 @@ def fix_completions(
     trainer._generate_single_turn = generate
     if tools:
         trainer.rollout_func = rollout
-    if sampler:
+    if sampler and not bare:
         trainer.use_vllm = True
+
+
+def check_generation(trainer: Any) -> None:
+    """Refuse a trainer of TRL's that does not hand on what its model generates, or samples else.
+
+    `fix_completions` answers in place of all that; here only the model's `generate` is replaced.
+    """
+    args, tokenizer = trainer.args, trainer.processing_class
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    prompts, given = [[1, 7, 8], [1, 9], [1]], {}
+    # whatever stands behind the first end token is cut off; the second answer has none
+    drawn = [
+        [10, 11, end, padding, 12, end],
+        [padding, 12, 13, 14, 15, 16],
+        [end, 17, end, 18, 19, 20],
+    ]
+    wanted = [drawn[0][:3], drawn[1], drawn[2][:1]]
+
+    def generate(**inputs: Any) -> Tensor:
+        given.update(inputs)
+        return torch.cat([inputs["input_ids"], torch.tensor(drawn)], 1)
+
+    number = (1,) if hasattr(trainer, "importance_sampling_level") else ()  # a GRPOTrainer takes it
+    with patch.object(trainer.model, "generate", generate):
+        found = trainer._generate_single_turn(prompts, None, {}, *number)
+    said, config = (found[0] if isinstance(found, tuple) else found), given["generation_config"]
+    sampled = {name: getattr(args, name) for name in SAMPLING if hasattr(args, name)}
+    sampled |= {"do_sample": True, "max_new_tokens": args.max_completion_length}
+    mask = given["attention_mask"].bool()
+    shown = [row[on].tolist() for row, on in zip(given["input_ids"], mask, strict=True)]
+    wrong = [name for name, value in sampled.items() if getattr(config, name) != value]
+    if shown != prompts or not mask[:, -1].all():
+        wrong.append("prompts")
+    if said != wanted:
+        wrong.append("end of completions")
+    if wrong:
+        raise InputError(f"{type(trainer).__name__} generates otherwise: {', '.join(wrong)}")
+
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The fields of a config that say how completions are sampled."""
 
 
 def sampler_logps(ids: Sequence[int]) -> list[float]:
@@ -115,12 +164,13 @@ def batches(trainer: Any) -> Iterator[Any]:
         yield from trainer.get_train_dataloader()
 
 
-def accumulate(trainer: Any, source: Iterator[Any]) -> tuple[Measured, list[Batch]]:
+def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Measured, list[Batch]]:
     """Run the trainer's own loop over one accumulation window, without an optimizer step.
 
     Args:
         trainer: a trainer of TRL's on one process.
         source: what `batches` returned; one window is taken from it.
+        count: micro-batches of the window, where an epoch ends before it is full.
 
     Returns:
         Loss and gradient, and the micro-batches as the loss saw them.
@@ -133,7 +183,8 @@ def accumulate(trainer: Any, source: Iterator[Any]) -> tuple[Measured, list[Batc
         return compute_loss(model, inputs, *args, **kwargs)
 
     args, model = trainer.args, trainer.model
-    window, items = trainer.get_batch_samples(source, args.gradient_accumulation_steps, args.device)
+    count = count or args.gradient_accumulation_steps
+    window, items = trainer.get_batch_samples(source, count, args.device)
     trainer.current_gradient_accumulation_steps = len(window)
     trainer.compute_loss = remember
     model.zero_grad()

@@ -9,9 +9,10 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -107,6 +108,28 @@ def quiet() -> Iterator[None]:
         transformers.logging.enable_progress_bar()
         if not bars:
             datasets.enable_progress_bars()
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """Let TRL multiply by the head in several parts, as it does where the vocabulary is large."""
+    with ExitStack() as stack:
+        for place, size in _PARTS.items():
+            module, _, name = place.rpartition(".")
+            try:
+                stack.enter_context(patch.object(import_module(module), name, size))
+            except (ImportError, AttributeError):  # another release has no such parts
+                continue
+        yield
+
+
+_PARTS = {
+    "trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE": 70,
+    "trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE": 200,
+    "trl.kernels.chunked_divergence.VOCAB_CHUNK_SIZE": 70,
+    "trl.kernels.chunked_divergence.TOKEN_CHUNK_SIZE": 50,
+}
+"""Tokens of the vocabulary, or of texts, that make a part."""
 
 
 def drawn(*key: Any) -> random.Random:

@@ -211,6 +211,12 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
     # neighbors never share a prompt; five of eight are wanted where lengths are ragged, four else
     wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
     labels = [bool(wanted[i % 8]) for i in range(len(pairs))]
+    for how in set(_WRITTEN).intersection(columns):
+        pairs = [_written(how, number, pair) for number, pair in enumerate(pairs)]
+    if "implicit" in columns:
+        if trainer == "SFTTrainer":
+            return [{"text": pair["chosen"]} for pair in pairs]
+        return pairs[:PAIRS] if trainer == "KTOTrainer" else pairs  # all chosen come first there
     if trainer == "SFTTrainer":
         return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
     if trainer == "KTOTrainer":
@@ -262,6 +268,30 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
     return rows, [pad_texts(texts[n : n + size], PAD) for n in range(0, len(texts), size)]
 
 
+def _written(how: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
+    """Write a pair in another way that TRL takes.
+
+    Args:
+        how: "chat", messages; "ended", where a third of the answers has an end token, all have one
+            that pads, and one token spans prompt and answer; "implicit", without a prompt.
+        number: of the pair.
+        pair: texts of a prompt and two answers.
+    """
+    prompt, sides = pair["prompt"], [pair["chosen"], pair["rejected"]]
+    if how == "implicit":
+        return {"chosen": f"{prompt} {sides[0]}", "rejected": f"{prompt} {sides[1]}"}
+    if how == "chat":
+        prompt = [{"role": "user", "content": prompt}]
+        said: list[Any] = [[{"role": "assistant", "content": side}] for side in sides]
+    else:
+        prompt, ends = f"{prompt}<", ["<|end|>" * ((number + i) % 3 == 0) for i in range(2)]
+        said = [f"think>{s[:4]}<|pad|>{s[4:]}{end}" for s, end in zip(sides, ends, strict=True)]
+    return pair | {"prompt": prompt, "chosen": said[0], "rejected": said[1]}
+
+
+_WRITTEN = ("chat", "ended", "implicit")
+
+
 def build_trainer(
     trainer: type,
     config: type,
@@ -272,18 +302,24 @@ def build_trainer(
 ) -> Any:
     """Build a trainer of TRL, or a subclass, for a window.
 
-    `fields` are those of its config beside the window's; `columns` may be "margin".
+    `fields` are those of its config beside the window's; `columns` may be "margin", or how the
+    texts are written.
     """
     made = made_kind(also)
     kind = made or base_name(trainer)
     window = {
         "per_device_train_batch_size": batch.rows if kind in UNPAIRED else batch.rows // 2,
         "gradient_accumulation_steps": batch.accumulation,
+        **dict(batch.fields),
     }
     if batch.max_length:
         window["max_length"] = batch.max_length
     if made:
         window["train_sampling_strategy"] = "sequential"
+    if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
+        other = untrained()
+        other.load_state_dict(drifted(other.state_dict(), 0.1, seed=5))
+        also = {"ref_model": other} | also
     if made or kind in DOUBLE:  # the others take a folder, and load the reference from it
         also = {"model": _MODELS.get(kind, untrained)()} | also
     rows = _by_hand(kind, batch)[0] if made else _rows(kind, batch, columns)
@@ -316,8 +352,9 @@ class PairWindow:
             return _by_hand(trainer, batch)[1]
         built = build_trainer(*self._classes, {}, batch, columns)
         built.model.load_state_dict(self.current)
-        _, found = measure.accumulate(built, measure.batches(built))
-        _check_collation(trainer, found, _rows(self.kind, batch, columns), batch.max_length)
+        _, found = measure.accumulate(built, measure.batches(built), batch.short)
+        if not batch.fields and not set(_WRITTEN).intersection(columns):
+            _check_collation(trainer, found, _rows(self.kind, batch, columns), batch.max_length)
         return found
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
@@ -325,7 +362,9 @@ class PairWindow:
         trainer.model.load_state_dict(self.current)
         if double:
             trainer.model.double()
-        measured, found = measure.accumulate(trainer, measure.batches(trainer))
+        if getattr(trainer.args, "sync_ref_model", False):
+            trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        measured, found = measure.accumulate(trainer, measure.batches(trainer), self.batch.short)
         if "prepared" in vars(self):  # for the other side of a comparison
             keys = {"input_ids", "chosen_input_ids"} | ({"labels"} if self.made else set())
             for key in sorted(keys & found[0].keys()):

@@ -26,10 +26,12 @@ from rlhf_trl.compare.models import (
     make_trainer,
     token_logps,
     untrained,
+    untrained_scorer,
     untrained_token_scorer,
 )
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
+from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
 """Tokens at most, completions per prompt, completions per micro-batch, tokens of equal lengths."""
@@ -64,6 +66,10 @@ class PolicyBatch:
     tools: bool = False  # every third token came from a tool
     sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
     max_length: int | None = None  # of prompt and completion, where examples are given
+    # "partly": beyond 0 and 1, and None for a third; "model": a reward model's, too, all weighed 1
+    rewards: str = ""
+    short: int = 0  # micro-batches of the measured window, where an epoch ends before it is full
+    fields: tuple[tuple[str, Any], ...] = ()  # of the config, where no rollout is needed
 
     @property
     def windows(self) -> int:
@@ -73,12 +79,13 @@ class PolicyBatch:
     @property
     def schedule(self) -> dict[str, Any]:
         """The fields of a TRL config that make this window."""
+        unsaid = self.rewards == "model"
         return {
             "gradient_accumulation_steps": self.accumulation,
-            "steps_per_generation": self.per_generation,
+            "steps_per_generation": None if unsaid else self.per_generation,
             "num_iterations": self.iterations,
             "temperature": self.temperature,
-            "reward_weights": [weight * self.reward_scale for weight in self.weights],
+            "reward_weights": None if unsaid else [w * self.reward_scale for w in self.weights],
         }
 
 
@@ -164,14 +171,56 @@ ACROSS = PolicyBatch(
 )
 """What only subjects are measured on: no row has a reason for what TRL does here."""
 
+_RARE = {"drift": 0.05, "ragged": True, "accumulation": 3, "per_generation": 3, "short": 2}
+RARE = (
+    PolicyBatch(
+        "unscored",
+        "rewards below 0, above 1 and None; padding among the tokens, which another sampler drew "
+        "that cannot score them all; a short last window",
+        **_RARE,
+        rewards="partly",
+        sampler=True,
+    ),
+    PolicyBatch(
+        "scored",
+        "a reward model beside two functions; weights and steps of a generation are not given; an "
+        "evaluation before a short last window",
+        **_RARE,
+        rewards="model",
+    ),
+    PolicyBatch(
+        "cut",
+        "texts of 30 tokens at most, a reference model that is given, a short last window",
+        **_RARE | {"drift": 0.2},
+        fields=(("max_length", 30),),
+    ),
+    PolicyBatch(
+        "cut_in_front",
+        "the last 30 tokens of texts",
+        **_RARE | {"drift": 0.2},
+        fields=(("max_length", 30), ("truncation_mode", "keep_end")),
+    ),
+    PolicyBatch(
+        "packed",
+        "rows of 40 tokens with several texts",
+        **_RARE | {"drift": 0.2},
+        fields=(("max_length", 40), ("packing", True)),
+    ),
+)
+"""What only recorded losses are measured on: what a run rarely meets."""
 
-def completion(ragged: bool, limit: int = LIMIT) -> measure.Completion:
-    """Return random completions: of 1 token to `limit`, some cut off, or of LENGTH."""
+
+def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measure.Completion:
+    """Return random completions: of 1 token to `limit`, some cut off, or of LENGTH.
+
+    With `padding` every fifth token is the one that pads, too.
+    """
 
     def complete(prompt_ids: tuple[int, ...], index: int, call: int) -> list[int]:
         rng = drawn(prompt_ids, index, call)
         wanted = rng.randint(1, limit + limit // 6) if ragged else LENGTH
         ids = [rng.randrange(7, 113) for _ in range(min(wanted, limit))]
+        ids = [0 if padding and i % 5 == 4 else each for i, each in enumerate(ids)]
         return ids if wanted > limit else [*ids[:-1], _END]
 
     return complete
@@ -179,6 +228,8 @@ def completion(ragged: bool, limit: int = LIMIT) -> measure.Completion:
 
 def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """Reward a random half of all completions, and a tenth of the long ones: outliers."""
+    if "text" in kwargs:
+        _check_told(completion_ids, **kwargs)
     share = [0.5 if len(ids) <= LIMIT else 0.1 for ids in completion_ids]
     return [
         float(drawn("right", tuple(ids)).random() < each)
@@ -189,6 +240,29 @@ def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
 def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """Reward two thirds of all completions fully, the others by a quarter."""
     return [drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0]) for ids in completion_ids]
+
+
+def _check_told(
+    completion_ids: list[list[int]], prompts: Any, completions: Any, text: list[str], **kwargs: Any
+) -> None:
+    """Refuse a trainer whose reward functions see other texts or columns than those of the ids."""
+    told = [each[0]["content"] for each in completions]
+    right = _tokenizer().batch_decode(completion_ids, skip_special_tokens=True)
+    if told != right or [each[-1]["content"] for each in prompts] != text:
+        raise InputError("reward functions see other texts than those of the token ids")
+
+
+_tokenizer = cache(build_tokenizer)
+
+
+def partly(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
+    """Reward two thirds of all completions."""
+    return [drawn("partly", *ids).choice([None, 0.3, 1.7]) for ids in completion_ids]
+
+
+def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
+    """Reward or punish two thirds of all completions."""
+    return [drawn("punished", *ids).choice([None, -2.3, 0.6]) for ids in completion_ids]
 
 
 def build_trainer(
@@ -208,9 +282,20 @@ def build_trainer(
     words = [1 + i % 3 if batch.limit > LIMIT else 1 for i in range(len(WORDS))]
     texts = [" ".join([word] * count) for word, count in zip(WORDS, words, strict=True)]
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+    known = trainer.__module__.startswith(("trl.", "rlhf_trl."))
+    if known:  # else it may show its reward functions what it likes
+        rows = [row | {"text": text} for row, text in zip(rows, texts, strict=True)]
+    if batch.rewards == "partly":
+        rewards = [partly, punished]
+    if batch.rewards == "model":
+        rewards.append(untrained_scorer())
+        also["reward_processing_classes"] = [None, None, build_tokenizer()]
     ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
-    answer = completion(batch.ragged, batch.limit)
-    measure.fix_completions(ready, answer, batch.tools, batch.sampler)
+    if known:
+        measure.check_generation(ready)
+    gaps = batch.rewards == "partly"
+    answer = completion(batch.ragged, batch.limit, gaps)
+    measure.fix_completions(ready, answer, batch.tools, batch.sampler, gaps)
     return ready
 
 
@@ -267,6 +352,8 @@ class PolicyWindow:
         classes = (cls.__module__ for cls in type(trainer).__mro__)
         module = next(name for name in classes if name.startswith("trl.trainer."))
         _check_shuffle(module)
+        if type(trainer).__module__.startswith("trl."):
+            _check_order(trainer)
         with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
             source = measure.batches(trainer)
             has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
@@ -277,7 +364,14 @@ class PolicyWindow:
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
                 trainer.model.load_state_dict(policies[1])
-            return measure.accumulate(trainer, source)
+            extra = 0.0
+            if self.batch.rewards == "model":
+                trainer.model.eval()
+                rows = next(source)[: self.batch.rows]
+                extra = float(trainer.prediction_step(trainer.model, rows, True)[0])
+                trainer.model.train()
+            found, micro = measure.accumulate(trainer, source, self.batch.short)
+            return Measured(found.loss + extra, found.gradient), micro
 
     def _rewards(self) -> Tensor:
         one, other = self.batch.weights
@@ -359,6 +453,25 @@ def _check_shuffle(module: str) -> None:
         mixed = import_module(module).shuffle_sequence_dict(columns)
     if not all(torch.equal(t.view(16, -1)[:, 0].long(), mixed["a"]) for t in mixed.values()):
         raise InputError(f"{module}.shuffle_sequence_dict tears the rows of a batch apart")
+    if not torch.equal(mixed["a"].sort().values, numbers) or torch.equal(mixed["a"], numbers):
+        raise InputError(f"{module}.shuffle_sequence_dict loses rows of a batch, or their mixing")
+
+
+def _check_order(trainer: Any) -> None:
+    """Refuse a sampler that tears groups apart, leaves out prompts, or keeps an epoch's order."""
+    args, sampler = trainer.args, trainer._get_train_sampler()
+    reused = args.steps_per_generation * args.num_iterations
+    group, size = args.num_generations, args.generation_batch_size
+    one, other = list(sampler), list(sampler)
+    right = len(one) == len(trainer.train_dataset) * group // size * size * reused and one != other
+    if right:
+        turns = torch.tensor(one).view(-1, reused, size)
+        groups = turns[:, 0].reshape(-1, group)
+        right = torch.equal(turns, turns[:, :1].expand_as(turns))
+        right &= torch.equal(groups, groups[:, :1].expand_as(groups))
+        right &= len(groups[:, 0].unique()) == len(groups)
+    if not right:
+        raise InputError(f"{type(trainer).__name__} takes the prompts in another order")
 
 
 def _part(state: Mapping[str, Tensor], critic: bool = False) -> dict[str, Tensor]:

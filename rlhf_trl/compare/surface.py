@@ -13,7 +13,7 @@ import pkgutil
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import MISSING, Field, fields, replace
 from functools import cache
 from importlib import import_module
@@ -29,7 +29,7 @@ from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, kind_of_stock
 from rlhf_trl.compare.measure import Stock, sentence
-from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.models import quiet, small_parts
 
 Surface = dict[str, dict[str, Any]]
 
@@ -55,7 +55,7 @@ ONLINE = {
 _BATCHES = {batch.name: batch for batch in policy.BATCHES}
 _BATCHES["drift"] = replace(policy.EXTREME, group=8, rows=8)
 _BATCHES["drift of pairs"] = replace(_BATCHES["accumulation"], drift=0.2)
-_BATCHES[policy.ACROSS.name] = policy.ACROSS
+_BATCHES |= {batch.name: batch for batch in (policy.ACROSS, *policy.RARE)}
 _OF_THE_WINDOW = {"generation_batch_size", "num_generations", "max_completion_length"}
 _OF_THE_WINDOW |= policy.EXTREME.schedule.keys()
 
@@ -232,7 +232,11 @@ def _losses(
         given = {n: v for n, v in given.items() if n not in ("batch", "columns")}
         side = Stock(given, case, names[0], columns, (trainer, config))
         try:
-            with redirect_stderr(StringIO()):  # TRL's bar of the reference's log-probabilities
+            parts = small_parts() if batch in policy.RARE else nullcontext()
+            with (
+                parts,
+                redirect_stderr(StringIO()),
+            ):  # TRL's bar of the reference's log-probabilities
                 window = matrix.window(kind_of_stock(side), columns, batch)
                 loss, gradient = matrix.side(side, window)
             found[case] = [float(f"{x:.7g}") for x in (loss, float(gradient.norm()))]
