@@ -200,11 +200,13 @@ def _since(place: str, old: Any, new: Any) -> str | None:
     return release if known else None
 
 
-def _same(old: Any, new: Any, tolerance: float = TOLERANCE) -> bool:
+def _same(old: Any, new: Any, tolerance: float = TOLERANCE, least: float = 0.0) -> bool:
+    """Tell whether two facts are equal up to rounding, of numbers of a size of `least` or more."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return all(_same(a, b, tolerance) for a, b in zip(old, new, strict=True))
+        # terms of both signs make losses near 0
+        return all(_same(a, b, tolerance, 0.01) for a, b in zip(old, new, strict=True))
     if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) <= tolerance * max(abs(old), abs(new))
+        return abs(old - new) <= tolerance * max(abs(old), abs(new), least)
     return old == new and type(old) is type(new)
 
 
