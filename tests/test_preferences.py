@@ -564,8 +564,8 @@ def test_kto_alternates_as_many_of_each():
 @pytest.mark.parametrize(
     ("labels", "batch", "part"),
     [
-        ([True] * 4, 2, "label is true in all rows"),
-        ([False] * 4, 2, "label is false in all rows"),
+        ([True] * 4, 2, "label is true in all 4 examples"),
+        ([False] * 4, 2, "label is false in all 4 examples"),
         ([True, False] * 2, 1, "per_device_train_batch_size is 1"),
         ([True, False] * 2, 4, "too few different prompts"),
     ],
@@ -575,7 +575,9 @@ def test_kto_orders_that_do_not_exist(labels, batch, part):
         kto_order(labels, [[1]] * 4, batch, seed=0)
 
 
-def test_rotation_takes_the_completion_of_the_example_before():
+def test_rotation_asserts_that_no_pair_is_of_one_prompt():
     rows = [{"prompt_ids": [n], "completion_ids": [10 + n]} for n in (0, 1, 2)]
     found = rotated(Dataset.from_list(rows), 3)
     assert found["KL_completion_ids"][:] == [[12], [10], [11]]
+    with pytest.raises(InputError, match="two neighbors share a prompt"):
+        rotated(Dataset.from_list([rows[0], rows[0]]), 2)

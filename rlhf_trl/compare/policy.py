@@ -463,7 +463,8 @@ def _check_order(trainer: Any) -> None:
     reused = args.steps_per_generation * args.num_iterations
     group, size = args.num_generations, args.generation_batch_size
     one, other = list(sampler), list(sampler)
-    right = len(one) == len(trainer.train_dataset) * group // size * size * reused and one != other
+    right = len(one) == len(trainer.train_dataset) * group // size * size * reused
+    right &= (one != other) == args.shuffle_dataset
     if right:
         turns = torch.tensor(one).view(-1, reused, size)
         groups = turns[:, 0].reshape(-1, group)
