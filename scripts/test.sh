@@ -16,4 +16,4 @@ tail -n 1 "$out/log" | grep -Eqx \
   echo "error: the demo's last line is not the expected one" >&2
   exit 1
 }
-pytest -n 2 --dist loadfile -m "not promise" "$@"
+pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not promise" "$@"

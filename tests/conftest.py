@@ -19,6 +19,16 @@ from two_processes import on_two_processes
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "recipes" / "experiments" / "2026-11-20-over-optimization"))
 
+LONG = (
+    *("test_zero", "test_compare", "test_scripts", "test_recipes", "test_gpu_report"),
+    *("test_policy_gradient_processes", "test_direct_alignment_processes", "test_ppo_processes"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take long, so that none is left for one worker at the end."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
 
 @contextmanager
 def same_environment():

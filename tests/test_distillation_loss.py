@@ -209,7 +209,7 @@ def test_what_is_masked_never_matters():
         (
             "sdpo",
             BOTH | {"num_generations": 3},
-            "num_generations must be a whole number that divides the batch of 4, not 3",
+            "num_generations must divide the batch of 4, not 3",
         ),
         ("grpo", {}, "grpo is not a distillation algorithm; those are opd, sdpo"),
     ],

@@ -282,7 +282,7 @@ def build_trainer(
     words = [1 + i % 3 if batch.limit > LIMIT else 1 for i in range(len(WORDS))]
     texts = [" ".join([word] * count) for word, count in zip(WORDS, words, strict=True)]
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
-    known = trainer.__module__.startswith(("trl.", "rlhf_trl."))
+    known = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
     if known:  # else it may show its reward functions what it likes
         rows = [row | {"text": text} for row, text in zip(rows, texts, strict=True)]
     if batch.rewards == "partly":
