@@ -443,7 +443,7 @@ def test_a_row_of_something_else_is_named(tmp_path, name):
 
 
 def test_data_sets_and_readers_that_do_not_fit(tmp_path):
-    with pytest.raises(InputError, match=r"row 0 of .*hh.jsonl has no column question but .* gsm8k"):
+    with pytest.raises(InputError, match=r"row 0 of .*hh.jsonl has no column question but .*gsm8k"):
         read(fixture("hh"), reader="gsm8k")
     with pytest.raises(InputError, match=r"reader is 'gsm8' \(did you mean 'gsm8k'\?\)"):
         read(fixture("gsm8k"), reader="gsm8")
