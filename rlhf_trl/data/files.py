@@ -225,7 +225,7 @@ def _make(row: Row, name: str, form: int) -> list[Row]:
         made = examples_of(row, forms(name)[form])
     except Misfit as error:
         told = f"{error}; the reader {name} reads rows of another form"
-        raise WrongRow(f"{told}, so mend or remove the row, or name another reader") from error
+        raise WrongRow(f"{told}, so fix or remove the row, or name another reader") from error
     return [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
 
 
@@ -254,7 +254,7 @@ def _check_json(file: Path, content: bytes, key: str) -> None:
         try:
             value = json.loads(line) if line.strip() else {}
         except json.JSONDecodeError as error:
-            raise InputError(f"{where} is not JSON ({error}); mend it.") from error
+            raise InputError(f"{where} is not JSON ({error}); fix it.") from error
         for m, row in enumerate(value if listed else [value]):
             if not isinstance(row, dict):
                 where += f": element {m}" if listed else ""

@@ -97,7 +97,7 @@ def regex(text: str, pattern: str, task: str) -> bool:
         return re.search(pattern, text) is not None
     except re.error as error:
         raise InputError(
-            f"reward function 'regex': {pattern!r} is not a regular expression ({error}); mend it, "
+            f"reward function 'regex': {pattern!r} is not a regular expression ({error}); fix it, "
             "or name the column of patterns after a colon (regex:COLUMN)."
         ) from error
 
@@ -267,7 +267,7 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         except Exception as error:
             raise InputError(
                 f"reward function {name!r} raised {type(error).__name__}: {error} "
-                f"{_where(culprit(sample))}; mend it, or return None where it does not apply."
+                f"{_where(culprit(sample))}; fix it, or return None where it does not apply."
             ) from error
 
     async def waiting(**kwargs: Any) -> list[float | None]:
