@@ -716,11 +716,14 @@ def test_a_recipe_may_not_declare_a_field_that_trl_has(load):
 def test_a_number_out_of_range_is_refused_before_trl_is_looked_for(
     recipe, name, key, value, wanted
 ):
+    said = refused_option("no.such.Class", recipe, name, key, value)
+    assert said == f"command line: {key} is {value}; write {wanted}."
+
+
+def refused_option(trainer_config, recipe, name, key, value):
     given = ["--config", str(ROOT / "configs" / "tiny" / f"{name}.yaml"), f"--{key}", value]
     run = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
-    with pytest.raises(InputError) as caught:
-        load_config(run, "no.such.Class", given)
-    assert str(caught.value) == f"command line: {key} is {value}; write {wanted}."
+    return refusal(load_config, run, trainer_config, given)
 
 
 @pytest.mark.parametrize(
@@ -738,11 +741,8 @@ def test_a_number_out_of_range_is_refused_before_trl_is_looked_for(
     ],
 )
 def test_a_number_of_a_trainer_out_of_range_names_its_key(recipe, name, key, value, wanted):
-    given = ["--config", str(ROOT / "configs" / "tiny" / f"{name}.yaml"), f"--{key}", value]
-    run = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
-    with pytest.raises(InputError) as caught:
-        load_config(run, CONFIGS[recipe], given)
-    assert str(caught.value) == f"command line: {key} is {value}; write {wanted}."
+    said = refused_option(CONFIGS[recipe], recipe, name, key, value)
+    assert said == f"command line: {key} is {value}; write {wanted}."
 
 
 BAD_WITHOUT_TRL = {

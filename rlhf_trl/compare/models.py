@@ -91,8 +91,8 @@ def quiet() -> Iterator[None]:
     import datasets
     import transformers
 
-    # accelerate parses the metadata of packages anew for every trainer, and datasets hashes every
-    # function that is mapped, for caches that nobody reads: a quarter of the time each
+    # accelerate parses the metadata of packages anew for every trainer: a quarter of its time;
+    # datasets hashes every function that is mapped, for caches that nobody reads
     found = patch("importlib.metadata.metadata", cache(importlib.metadata.metadata))
     names = patch("datasets.fingerprint.Hasher.hash", lambda *_: uuid4().hex)
     bars = datasets.are_progress_bars_disabled()

@@ -31,13 +31,13 @@ from rlhf_trl.compare.models import (
 )
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import policy_gradient_loss
+from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 LIMIT, GROUP, ROWS, LENGTH = 12, 4, 8, 8
 """Tokens at most, completions per prompt, completions per micro-batch, tokens of equal lengths."""
 
 WEIGHTS = (1.0, 0.5)
-_END = 5
 CRITIC = "value_model."  # what the names of a value model's weights begin with
 WORDS = ("sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread")
 
@@ -220,8 +220,8 @@ def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measu
         rng = drawn(prompt_ids, index, call)
         wanted = rng.randint(1, limit + limit // 6) if ragged else LENGTH
         ids = [rng.randrange(7, 113) for _ in range(min(wanted, limit))]
-        ids = [0 if padding and i % 5 == 4 else each for i, each in enumerate(ids)]
-        return ids if wanted > limit else [*ids[:-1], _END]
+        ids = [PAD if padding and i % 5 == 4 else each for i, each in enumerate(ids)]
+        return ids if wanted > limit else [*ids[:-1], END]
 
     return complete
 

@@ -233,10 +233,8 @@ def _losses(
         side = Stock(given, case, names[0], columns, (trainer, config))
         try:
             parts = small_parts() if batch in policy.RARE else nullcontext()
-            with (
-                parts,
-                redirect_stderr(StringIO()),
-            ):  # TRL's bar of the reference's log-probabilities
+            # TRL has a bar for the reference's log-probabilities
+            with parts, redirect_stderr(StringIO()):
                 window = matrix.window(kind_of_stock(side), columns, batch)
                 loss, gradient = matrix.side(side, window)
             found[case] = [float(f"{x:.7g}") for x in (loss, float(gradient.norm()))]
