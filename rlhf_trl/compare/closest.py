@@ -6,7 +6,7 @@ too.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from dataclasses import fields as fields_of
 from importlib import import_module
@@ -14,13 +14,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import (
-    ALGORITHMS,
-    LOSS_FIELDS,
-    SHARED_FIELDS,
-    Formulation,
-    formulation,
-)
+from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation, formulation
 from rlhf_trl.compare import pairs, policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, Result
 from rlhf_trl.compare.measure import Book, Stock
@@ -91,15 +85,12 @@ class Subject:
     @property
     def batches(self) -> list[PolicyBatch]:
         """The windows on which it is measured."""
-        names = {"heavy", "ragged", "accumulation"}
-        if self.base in POLICY:
-            names |= {"on_policy", "extreme"} | ({"tools"} if self.base == "GRPOTrainer" else set())
-            if self.generation > self.accumulation:
-                names.add("steps_per_generation")
-        found = [batch for batch in policy.BATCHES if batch.name in names]
-        if self.base in POLICY:
-            found += [policy.ACROSS] * (self.generation < self.accumulation)
-        return found
+        online = self.base in POLICY
+        names = ["heavy", "ragged", "accumulation", *(["on_policy", "extreme"] * online)]
+        names += ["tools"] * (self.base == "GRPOTrainer")
+        names += ["steps_per_generation"] * (online and self.generation > self.accumulation)
+        across = [policy.ACROSS] * (online and self.generation < self.accumulation)
+        return [batch for batch in policy.BATCHES if batch.name in names] + across
 
     @property
     def left_out(self) -> list[str]:
@@ -128,10 +119,8 @@ class Subject:
         """Whether its trainer might compute a formulation of an algorithm."""
         if self.base in POLICY:
             return row.trainer == "GRPOTrainer" and name != "ppo"
-        # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
-        homes = {"DPOTrainer": ("DPOTrainer", "CPOTrainer")} if self.also else {}
-        homes = homes.get(self.base, (self.base,))
-        return row.trainer in homes and name not in ("orm", "prm", "kwise")
+        home = pairs.own_trainer(row).removeprefix("Book") if self.also else row.trainer
+        return home == self.base and name not in ("orm", "prm", "kwise")
 
 
 @dataclass(frozen=True)
@@ -182,24 +171,18 @@ def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str,
     return {n: v for n, v in values.items() if n in wanted and not n.startswith(idle)}
 
 
-def _our_trainer(path: str, name: str, row: Formulation) -> str:
-    """Return the name of our trainer of an algorithm."""
-    if name in ("ppo", "kwise", "orm", "prm") or row.family == "distillation":
-        raise InputError(
-            f"{path}: a config for {name} is not compared: PPO needs its value model, distillation "
-            "its teachers, and reward models but those of pairs have heads of their own"
-        )
-    return pairs.own_trainer(row)
-
-
 def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
     """Return a config of our own recipes as a subject."""
     from trl import ModelConfig
 
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
-    own = _our_trainer(path, name, row)
-    own_class, config = pairs.trainer_classes(own)
+    if name in ("ppo", "kwise", "orm", "prm") or row.family == "distillation":
+        raise InputError(
+            f"{path}: a config for {name} is not compared: PPO needs its value model, distillation "
+            "its teachers, and reward models but those of pairs have heads of their own"
+        )
+    own_class, config = pairs.trainer_classes(pairs.own_trainer(row))
     cls = class_of(trainer) if trainer else own_class
     if not issubclass(cls, own_class):
         raise InputError(
@@ -211,7 +194,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
     fields = _deciding(values) | own_fields(row)
     if row.trainer == "GRPOTrainer":
         fields = dict(row.settings) | fields
-    also = {"algorithm": name, "formulation": which}
+    also = pairs.arguments(name, which)
     return Subject(label, pairs.base_name(cls), (cls, config), values, fields, also)
 
 
@@ -255,8 +238,7 @@ def _checked(path: str | Path, config: type) -> dict[str, Any]:
 
 def _told(path: str, given: Mapping[str, Any]) -> list[str]:
     """Tell the trainer from the keys that only its config has, and from loss_type; then others."""
-    configs = {name: pairs.trainer_classes(name)[1] for name in TRAINERS}
-    names = {name: {f.name for f in fields_of(config)} for name, config in configs.items()}
+    names = {n: {f.name for f in fields_of(pairs.trainer_classes(n)[1])} for n in TRAINERS}
     anywhere = set().union(*names.values())
     used = [key for key in given if key in anywhere]
     fitting = [name for name in TRAINERS if all(key in names[name] for key in used)]
@@ -265,12 +247,9 @@ def _told(path: str, given: Mapping[str, Any]) -> list[str]:
         fitting = [name for name in fitting if loss in (_losses(name) or (loss,))]
     if "GRPOTrainer" in fitting and "reward_funcs" in given:
         fitting = [name for name in fitting if name in POLICY]
-    for preferred in (_USUAL, TRAINERS):
-        chosen = [name for name in fitting if name in preferred]
-        if len(chosen) == 1:
-            return [*chosen, *(name for name in fitting if name not in chosen)]
-        if chosen:
-            break
+    chosen = [name for name in fitting if name in _USUAL] or fitting
+    if len(chosen) == 1:
+        return [*chosen, *(name for name in fitting if name not in chosen)]
     raise InputError(
         f"{path}: its keys fit {' and '.join(fitting) or 'no single trainer'}; say which with "
         f"--trainer, such as --trainer {(fitting or TRAINERS)[0]}"
@@ -312,11 +291,9 @@ def distances(
         except InputError:
             raise
         except Exception as error:  # whatever the user's trainer or config raises
+            what = f"{subject.classes[0].__name__} cannot be run on the fixed batches"
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise InputError(
-                f"{subject.label}: {subject.classes[0].__name__} cannot be run on the fixed "
-                f"batches: {message}"
-            ) from error
+            raise InputError(f"{subject.label}: {what}: {message}") from error
     return sorted(found, key=lambda each: (not each.equal, _away(each.worst)))
 
 
@@ -326,9 +303,7 @@ def _away(result: Result) -> tuple[float, float]:
     return round(away, 2), result.grad_rel_error
 
 
-def _distance(
-    matrix: Matrix, subject: Subject, name: str, which: str, fixes: bool = True
-) -> Distance:
+def _distance(matrix: Matrix, subject: Subject, name: str, which: str, fixes: bool) -> Distance:
     row = formulation(name, which)
     if not subject.could_be(name, row):
         raise InputError(f"{subject.base} cannot be compared with {name}: {row.trainer} is its own")
@@ -336,16 +311,13 @@ def _distance(
     if subject.base in POLICY:
         fields |= {"num_generations": policy.GROUP, "per_device_train_batch_size": policy.ROWS}
     built = subject.classes[1](**{**fields, **subject.fields})
-    left = Book(name, which, _params(row, subject, lambda key: getattr(built, key, None)))
-    results = _measured(matrix, subject, left, {})
+    left = Book(name, which, _params(row, subject, built))
+    results = _measured(matrix, subject, left)
     worst = _worst(results)
+    if broken := [r.batch for r in results if not math.isfinite(r.grad_rel_error)]:
+        what = "the gradient is not finite, or the book's is 0, on"
+        raise InputError(f"{subject.label}: {what} {', '.join(broken)}")
     equal = all(r.agrees for r in results)
-    broken = [r.batch for r in results if not math.isfinite(r.grad_rel_error)]
-    if broken:
-        raise InputError(
-            f"{subject.label}: the gradient is not finite, or the book's is 0, on "
-            f"{', '.join(broken)}"
-        )
     untested = subject.unsettled(built) if equal else ()
     equal = equal and not untested
     changes: Mapping[str, Any] = {}
@@ -357,25 +329,22 @@ def _distance(
         shared = _differing(_anywhere(subject, built), built)
         changes = {k: v for k, v in asked.items() if subject.also[k] != v} | shared
         if changes == shared:  # else some of its fields may not be the other row's
-            then = _worst(_measured(matrix, subject, left, shared)) if shared else None
+            then = _worst(_measured(matrix, subject, left, **shared)) if shared else None
     else:
         changes = _changes(subject, row, left, built)
-        then = _worst(_measured(matrix, subject, left, changes))
+        then = _worst(_measured(matrix, subject, left, **changes))
         if row.trl is not True and then.grad_rel_error > worst.grad_rel_error / 2:
             changes, then = {}, None  # nothing that brings the two close
     why = "" if equal or row.trl is True or subject.base == "RLOOTrainer" else str(row.trl)
-    on_policy = [r.verdict == "equal" for r in results if r.batch == "on_policy"]
-    first = on_policy[0] if on_policy else None
-    return Distance(name, which, equal, worst, first, changes, then, why, untested)
+    on_policy = next((r.verdict == "equal" for r in results if r.batch == "on_policy"), None)
+    return Distance(name, which, equal, worst, on_policy, changes, then, why, untested)
 
 
 def _worst(results: Sequence[Result]) -> Result:
     return max(results, key=_away)
 
 
-def _measured(
-    matrix: Matrix, subject: Subject, left: Book, changes: Mapping[str, Any]
-) -> list[Result]:
+def _measured(matrix: Matrix, subject: Subject, left: Book, **changes: Any) -> list[Result]:
     """Measure a subject with some fields changed, on the batches that say something about it."""
     fields = {**subject.fields, **changes}
     fields.pop("generation_kwargs", None)
@@ -389,15 +358,15 @@ def _measured(
     return [matrix.compare(row, batch) for batch in batches]
 
 
-def _params(row: Formulation, subject: Subject, value: Callable[[str], Any]) -> dict[str, Any]:
+def _params(row: Formulation, subject: Subject, built: Any) -> dict[str, Any]:
     """Return the book's parameters that the user's config decides, as far as the row takes them."""
     params: dict[str, Any] = {}
     for name in row.reads:
-        given = subject.fields.get(name) if subject.also else value(name)
+        given = subject.fields.get(name) if subject.also else getattr(built, name, None)
         if given is None and name == "epsilon_high":
-            given = value("epsilon")  # what TRL falls back to
-        if name == "gamma_beta_ratio" and value("simpo_gamma") is not None:
-            given = value("simpo_gamma") / value("beta")
+            given = getattr(built, "epsilon", None)  # what TRL falls back to
+        if name == "gamma_beta_ratio" and hasattr(built, "simpo_gamma"):
+            given = built.simpo_gamma / built.beta
         if given is None or name in ("max_completion_length", "importance_cap", "baseline_value"):
             continue
         if name == "label_smoothing" and not given:
@@ -445,10 +414,8 @@ def _anywhere(subject: Subject, built: Any) -> dict[str, Any]:
     """Return what every policy-gradient row wants: it is sampled as before, but scored at 1."""
     want: dict[str, Any] = {"mask_truncated_completions": False}
     if getattr(built, "temperature", 1.0) != 1.0:
-        sampling = {
-            "temperature": built.temperature,
-            **(subject.values.get("generation_kwargs") or {}),
-        }
+        more = subject.values.get("generation_kwargs") or {}
+        sampling = {"temperature": built.temperature, **more}
         want |= {"temperature": 1.0, "generation_kwargs": sampling}
     return want
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ PAIRS = 4
 """Pairs of a usual micro-batch; KTO and SFT, which have none, take twice as many examples."""
 
 RANKED = 3  # completions in a list of K-wise comparisons
-STEP = {"step_separator": "\n", "step_split": "\n"}  # of process models
+STEP = "\n"  # separates the steps of a process model
 
 STOCK = (
     *("GRPOTrainer", "RLOOTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer"),
@@ -192,6 +193,12 @@ def own_trainer(row: Formulation) -> str:
     return f"Book{'DPOTrainer' if row.trainer == 'CPOTrainer' else row.trainer}"
 
 
+def arguments(name: str, which: str) -> dict[str, Any]:
+    """Return what our trainer of a formulation is given beside its config."""
+    steps = {"step_separator": STEP, "step_split": STEP} if name == "prm" else {}
+    return {"algorithm": name, "formulation": which} | steps
+
+
 def _text(length: int, *key: Any) -> str:
     rng = drawn(*key)
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
@@ -208,9 +215,6 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
             "rejected": _text(lengths[1], "rejected", i),
         }
         pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
-    # neighbors never share a prompt; five of eight are wanted where lengths are ragged, four else
-    wanted = [1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0] * 4
-    labels = [bool(wanted[i % 8]) for i in range(len(pairs))]
     for how in set(_WRITTEN).intersection(columns):
         pairs = [_written(how, number, pair) for number, pair in enumerate(pairs)]
     if "implicit" in columns:
@@ -220,10 +224,11 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
     if trainer == "SFTTrainer":
         return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
     if trainer == "KTOTrainer":
-        sides = ["chosen" if label else "rejected" for label in labels]
-        every = zip(pairs, sides, labels, strict=True)
+        # neighbors never share a prompt; five of eight are wanted if lengths are ragged, else half
+        wanted = cycle([1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0])
         return [
-            {"prompt": p["prompt"], "completion": p[s], "label": label} for p, s, label in every
+            {"prompt": p["prompt"], "completion": p["chosen" if w else "rejected"], "label": w == 1}
+            for p, w in zip(pairs, wanted, strict=False)
         ]
     return pairs
 
@@ -258,7 +263,7 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
                 steps = [text[n : n + 5] for n in range(0, len(text), 5)]
                 right = [drawn("step", i, side, n).choice((-1, 0, 1)) for n in range(len(steps))]
                 example = {"prompt": pair["prompt"], "completions": steps, "labels": right}
-                ids = encode("".join(step + STEP["step_separator"] for step in steps))
+                ids = encode("".join(step + STEP for step in steps))
                 ends = zip(steps, right, strict=True)
                 labels = [x for step, r in ends for x in [-100] * len(step) + [classes[r]]]
             rows += [example] * (kind != "kwise")
@@ -269,13 +274,10 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
 
 
 def _written(how: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
-    """Write a pair in another way that TRL takes.
+    """Write a pair, texts of a prompt and two answers, in another way that TRL takes.
 
-    Args:
-        how: "chat", messages; "ended", where a third of the answers has an end token, all have one
-            that pads, and one token spans prompt and answer; "implicit", without a prompt.
-        number: of the pair.
-        pair: texts of a prompt and two answers.
+    "chat": as messages; "ended": a third of the answers has an end token, all have one that pads,
+    and one token spans prompt and answer; "implicit": without a prompt.
     """
     prompt, sides = pair["prompt"], [pair["chosen"], pair["rejected"]]
     if how == "implicit":
@@ -390,8 +392,8 @@ class PairWindow:
             if "KL_input_ids" in inputs:
                 rest = inputs["KL_input_ids"], inputs["KL_attention_mask"]
                 covered = inputs["KL_completion_mask"][:, 1:]
-                now, before = (token_logps(model, *rest) for model in (policy, reference))
-                kl = ((now * covered).sum(1).detach(), (before * covered).sum(1).detach())
+                both = (token_logps(model, *rest) for model in (policy, reference))
+                kl = tuple((logps * covered).sum(1).detach() for logps in both)
             parts.append(
                 Micro(
                     outputs=graph.detach(),
@@ -421,7 +423,7 @@ def _check_collation(
     prompt; reward models are not given longer ones.
     """
     tokenizer = build_tokenizer()
-    known: dict[tuple[int, ...], tuple[int, str, int]] = {}  # ids -> row, side, prompt's tokens
+    known: dict[tuple[int, ...], tuple[int, str]] = {}  # ids -> row, side
     rule = "cut_prompt" if trainer in OURS else "cut_completion"
     rule = "drop" if trainer.endswith("RewardTrainer") else rule
     start = [tokenizer.bos_token_id] * (trainer.removeprefix("Book") in _EXPERIMENTAL)
@@ -432,11 +434,7 @@ def _check_collation(
         texts = [[*text, tokenizer.eos_token_id] for text in texts]
         if found := shortened([*start, *prompt], texts, most, rule):
             prompts[number], texts = found
-            for side, text in zip(sides, texts, strict=True):
-                known[(*found[0], *text)] = (number, side, len(found[0]))
-
-    def read(ids: Tensor, attention: Tensor) -> tuple[int, str, int]:
-        return known.get(tuple(ids[attention.bool()].tolist()), (-1, "", 0))
+            known |= {(*found[0], *t): (number, s) for s, t in zip(sides, texts, strict=True)}
 
     def check(right: bool, what: str) -> None:
         if not right:
@@ -444,21 +442,22 @@ def _check_collation(
 
     for inputs in prepared:
         ids, attention, mask, chosen = _sequences(inputs)
-        found = [read(*pair) for pair in zip(ids, attention, strict=True)]
-        numbers = [row for row, *_ in found]
-        check(min(numbers) >= 0, "token ids that are in no text")
+        read = [tuple(i[a.bool()].tolist()) for i, a in zip(ids, attention, strict=True)]
+        check(known.keys() >= {*read}, "token ids that are in no text")
+        found = [known[each] for each in read]
+        numbers = [row for row, _ in found]
         half = numbers[: len(found) // 2]
         if "label" in inputs:
             check([rows[row]["label"] for row in numbers] == chosen.tolist(), "labels")
         elif "completion" not in rows[0]:
             sides = [(row, side) for side in ("chosen", "rejected") for row in half]
-            check([f[:2] for f in found] == sides, "chosen and rejected")
+            check(found == sides, "chosen and rejected")
         if "margin" in inputs:
             margins = torch.tensor([rows[row]["margin"] for row in half])
             check(torch.allclose(margins, inputs["margin"].float()), "margins")
-        for one, (_, _, prompt), kept in zip(attention, found, mask, strict=True):
+        for one, row, kept in zip(attention, numbers, mask, strict=True):
             expected = torch.zeros_like(one)
-            expected[one.bool().nonzero().flatten()[prompt:]] = 1
+            expected[one.bool().nonzero().flatten()[len(prompts[row]) :]] = 1
             right = trainer.endswith("RewardTrainer") or torch.equal(expected, kept.to(expected))
             check(right, "which tokens are the completion's")
         if "KL_input_ids" in inputs:

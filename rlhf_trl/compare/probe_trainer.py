@@ -44,8 +44,7 @@ class Trained:
             which = self.fields.pop("formulation", "chapter")
             self.row, self.config = formulation(name, which), self.cls.config_class
             self.fields = rows.own_fields(self.row) | self.fields
-            self.also = {"algorithm": name, "formulation": which}
-            self.also |= pairs.STEP if name == "prm" else {}
+            self.also = pairs.arguments(name, which)
         self.online = self.base in POLICY
         self._windows: dict[Any, Any] = {}
         self._runs: dict[Any, Run] = {}

@@ -8,7 +8,7 @@ settings that remove the difference.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation, formulation
+from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Formulation
 from rlhf_trl.compare import identities as to
 from rlhf_trl.compare import pairs
 from rlhf_trl.compare.identities import Identity
@@ -42,8 +42,12 @@ _ONLINE = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_
 
 
 def stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
-    """Return the stock side with the settings that the table gives for a formulation."""
-    row = formulation(algorithm, which)
+    """Return the stock side with the settings that the table gives for a formulation.
+
+    Where stock TRL has none of its own, with those of the chapter.
+    """
+    forms = ALGORITHMS[algorithm].formulations
+    row = forms.get(which, forms["chapter"])
     online = row.trainer == "GRPOTrainer"
     given = {
         name: value + row.trl_offset.get(name, 0)
@@ -64,11 +68,14 @@ _AVERAGE_SAYS = "The code's KL is an average over the tokens, with the other sig
 _NO_SETTING = "none in TRL"
 _UNCHANGED = ("on_policy", "mild", "heavy", "ragged", "accumulation", "steps_per_generation")
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-_ONE_GENERATION = _UNCHANGED[:-1]
+_ONE_GENERATION = (*_UNCHANGED[:-1], "extreme")
 _TRL_MEAN = to.normalizer("token_mean", "token_mean_trl")
 _TRL_DAPO = to.normalizer("sequence_mean", "token_mean_trl")
 _OF_PROMPTS = to.normalizer("per_prompt", "token_mean_trl")
-_WINDOW_SAYS = "TRL divides by the tokens of the window, not of each prompt's completions"
+_OTHER_K3 = to.chapter_k3("exp(l) - 1")
+_WINDOW_SAYS = "TRL divides by the tokens of the window, not of each prompt's completions."
+_BOUND = "epsilon_high: 1.4, up to the lower bound and the normalizer"
+_ONE_WINDOW = "steps_per_generation: gradient_accumulation_steps"
 _SUM_TO_MEAN = to.normalizer("sequence_sum", "sequence_mean")
 _AVERAGED_KL = to.kl_in_reward("averaged")
 _TRL_RLOO = ("TRL RLOOTrainer", "RLOOTrainer")
@@ -78,8 +85,23 @@ _RLOO_WEIGHTS = [weight * GROUP / (GROUP - 1) for weight in WEIGHTS]
 
 def _code(name: str, *steps: Identity, why: str = "", with_kl: str = "", **params: Any) -> Row:
     """Return the row of an algorithm's two forms in the book; without steps they are equal."""
+    sides = Book(name, "chapter", params), Book(name, "code", params)
+    return Row(*sides, steps, why, with_kl=with_kl)
+
+
+def _trl(
+    name: str,
+    *steps: Identity,
+    why: str = "",
+    settings: str = "",
+    variant: str = "",
+    which: str = "chapter",
+    batches: tuple[str, ...] = (),
+    **changes: Any,
+) -> Row:
+    """Return the row of a formulation and of stock TRL with its settings, `changes` among them."""
     return Row(
-        Book(name, "chapter", params), Book(name, "code", params), steps, why, "", (), with_kl
+        Book(name, which), stock(name, **changes), steps, why, settings, batches, variant=variant
     )
 
 
@@ -88,9 +110,8 @@ def _group_code(name: str, *more: Identity, why: str = "") -> Row:
 
 
 def _group_code_trl(name: str) -> Row:
-    steps = (_EPS_BACK, to.chapter_k3("exp(l) - 1"))
-    left, right, why = Book(name, "code"), stock(name), f"{_EPS_SAYS}."
-    return Row(left, right, steps, why, _NO_SETTING, with_kl=_SIGN_SAYS)
+    says = {"why": f"{_EPS_SAYS}.", "settings": _NO_SETTING}
+    return replace(_trl(name, _EPS_BACK, _OTHER_K3, which="code", **says), with_kl=_SIGN_SAYS)
 
 
 def _equal_rewards(right: Book | Stock, settings: str) -> Row:
@@ -105,8 +126,7 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
 def _sampled(mode: str, ours: bool = False) -> Row:
     correction = {"mode": mode, "clip_min": 0.8, "clip_max": 1.2}
     fields = {f"vllm_importance_sampling_{name}": value for name, value in correction.items()}
-    also = {"algorithm": "grpo", "formulation": "chapter"}
-    own = Stock(fields, "BookGRPOTrainer", "BookGRPOTrainer", also=also)
+    own = Stock(fields, *["BookGRPOTrainer"] * 2, also=pairs.arguments("grpo", "chapter"))
     return Row(
         Book("grpo"),
         own if ours else stock("grpo", **fields),
@@ -132,16 +152,13 @@ POLICY_ROWS = (
         with_kl=_AVERAGE_SAYS,
     ),
     Row(
-        Book("rloo"),
-        Stock({"beta": 0.0}, *_TRL_RLOO),
-        (to.CLIPPED_WHOLE_RATIO,),
+        *(Book("rloo"), Stock({"beta": 0.0}, *_TRL_RLOO), (to.CLIPPED_WHOLE_RATIO,)),
         "Off-policy TRL clips the ratio of the whole completion's probability; the book has none.",
-        "num_iterations: 1, steps_per_generation: gradient_accumulation_steps",
+        f"num_iterations: 1, {_ONE_WINDOW}",
         variant="beta 0",
     ),
     Row(
-        Book("rloo"),
-        Stock({}, *_TRL_RLOO),
+        *(Book("rloo"), Stock({}, *_TRL_RLOO)),
         (to.kl_in_reward("summed", 0.05), to.CLIPPED_WHOLE_RATIO),
         "TRL's RLOOConfig takes 0.05 times the KL from the reward unless told otherwise.",
         "beta: 0, on-policy",
@@ -166,36 +183,33 @@ POLICY_ROWS = (
         **_PPO,
     ),
     _group_code("grpo"),
-    Row(Book("grpo"), stock("grpo"), settings="loss_type: grpo"),
+    _trl("grpo", settings="loss_type: grpo"),
     _group_code_trl("grpo"),
     _equal_rewards(Book("grpo"), ""),
     _equal_rewards(stock("grpo"), _NO_SETTING),
     Row(
-        Book("grpo"),
-        Stock({}, "TRL dapo"),
-        (_TRL_DAPO, to.BIAS_CORRECTED_K3),
+        *(Book("grpo"), Stock({}, "TRL dapo"), (_TRL_DAPO, to.BIAS_CORRECTED_K3)),
         "TRL's default loss_type is dapo: one mean over all tokens instead of one per completion.",
         "loss_type: grpo, use_bias_correction_kl: false",
         with_kl="TRL's default KL is multiplied by the ratio.",
         variant="TRL's default",
     ),
-    Row(
-        Book("grpo"),
-        stock("grpo", scale_rewards="batch"),
-        (to.SPREAD_OF_THE_BATCH,),
-        "scale_rewards: batch divides by the standard deviation of all rewards of a generation.",
-        "scale_rewards: group",
-        (*_ONE_GENERATION, "extreme"),
+    _trl(
+        *("grpo", to.SPREAD_OF_THE_BATCH),
+        why="scale_rewards: batch divides by the standard deviation of all rewards of a "
+        "generation.",
+        settings="scale_rewards: group",
+        batches=_ONE_GENERATION,
         variant="scaled by the batch",
+        scale_rewards="batch",
     ),
-    Row(
-        Book("grpo"),
-        stock("grpo", mask_truncated_completions=True),
-        (to.FINISHED_ONLY,),
-        "mask_truncated_completions drops completions that were cut off.",
-        "mask_truncated_completions: false",
-        (*_ONE_GENERATION, "extreme"),
+    _trl(
+        *("grpo", to.FINISHED_ONLY),
+        why="mask_truncated_completions drops completions that were cut off.",
+        settings="mask_truncated_completions: false",
+        batches=_ONE_GENERATION,
         variant="overlong filtering",
+        mask_truncated_completions=True,
     ),
     *(_sampled(mode) for mode in _MODES),
     *(_sampled(mode, ours=True) for mode in _MODES),
@@ -205,35 +219,30 @@ POLICY_ROWS = (
         why="The chapter divides by a fixed length, the code keeps each completion's own.",
         with_kl=_SIGN_SAYS,
     ),
-    Row(Book("drgrpo"), stock("drgrpo"), settings="loss_type: dr_grpo, scale_rewards: none"),
-    Row(
-        Book("drgrpo"),
-        stock("drgrpo", scale_rewards="group"),
-        (to.STANDARDIZED,),
-        "loss_type: dr_grpo changes the normalizer only; rewards are scaled until scale_rewards is "
-        "none.",
-        "scale_rewards: none",
+    _trl("drgrpo", settings="loss_type: dr_grpo, scale_rewards: none"),
+    _trl(
+        *("drgrpo", to.STANDARDIZED),
+        why="loss_type: dr_grpo changes the normalizer only; rewards are scaled until "
+        "scale_rewards is none.",
+        settings="scale_rewards: none",
         variant="rewards still scaled",
+        scale_rewards="group",
     ),
     Row(
-        Book("drgrpo", "code"),
-        stock("drgrpo", "code"),
-        (to.chapter_k3("exp(l) - 1"),),
+        *(Book("drgrpo", "code"), stock("drgrpo", "code"), (_OTHER_K3,)),
         settings="loss_type: grpo, scale_rewards: none, beta: 0",
         with_kl=_SIGN_SAYS,
     ),
     _group_code("gspo"),
-    Row(
-        Book("gspo"), stock("gspo"), settings="importance_sampling_level: sequence, loss_type: grpo"
-    ),
+    _trl("gspo", settings="importance_sampling_level: sequence, loss_type: grpo"),
     _group_code_trl("gspo"),
-    Row(
-        Book("gspo"),
-        stock("gspo", loss_type="dapo"),
-        (_TRL_DAPO,),
-        "importance_sampling_level alone leaves TRL's default loss_type, one mean over all tokens.",
-        "loss_type: grpo",
+    _trl(
+        *("gspo", _TRL_DAPO),
+        why="importance_sampling_level alone leaves TRL's default loss_type, one mean over all "
+        "tokens.",
+        settings="loss_type: grpo",
         variant="default loss_type",
+        loss_type="dapo",
     ),
     _group_code(
         "cispo",
@@ -241,58 +250,47 @@ POLICY_ROWS = (
         why="The equation divides by the tokens of all of a prompt's completions, the code by "
         "those of each. ",
     ),
-    Row(
-        Book("cispo"),
-        stock("cispo"),
-        (to.weight_bound(0.8, 1.4, 1.4), _OF_PROMPTS),
-        f"TRL bounds the weight from above only. {_WINDOW_SAYS}.",
-        "formulation: trl; neither bound nor normalizer is to be had in TRL",
+    _trl(
+        *("cispo", to.weight_bound(0.8, 1.4, 1.4), _OF_PROMPTS),
+        why=f"TRL bounds the weight from above only. {_WINDOW_SAYS}",
+        settings="formulation: trl; neither bound nor normalizer is to be had in TRL",
         variant="bound 1 + epsilon_high",
     ),
     Row(
-        Book("cispo", params={"epsilon": 1.0}),
-        stock("cispo"),
-        (_OF_PROMPTS,),
-        f"{_WINDOW_SAYS}.",
+        *(Book("cispo", params={"epsilon": 1.0}), stock("cispo"), (_OF_PROMPTS,), _WINDOW_SAYS),
         "one prompt in each window, or algorithm: cispo_window",
         variant="no lower bound",
     ),
-    Row(
-        Book("cispo"),
-        stock("cispo", epsilon_high=0.4),
-        (to.weight_bound(0.8, 1.4, 0.4), _OF_PROMPTS),
-        "TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4. "
-        f"{_WINDOW_SAYS}.",
-        "epsilon_high: 1.4, up to the lower bound and the normalizer",
+    _trl(
+        *("cispo", to.weight_bound(0.8, 1.4, 0.4), _OF_PROMPTS),
+        why="TRL's epsilon_high is the bound itself: 0.4 caps every weight at 0.4 instead of 1.4. "
+        + _WINDOW_SAYS,
+        settings=_BOUND,
         variant="bound copied",
+        epsilon_high=0.4,
     ),
-    Row(
-        Book("cispo"),
-        stock("cispo", epsilon_high=None),
-        (to.weight_bound(0.8, 1.4, 0.2), _OF_PROMPTS),
-        "Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2. "
-        f"{_WINDOW_SAYS}.",
-        "epsilon_high: 1.4, up to the lower bound and the normalizer",
+    _trl(
+        *("cispo", to.weight_bound(0.8, 1.4, 0.2), _OF_PROMPTS),
+        why="Without epsilon_high TRL takes epsilon, so that every weight is capped at 0.2. "
+        + _WINDOW_SAYS,
+        settings=_BOUND,
         variant="bound unset",
+        epsilon_high=None,
     ),
     Row(
-        Book("cispo_window"),
-        stock("cispo"),
-        (to.weight_bound(0.8, 1.4, 1.4), _TRL_MEAN),
+        *(Book("cispo_window"), stock("cispo"), (to.weight_bound(0.8, 1.4, 1.4), _TRL_MEAN)),
         "TRL bounds the weight from above only.",
         "the lower bound is not to be had in TRL",
         variant="bound 1 + epsilon_high",
     ),
     Row(
-        Book("cispo_window", params={"epsilon": 1.0}),
-        stock("cispo"),
-        (_TRL_MEAN,),
+        *(Book("cispo_window", params={"epsilon": 1.0}), stock("cispo"), (_TRL_MEAN,)),
         "TRL's window is an average one when one generation feeds several windows.",
-        "steps_per_generation: gradient_accumulation_steps",
+        _ONE_WINDOW,
         variant="no lower bound",
     ),
     _group_code("sapo"),
-    Row(Book("sapo"), stock("sapo"), settings="loss_type: sapo"),
+    _trl("sapo", settings="loss_type: sapo"),
     _group_code_trl("sapo"),
     _code(
         "dapo",
@@ -300,34 +298,25 @@ POLICY_ROWS = (
         why="The chapter's mean is over the whole window, the code's over each micro-batch; the "
         "code adds 1e-8 to the standard deviation.",
     ),
-    Row(
-        Book("dapo"),
-        stock("dapo"),
-        (_TRL_MEAN,),
-        "TRL divides by the tokens of an average window when one generation feeds several.",
-        "steps_per_generation: gradient_accumulation_steps",
+    _trl(
+        *("dapo", _TRL_MEAN),
+        why="TRL divides by the tokens of an average window when one generation feeds several.",
+        settings=_ONE_WINDOW,
     ),
-    Row(
-        Book("dapo", "code"),
-        stock("dapo", loss_type="bnpo"),
-        (_EPS_BACK,),
-        f"{_EPS_SAYS}.",
-        "loss_type: bnpo, up to that constant",
+    _trl(
+        *("dapo", _EPS_BACK),
+        why=f"{_EPS_SAYS}.",
+        settings="loss_type: bnpo, up to that constant",
+        which="code",
+        loss_type="bnpo",
     ),
-    Row(
-        Book("dapo_per_prompt"),
-        stock("dapo"),
-        (_OF_PROMPTS,),
-        f"{_WINDOW_SAYS}.",
-        "one prompt in each window",
-    ),
-    Row(
-        Book("dapo_per_prompt"),
-        stock("dapo", loss_type="grpo"),
-        (to.normalizer("per_prompt", "sequence_mean"),),
-        "loss_type: grpo divides by the tokens of each completion.",
-        _NO_SETTING,
+    _trl("dapo_per_prompt", _OF_PROMPTS, why=_WINDOW_SAYS, settings="one prompt in each window"),
+    _trl(
+        *("dapo_per_prompt", to.normalizer("per_prompt", "sequence_mean")),
+        why="loss_type: grpo divides by the tokens of each completion.",
+        settings=_NO_SETTING,
         variant="mean of each completion",
+        loss_type="grpo",
     ),
     _code("maxrl", _SUM_TO_MEAN, why="The paper sums over the tokens, the code takes their mean."),
 )
@@ -337,55 +326,39 @@ _DRIFTS = ("on_policy", "mild", "heavy", "ragged")
 
 
 def _kl_row(
-    variant: str,
-    estimator: str,
-    corrected: bool,
-    *steps: Identity,
-    which: str = "chapter",
-    why: str = "",
-    settings: str = "",
+    variant: str, *steps: Identity, corrected: bool = False, which: str = "chapter", **says: str
 ) -> Row:
-    left = Book("grpo", which, {"beta": 0.1, "kl_estimator": estimator})
+    """Return the row of an estimator, with which a variant begins, and of TRL's k3."""
+    left = Book("grpo", which, {"beta": 0.1, "kl_estimator": variant[:2]})
     right = stock("grpo", beta=0.1, use_bias_correction_kl=corrected)
-    return Row(left, right, steps, why, settings, _DRIFTS, variant=variant, subject="kl")
+    return Row(left, right, steps, batches=_DRIFTS, variant=variant, subject="kl", **says)
 
 
 KL_ROWS = (
-    _kl_row("k3 in the loss", "k3", False, settings="use_bias_correction_kl: false"),
+    _kl_row("k3 in the loss", settings="use_bias_correction_kl: false"),
     _kl_row(
-        "k3, TRL's default",
-        "k3",
-        True,
-        to.BIAS_CORRECTED_K3,
-        why="use_bias_correction_kl multiplies k3 by the ratio, whose derivative counts even "
-        "on-policy.",
+        *("k3, TRL's default", to.BIAS_CORRECTED_K3),
+        corrected=True,
+        explanation="use_bias_correction_kl multiplies k3 by the ratio, whose derivative counts "
+        "even on-policy.",
         settings="use_bias_correction_kl: false",
     ),
     _kl_row(
-        "k2, TRL's default",
-        "k2",
-        True,
-        to.BIAS_CORRECTED_K3,
-        why="k3 times the ratio has k2's gradient on-policy only.",
+        *("k2, TRL's default", to.BIAS_CORRECTED_K3),
+        corrected=True,
+        explanation="k3 times the ratio has k2's gradient on-policy only.",
         settings="on-policy",
     ),
     _kl_row(
-        "k1 in the loss",
-        "k1",
-        False,
-        to.chapter_k3("1"),
-        why="TRL's loss knows no k1, whose gradient in a loss is 0 in expectation.",
+        *("k1 in the loss", to.chapter_k3("1")),
+        explanation="TRL's loss knows no k1, whose gradient in a loss is 0 in expectation.",
         settings=_NO_SETTING,
     ),
     _kl_row(
-        "k3 of the code",
-        "k3",
-        False,
-        _EPS_BACK,
-        to.chapter_k3("exp(l) - 1"),
+        *("k3 of the code", _EPS_BACK, _OTHER_K3),
         which="code",
-        why="The code's log-ratio has the other sign, so that its k3 estimates another divergence; "
-        "it adds 1e-8 to the standard deviation.",
+        explanation="The code's log-ratio has the other sign, so that its k3 estimates another "
+        "divergence; it adds 1e-8 to the standard deviation.",
         settings=_NO_SETTING,
     ),
 )
@@ -394,139 +367,112 @@ KL_ROWS = (
 _CDPO = "loss_type: [sigmoid, robust], loss_weights: [2 (1 - e), -(1 - 2e)]"
 _SMOOTHED = {"loss_type": ["sigmoid"], "loss_weights": None}
 _UNEQUAL = {"desirable_weight": 1.5, "undesirable_weight": 0.6}
+_CENTERED = {"center_rewards_coefficient": 0.01}
 _ORPO_SAYS = "TRL's likelihood term covers the prompts too and is one mean over all tokens."
 _KTO_SAYS = "The code adds the means of the two classes, TRL takes one mean over all examples."
 
 
 def _sft(label: str, **batches: Any) -> Row:
     return Row(
-        Book("sft", "code"),
-        Stock({}, label, label.split()[-1]),
-        (to.TOKENS_OF_THE_WINDOW,),
+        *(Book("sft", "code"), Stock({}, label, label.split()[-1]), (to.TOKENS_OF_THE_WINDOW,)),
         "The code takes a mean over the tokens of each micro-batch, TRL over the whole window.",
         "gradient_accumulation_steps: 1",
         **batches,
     )
 
 
+_ORPO = _trl("orpo", to.ORPO_NLL_OF_EVERYTHING, why=_ORPO_SAYS, settings=_NO_SETTING)
+
+
 def _over_long(name: str) -> Row:
-    which = "chapter" if name == "simpo" else "trl"
-    also = {"batches": ("over_long",), "variant": "over-long examples"}
-    if name == "orpo":
-        also |= {"identities": (to.ORPO_NLL_OF_EVERYTHING,), "explanation": _ORPO_SAYS}
-    return Row(Book(name), stock(name, which), settings="max_length", **also)
+    row = _ORPO if name == "orpo" else _trl(name)
+    return replace(row, settings="max_length", batches=("over_long",), variant="over-long examples")
 
 
 PAIR_ROWS = (
-    Row(Book("dpo"), stock("dpo"), settings="loss_type: sigmoid"),
-    Row(Book("cdpo"), stock("cdpo"), settings=_CDPO),
-    Row(
-        Book("cdpo"),
-        stock("cdpo", **_SMOOTHED),
-        (to.without_smoothing(0.1, 0.1),),
-        "TRL's sigmoid does not read label_smoothing: this is DPO.",
-        _CDPO,
+    _trl("dpo", settings="loss_type: sigmoid"),
+    _trl("cdpo", settings=_CDPO),
+    _trl(
+        *("cdpo", to.without_smoothing(0.1, 0.1)),
+        why="TRL's sigmoid does not read label_smoothing: this is DPO.",
+        settings=_CDPO,
         variant="plain sigmoid",
+        **_SMOOTHED,
     ),
-    Row(
-        Book("cdpo"),
-        stock("cdpo", **_SMOOTHED | {"loss_type": ["robust"]}),
-        (to.robust(0.1, 0.1),),
-        "robust subtracts the loss of the flipped label and rescales; cDPO adds it.",
-        _CDPO,
+    _trl(
+        *("cdpo", to.robust(0.1, 0.1)),
+        why="robust subtracts the loss of the flipped label and rescales; cDPO adds it.",
+        settings=_CDPO,
         variant="robust",
+        **_SMOOTHED | {"loss_type": ["robust"]},
     ),
-    Row(
-        Book("ipo"),
-        stock("ipo"),
-        (to.averaged_ipo(0.1),),
-        "TRL averages log-probabilities over the tokens of a completion, paper and code sum them.",
-        _NO_SETTING,
+    _trl(
+        *("ipo", to.averaged_ipo(0.1)),
+        why="TRL averages log-probabilities over the tokens of a completion, paper and code sum "
+        "them.",
+        settings=_NO_SETTING,
     ),
-    Row(Book("ipo", "trl"), stock("ipo"), settings="loss_type: ipo", variant="on averages"),
-    Row(
-        Book("simpo"),
-        stock("simpo", "chapter"),
-        settings="loss_type: simpo, cpo_alpha: 0, simpo_gamma: beta * gamma_beta_ratio",
-    ),
-    Row(
-        Book("simpo"),
-        stock("simpo", "chapter", cpo_alpha=1.0),
-        (to.plus_chosen_nll(1.0),),
-        "CPOConfig's cpo_alpha is 1 unless told otherwise and adds the chosen's likelihood.",
-        "cpo_alpha: 0",
+    _trl("ipo", which="trl", settings="loss_type: ipo", variant="on averages"),
+    _trl("simpo", settings="loss_type: simpo, cpo_alpha: 0, simpo_gamma: beta * gamma_beta_ratio"),
+    _trl(
+        *("simpo", to.plus_chosen_nll(1.0)),
+        why="CPOConfig's cpo_alpha is 1 unless told otherwise and adds the chosen's likelihood.",
+        settings="cpo_alpha: 0",
         variant="default cpo_alpha",
+        cpo_alpha=1.0,
     ),
-    Row(
-        Book("simpo"),
-        stock("simpo", "chapter", simpo_gamma=0.5),
-        (to.simpo_margin(2.0, 0.5, 0.25),),
-        "The code's gamma is the margin over beta, TRL's simpo_gamma the margin itself.",
-        "simpo_gamma: beta * gamma_beta_ratio",
+    _trl(
+        *("simpo", to.simpo_margin(2.0, 0.5, 0.25)),
+        why="The code's gamma is the margin over beta, TRL's simpo_gamma the margin itself.",
+        settings="simpo_gamma: beta * gamma_beta_ratio",
         variant="gamma copied",
+        simpo_gamma=0.5,
     ),
     _code("orpo"),
-    Row(
-        Book("orpo"),
-        stock("orpo"),
-        (to.ORPO_NLL_OF_EVERYTHING,),
-        _ORPO_SAYS,
-        _NO_SETTING,
-    ),
+    _ORPO,
     _code(
-        "kto",
-        to.TWO_CLASS_MEANS,
+        *("kto", to.TWO_CLASS_MEANS),
         why="The paper takes one mean over all examples, the code adds the means of the two "
         "classes.",
     ),
-    Row(Book("kto"), stock("kto"), settings="loss_type: kto"),
+    _trl("kto", settings="loss_type: kto"),
     Row(
-        Book("kto", params=_UNEQUAL),
-        stock("kto", **_UNEQUAL),
+        *(Book("kto", params=_UNEQUAL), stock("kto", **_UNEQUAL)),
         settings="desirable_weight, undesirable_weight",
         variant="unequal weights",
     ),
-    Row(
-        Book("kto", "code"),
-        stock("kto"),
-        (to.kto_one_mean(),),
-        _KTO_SAYS,
-        "desirable_weight: 2, undesirable_weight: 2, on balanced batches",
+    _trl(
+        *("kto", to.kto_one_mean()),
+        why=_KTO_SAYS,
+        settings="desirable_weight: 2, undesirable_weight: 2, on balanced batches",
+        which="code",
     ),
-    Row(
-        Book("kto", "code"),
-        stock("kto", desirable_weight=2.0, undesirable_weight=2.0),
-        (to.kto_one_mean(2.0),),
-        _KTO_SAYS,
-        "balanced batches",
+    _trl(
+        *("kto", to.kto_one_mean(2.0)),
+        why=_KTO_SAYS,
+        settings="balanced batches",
         variant="weights doubled",
+        which="code",
+        **dict.fromkeys(_UNEQUAL, 2.0),
     ),
-    Row(Book("dpo_norm"), stock("dpo_norm"), settings="loss_type: sigmoid_norm"),
-    Row(Book("apo_zero"), stock("apo_zero"), settings="loss_type: apo_zero"),
-    Row(Book("apo_down"), stock("apo_down"), settings="loss_type: apo_down"),
+    _trl("dpo_norm", settings="loss_type: sigmoid_norm"),
+    _trl("apo_zero", settings="loss_type: apo_zero"),
+    _trl("apo_down", settings="loss_type: apo_down"),
     _code("reward"),
-    Row(Book("reward"), stock("reward"), settings="the default"),
+    _trl("reward", settings="the default"),
     Row(
-        Book("reward"),
-        replace(stock("reward"), columns=("margin",)),
+        *(Book("reward"), replace(stock("reward"), columns=("margin",))),
         settings="a column margin",
         variant="margin",
     ),
     Row(
-        Book("reward", params={"center_rewards_coefficient": 0.01}),
-        stock("reward", center_rewards_coefficient=0.01),
+        *(Book("reward", params=_CENTERED), stock("reward", **_CENTERED)),
         settings="center_rewards_coefficient",
         variant="centering",
     ),
-    Row(
-        Book("kwise"),
-        stock("reward"),
-        settings="a pair is a list of two",
-        variant="two completions",
-    ),
+    _trl("kwise", settings="a pair is a list of two", variant="two completions"),
     _code(
-        "orm",
-        to.TOKENS_OF_THE_BATCH,
+        *("orm", to.TOKENS_OF_THE_BATCH),
         why="The chapter averages over each completion first, the code over all tokens of the "
         "batch.",
     ),
@@ -576,20 +522,18 @@ def same_code(row: Algorithm) -> bool:
 
 def own_fields(row: Formulation) -> dict[str, Any]:
     """Return what our trainer of a formulation needs on the batches."""
-    # no completion of the batches comes near the penalty, and no group is sampled again
     ours = {"correctness_reward": "right", "format_reward": "has_format"}
+    ours |= {"demonstration": "first", "teacher_models": [EMBEDDED]}
+    # no completion of the batches comes near the penalty, and no group is sampled again
     ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
     found = {name: value for name, value in ours.items() if name in row.trainer_reads}
-    found |= _PPO if "vf_coef" in row.reads else {}
-    found |= {"demonstration": "first"} if "demonstration" in row.trainer_reads else {}
-    found |= {"teacher_models": [EMBEDDED]} if "teacher_models" in row.trainer_reads else {}
-    return found | ({"max_completion_length": 80} if "soft_punish_cache" in found else {})
+    found |= {"max_completion_length": 80} if "soft_punish_cache" in found else {}
+    return found | (_PPO if "vf_coef" in row.reads else {})
 
 
 def _own(name: str, which: str, row: Formulation) -> Row:
     trainer = pairs.own_trainer(row)
-    also = {"algorithm": name, "formulation": which} | (pairs.STEP if name == "prm" else {})
-    right = Stock(own_fields(row), trainer, trainer, also=also)
+    right = Stock(own_fields(row), trainer, trainer, also=pairs.arguments(name, which))
     batches = ("heavy", "accumulation")
     if which == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
         batches += ("over_long",)
@@ -600,10 +544,9 @@ def _own(name: str, which: str, row: Formulation) -> Row:
         # a window of several has no batch mean, and TRL divides by the tokens of an average one
         if which != "trl" and name != "reinforce":
             batches += ("steps_per_generation",)
-    params = _PPO if name == "ppo" else {}
-    if params and which == "code":  # whose KL alone is another
+    if (name, which) == ("ppo", "code"):  # whose KL alone is another
         batches = ("beta",)
-    return Row(Book(name, which, params), right, batches=batches)
+    return Row(Book(name, which, _PPO if name == "ppo" else {}), right, batches=batches)
 
 
 OWN_ROWS = (
