@@ -243,8 +243,8 @@ def _told(path: str, given: Mapping[str, Any]) -> list[str]:
     used = [key for key in given if key in anywhere]
     fitting = [name for name in TRAINERS if all(key in names[name] for key in used)]
     losses = given.get("loss_type", [])
-    for loss in [losses] if isinstance(losses, str) else losses:
-        fitting = [name for name in fitting if loss in (_losses(name) or (loss,))]
+    losses = {losses} if isinstance(losses, str) else set(losses)
+    fitting = [name for name in fitting if losses <= (_losses(name) or losses)]
     if "GRPOTrainer" in fitting and "reward_funcs" in given:
         fitting = [name for name in fitting if name in POLICY]
     chosen = [name for name in fitting if name in _USUAL] or fitting

@@ -299,7 +299,7 @@ def build_trainer(
     config: type,
     fields: Mapping[str, Any],
     batch: PolicyBatch,
-    columns: Sequence[str],
+    columns: Sequence[str] = (),
     **also: Any,
 ) -> Any:
     """Build a trainer of TRL, or a subclass, for a window.

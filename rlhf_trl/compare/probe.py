@@ -8,8 +8,9 @@ tried, so that the first one on which a property fails is a small counter-exampl
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -54,7 +55,6 @@ GARBAGE, NAN, WIDER, SIDE, ORDER, PROMPTS, SPLIT, FLAT, RATIO, ONCE = NAMES
 
 FAR = 30.0  # garbage under the mask: log-probabilities that no ratio survives
 Batch = dict[str, Any]
-Change = Callable[[Batch, Tensor], Batch]  # of a batch; the order of its rows may change
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,19 @@ class Loss:
         required = {n for n, p in known.items() if p.default is p.empty and p.kind not in (2, 4)}
         if unmet := required - set(self.names.values()) - self.settings.keys():
             raise InputError(f"{path} needs {', '.join(sorted(unmet))}; write NAME=VALUE for each")
-        self.reads_reference = "ref_logps" in self.names and (
-            self.names["ref_logps"] in required or bool(self.settings.get("beta"))
-        )
-        self.left_out, self.per_token = self._how(required)
+        if self.names.get("ref_logps") not in required and not self.settings.get("beta"):
+            self.names.pop("ref_logps", None)
+        self._find_out(required)
 
-    def _how(self, required: set[str]) -> tuple[set[str], bool]:
+    def _find_out(self, required: set[str]) -> None:
         """Find out which optional tensors are welcome, and whether each token has an advantage."""
         optional = [n for n in ("binary_rewards", "old_logps") if n in self.names]
         optional = [n for n in optional if self.names[n] not in required]
         given, failed = [set(optional[:1]), set(optional), set(optional[1:]), set()], None
-        for per_token, left_out in product((False, True), given):
-            self.left_out, self.per_token = left_out, per_token
+        for self.per_token, self.left_out in product((False, True), given):
             try:
                 self(sample(*SIZES[-1]))
-                return left_out, per_token
+                return
             except Exception as error:  # whatever the function raises
                 failed = failed or error
         raise InputError(f"{self.path} cannot be run on a batch: {failed!r}") from failed
@@ -116,9 +114,8 @@ class Loss:
         given["logps"] = batch["logps"].clone().requires_grad_()
         if self.per_token:
             given["advantages"] = batch["advantages"][:, None].expand_as(batch["logps"])
-        unread = {*self.left_out, *(["ref_logps"] * (not self.reads_reference))}
-        names = {ours: theirs for ours, theirs in self.names.items() if ours not in unread}
-        found = self.function(**{n: given[ours] for ours, n in names.items()}, **self.settings)
+        tensors = {n: given[ours] for ours, n in self.names.items() if ours not in self.left_out}
+        found = self.function(**tensors, **self.settings)
         found = found[0] if isinstance(found, tuple) else getattr(found, "loss", found)
         if not isinstance(found, Tensor) or found.ndim:
             raise InputError(f"{self.path} returns no scalar; write a function that reduces it")
@@ -159,19 +156,12 @@ def _picked(batch: Batch, rows: Tensor) -> Batch:
     return batch | {name: batch[name][rows] for name in ROWS}
 
 
-def _filled(value: float) -> Callable[[Batch], Batch]:
-    """Return a change of what is under the mask; the signs alternate, and between tensors, too."""
-
-    def change(batch: Batch) -> Batch:
-        sign = 1 - 2 * (torch.arange(batch["mask"].shape[1]) % 2)
-        hidden = batch["mask"] == 0
-        new = {
-            n: torch.where(hidden, (-1) ** i * value * sign, batch[n])
-            for i, n in enumerate(TOKENS[:3])
-        }
-        return batch | new
-
-    return change
+def _filled(value: float, batch: Batch) -> Batch:
+    """Put a value under the mask; the signs alternate, and between tensors, too."""
+    sign = 1 - 2 * (torch.arange(batch["mask"].shape[1]) % 2)
+    hidden, signs = batch["mask"] == 0, (sign, -sign, sign)
+    pairs = zip(TOKENS, signs, strict=False)
+    return batch | {n: torch.where(hidden, value * each, batch[n]) for n, each in pairs}
 
 
 def _wider(batch: Batch) -> Batch:
@@ -190,39 +180,33 @@ def _at_first(batch: Batch) -> Batch:
 
 
 def _order(batch: Batch, groups: bool) -> Tensor:
+    """Turn around the prompts, or the completions of each; twice is the order as it was."""
     size = batch["num_generations"]
     rows = torch.arange(len(batch["mask"])).view(-1, size)
     return (rows.flip(0) if groups else rows.flip(1)).flatten()
 
 
-def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
-    """Yield the properties: a function of a batch that returns what is wrong, "" if nothing."""
+def _properties(loss: Loss) -> dict[str, Callable[[Batch], str]]:
+    """Return the properties: what is wrong with a batch, "" if nothing."""
 
-    def same(change: Callable[[Batch], Batch], back: Callable[[Batch, Tensor], Tensor]) -> Any:
+    def same(
+        change: Callable[[Batch], Batch],
+        back: Callable[[Batch, Tensor], Tensor] = lambda _, slope: slope,
+    ) -> Callable[[Batch], str]:
         def check(batch: Batch) -> str:
             (value, slope), (other, moved) = loss(batch), loss(change(batch))
-            return _unlike(value, slope, other, back(batch, moved))
+            return unlike(value, slope, other, back(batch, moved))
 
         return check
 
-    def kept(batch: Batch, slope: Tensor) -> Tensor:
-        return slope
+    def reordered(groups: bool) -> Callable[[Batch], str]:
+        return same(lambda b: _picked(b, _order(b, groups)), lambda b, s: s[_order(b, groups)])
 
-    yield GARBAGE, same(_filled(FAR), kept)
-    yield NAN, same(_filled(math.nan), kept)
-    yield WIDER, same(_wider, lambda b, s: s[:, : b["mask"].shape[1]])
+    def left(batch: Batch) -> Batch:
+        return batch | {n: batch[n].gather(1, turned(batch["mask"])) for n in TOKENS}
 
-    def left(b: Batch) -> Batch:
-        return b | {n: b[n].gather(1, turned(b["mask"])) for n in TOKENS}
-
-    right = lambda b, s: torch.zeros_like(s).scatter(1, turned(b["mask"]), s)  # noqa: E731
-    yield SIDE, same(left, right)
-    for groups, name in ((False, ORDER), (True, PROMPTS)):
-        order = lambda b, g=groups: _order(b, g)  # noqa: E731
-        yield (
-            name,
-            same(lambda b, o=order: _picked(b, o(b)), lambda b, s, o=order: s[o(b).argsort()]),
-        )
+    def right(batch: Batch, slope: Tensor) -> Tensor:
+        return torch.zeros_like(slope).scatter(1, turned(batch["mask"]), slope)
 
     def split(batch: Batch) -> str:
         size, rows = batch["num_generations"], torch.arange(len(batch["mask"]))
@@ -231,14 +215,12 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
         mean = sum(each for each, _ in parts) / len(parts)
         found = torch.cat([each for _, each in parts]) / len(parts)
         scales = [
-            _unlike(0, old, 0, new)
+            unlike(0, old, 0, new)
             for old, new in zip(slope.split(size), found.split(size), strict=True)
         ]
         if any(each and not each.startswith(SCALED) for each in scales):
-            return _unlike(value, slope, mean, found).replace(SCALED, "")
+            return unlike(value, slope, mean, found).replace(SCALED, "")
         return max(scales)
-
-    yield SPLIT, split
 
     def flat(batch: Batch) -> str:
         rows = slice(0, batch["num_generations"])
@@ -247,15 +229,11 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
         worst = loss(_at_first(batch) | now)[1][rows].abs().max()
         return "" if worst <= 1e-9 else f"prompt 0 has equal rewards and a gradient of {worst:.1e}"
 
-    yield FLAT, flat
-
     def first(batch: Batch) -> str:
         now = _at_first(batch)
         shift = torch.linspace(-0.9, 0.4, batch["logps"].numel(), dtype=torch.float64)
         moved = {n: now[n] + shift.view_as(batch["logps"]) for n in TOKENS[:3]}
-        return _unlike(0, loss(now)[1], 0, loss(now | moved)[1])
-
-    yield RATIO, first
+        return unlike(0, loss(now)[1], 0, loss(now | moved)[1])
 
     def once(batch: Batch) -> str:
         now = _at_first(batch)
@@ -268,23 +246,39 @@ def _properties(loss: Loss) -> Iterator[tuple[str, Callable[[Batch], str]]]:
                 return f"row {row} has advantage {advantages[row]:.2g} and is pushed the other way"
         return ""
 
-    yield ONCE, once
+    return {
+        GARBAGE: same(partial(_filled, FAR)),
+        NAN: same(partial(_filled, math.nan)),
+        WIDER: same(_wider, lambda batch, slope: slope[:, : batch["mask"].shape[1]]),
+        SIDE: same(left, right),
+        ORDER: reordered(groups=False),
+        PROMPTS: reordered(groups=True),
+        SPLIT: split,
+        FLAT: flat,
+        RATIO: first,
+        ONCE: once,
+    }
 
 
 SCALED = "scaled: "
 
 
-def _unlike(value: float, slope: Tensor, other: float, moved: Tensor) -> str:
-    """Say how a loss and its gradient differ from what they should be, "" if they do not."""
+def unlike(value: float, slope: Tensor, other: float, moved: Tensor, rounding: float = 1e-7) -> str:
+    """Say how a loss and its gradient differ from what they should be, "" if they do not.
+
+    A gradient is in log-probabilities, (B, T), or in parameters, (N,).
+    """
     if not math.isfinite(other) or not moved.isfinite().all():
         return f"the loss is {other:.3g}, its gradient has {int((~moved.isfinite()).sum())} NaN"
-    size, losses = float(slope.norm()), f", the loss {value:.4g} and {other:.4g}" * (value != other)
-    alike = abs(value - other) <= 1e-7 * (1 + abs(value))
-    if float((slope - moved).norm()) <= 1e-7 * size:
+    losses = f", the loss {value:.4g} and {other:.4g}" * (value != other)
+    size, length, apart = (float(each.norm()) for each in (slope, moved, slope - moved))
+    if apart <= rounding * max(size, length):
+        alike = abs(value - other) <= rounding * (1 + abs(value))
         return "" if alike else f"the gradient is the same{losses}"
-    ratio = float(moved.norm()) / size if size else math.inf
-    if float((slope * ratio - moved).norm()) <= 1e-7 * ratio * size < math.inf:
-        return f"{SCALED}the gradient is {ratio:.4g} times as long{losses}"
+    if size and float((slope * length / size - moved).norm()) <= rounding * length:
+        return f"{SCALED}the gradient is {length / size:.4g} times as long{losses}"
+    if slope.ndim == 1:
+        return f"the gradients of lengths {size:.4g} and {length:.4g} are {apart:.4g} apart{losses}"
     row, token = divmod(int((slope - moved).abs().argmax()), slope.shape[1])
     slopes = f"{slope[row, token]:.4g} and {moved[row, token]:.4g}"
     return f"the gradient of row {row}, token {token} is {slopes}{losses}"
@@ -303,13 +297,13 @@ def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
         batches[prompts, group, tokens] = f"{prompts} x {group} completions of {lengths} tokens"
     return [
         tried(name, lambda size, c=check: c(sample(*size)), batches)
-        for name, check in _properties(loss)
+        for name, check in _properties(loss).items()
     ]
 
 
 def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) -> Verdict:
     """Return the verdict on a property; `batches` are named, the smallest first."""
-    wrong: list[tuple[str, str]] = []
+    found = Verdict(name, "holds")
     for batch, where in batches.items():
         try:
             told = check(batch)
@@ -317,11 +311,12 @@ def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) ->
             raise
         except Exception as error:  # whatever is probed raises
             told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if told:
-            wrong.append((told, f"{where}: {told.removeprefix(SCALED)}"))
-    broken = [example for told, example in wrong if not told.startswith(SCALED)]
-    verdict = "broken" if broken else "normalizer not invariant" if wrong else "holds"
-    return Verdict(name, verdict, (broken or [e for _, e in wrong] or [""])[0])
+        if told and not told.startswith(SCALED):
+            return Verdict(name, "broken", f"{where}: {told}")
+        if told and found.verdict == "holds":
+            example = f"{where}: {told.removeprefix(SCALED)}"
+            found = Verdict(name, "normalizer not invariant", example)
+    return found
 
 
 def report(found: Sequence[Verdict]) -> str:

@@ -37,6 +37,7 @@ class Trained:
         shared.look_here()
         self.cls = class_of(path.replace(":", "."))
         self.base = pairs.base_name(self.cls)
+        self.online = self.base in POLICY
         self.config = config_class(self.cls, pairs.trainer_classes(self.base)[1])
         self.fields, self.also, self.row = dict(settings), {}, None
         if default := getattr(self.cls, "default_row", None):
@@ -45,7 +46,8 @@ class Trained:
             self.row, self.config = formulation(name, which), self.cls.config_class
             self.fields = rows.own_fields(self.row) | self.fields
             self.also = pairs.arguments(name, which)
-        self.online = self.base in POLICY
+        if self.online:
+            self.fields = _IN_ORDER | self.fields
         self._windows: dict[Any, Any] = {}
         self._runs: dict[Any, Run] = {}
 
@@ -81,18 +83,13 @@ class Trained:
             return self._runs[key]
         count = size[0] * size[1]
         usual = {"ragged": True, "drift": 0.1, "group": size[1], "rows": count, "iterations": 2}
+        usual["temperature"] = self.fields.get("temperature", 1.0)
         self.batch = batch = replace(policy.BATCHES[0], **usual | how)
-        if self.online and "temperature" in self.fields:
-            self.batch = batch = replace(batch, temperature=self.fields["temperature"])
         if batch not in self._windows:
             self._windows[batch] = self._window(batch)
         window = self._windows[batch]
-        if self.online:
-            fields = _IN_ORDER | self.fields
-            trainer = policy.build_trainer(self.cls, self.config, fields, batch, **self.also)
-        else:
-            given = self.cls, self.config, self.fields, batch, ()
-            trainer = pairs.build_trainer(*given, **self.also)
+        build = policy.build_trainer if self.online else pairs.build_trainer
+        trainer = build(self.cls, self.config, self.fields, batch, **self.also)
         if ready:
             ready(trainer)
         original, step, sums = trainer.compute_loss, trainer.training_step, []
@@ -198,18 +195,7 @@ def _left(columns: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
 
 
 def _unlike(one: Run, other: Run) -> str:
-    """Say how two runs differ that should not, "" if they do not."""
-    losses = f", the loss {one[0]:.4g} and {other[0]:.4g}"
-    if not other[1].isfinite().all():
-        return f"the gradient has {int((~other[1].isfinite()).sum())} NaN{losses}"
-    size, length = float(one[1].norm()), float(other[1].norm())
-    apart = float((one[1] - other[1]).norm())
-    if apart <= ROUNDING * max(size, length):
-        alike = abs(one[0] - other[0]) <= ROUNDING * (1 + abs(one[0]))
-        return "" if alike else f"the gradient is the same{losses}"
-    if size and float((one[1] * length / size - other[1]).norm()) <= ROUNDING * length:
-        return f"{SCALED}the gradient is {length / size:.4g} times as long{losses}"
-    return f"the gradients of lengths {size:.4g} and {length:.4g} are {apart:.4g} apart{losses}"
+    return shared.unlike(*one[:2], *other[:2], ROUNDING)
 
 
 def _each(how: Callable[[str, Tensor, Tensor], Tensor], prompts: bool = False) -> Any:
