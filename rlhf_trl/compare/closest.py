@@ -137,6 +137,11 @@ class Distance:
     why: str  # why no settings give equality, where the table says so
     untested: tuple[str, ...] = ()  # fields that act only where no batch of these may come
 
+    @property
+    def name(self) -> str:
+        """What it is held against, in words."""
+        return f"{self.algorithm} ({self.formulation})"
+
 
 def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     """Read a config, of ours or as `trl grpo --config` takes it, a trainer's dotted name, or both.

@@ -4,8 +4,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from rlhf_trl.algorithms import FORMULATIONS, formulation
-from rlhf_trl.compare import report
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare import paper_index, report
 from rlhf_trl.compare.closest import Distance, distances, read_subject
 from rlhf_trl.compare.matrix import Matrix
 from rlhf_trl.compare.page import write_page
@@ -20,30 +20,26 @@ def run(args: Namespace) -> None:
     if args.require and not (args.config or args.trainer):
         raise InputError("--require is about --config or --trainer; give one of them")
     if args.paper_index is not None:
-        from rlhf_trl.compare import paper_index
-
         print(paper_index.page(args.paper_index or None, args.format))
-        return
-    if args.config or args.trainer:
+    elif args.config or args.trainer:
         if args.batches or args.page or args.quick:
             raise InputError("--batches, --quick and --page belong to the matrix, without --config")
         _subject(args)
-        return
-    _matrix(args)
+    else:
+        _matrix(args)
 
 
 def _matrix(args: Namespace) -> None:
-    names = list(dict.fromkeys(row.algorithm for row in ROWS))
-    wanted = _chosen("--algorithms", args.algorithms, names)
-    batches = _chosen("--batches", args.batches, [batch.name for batch in BATCHES])
-    rows = [row for row in ROWS if row.algorithm in wanted]
     if args.page:
         if args.algorithms or args.batches or args.verbose or args.format != "table":
             raise InputError("--page writes everything; leave the other options out")
         write_page(args.page)
         return
+    wanted = _chosen("--algorithms", args.algorithms, [row.algorithm for row in ROWS])
+    batches = _chosen("--batches", args.batches, [batch.name for batch in BATCHES])
     if args.quick:
-        batches = [name for name in batches if name in _QUICK]
+        batches &= {"accumulation", "clipped", "equal_rewards", "sampler"}
+    rows = [row for row in ROWS if row.algorithm in wanted]
     results = Matrix().run(rows, [batch for batch in BATCHES if batch.name in batches])
     if not results:
         raise InputError(f"--batches: {args.batches} does not apply to {args.algorithms}")
@@ -59,32 +55,25 @@ def _matrix(args: Namespace) -> None:
         raise InputError(f"{len(failed)} comparisons cannot be computed with this TRL: {why}")
 
 
-_QUICK = ("accumulation", "clipped", "equal_rewards", "sampler")
-
-
-def _chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
-    if given is None:
-        return list(known)
-    names = [name.strip() for name in given.split(",")]
+def _chosen(option: str, given: str | None, known: Sequence[str]) -> set[str]:
+    names = [*known] if given is None else [name.strip() for name in given.split(",")]
     for name in names:
         if name not in known:
-            raise InputError(
-                f"{option}: {name!r} is not known{nearest(name, known)}; known: {', '.join(known)}"
-            )
-    return names
+            every = ", ".join(dict.fromkeys(known))
+            hint = nearest(name, known)
+            raise InputError(f"{option}: {name!r} is not known{hint}; known: {every}")
+    return {*names}
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, str]:
     name, _, which = text.strip().partition("/")
     formulation(name, which or "chapter")  # refuses what does not exist
-    if which and which not in FORMULATIONS:
-        raise InputError(f"{option}: {text!r}; write a name, or name/code")
     return name, which or "chapter"
 
 
 def _subject(args: Namespace) -> None:
-    wanted = [_pair("--algorithms", n) for n in (args.algorithms or "").split(",") if n.strip()]
-    required = _pair("--require", args.require) if args.require else None
+    wanted = [_pair(n) for n in (args.algorithms or "").split(",") if n.strip()]
+    required = _pair(args.require) if args.require else None
     if required and wanted and required not in wanted:
         wanted.append(required)
     subject = read_subject(args.config, args.trainer)
@@ -108,4 +97,4 @@ def _refusal(label: str, required: str, each: Distance) -> str:
         return f"{says}; {each.why}" if each.why else says
     there = each.then is None or each.then.agrees
     how = "to get there" if there else "closer, but not there"
-    return f"{says}; {how}: {report.changes_text(each)}"
+    return f"{says}; {how}: {report.as_text(each.changes)}"

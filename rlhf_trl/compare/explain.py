@@ -2,20 +2,12 @@
 
 import inspect
 import re
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import (
-    ALGORITHMS,
-    FORMULATIONS,
-    Distillation,
-    Formulation,
-    PolicyGradient,
-    Preference,
-    algorithm,
-    names,
-)
+from rlhf_trl.algorithms import ALGORITHMS, FORMULATIONS, Formulation, algorithm, names
 from rlhf_trl.evaluation import tables
 
 # Where in TRL's grpo_trainer.py the counterpart of a part stands: a pattern, and what it is. The
@@ -45,12 +37,8 @@ _TRAINERS = {
 # What a line of the table shows of a formulation, by family: heading and key of `describe`.
 _COLUMNS = {
     "policy_gradient": {
-        "advantage": "advantage",
-        "ratio": "ratio",
-        "surrogate": "surrogate",
-        "aggregation": "aggregation",
-        "over": "normalized_over",
-        "KL": "kl",
+        **{part: part for part in ("advantage", "ratio", "surrogate", "aggregation")},
+        **{"over": "normalized_over", "KL": "kl"},
     },
     "direct_alignment": {"loss": "loss", "log-probs": "logps", "reference": "reference"},
     "reward_model": {"loss": "loss", "aggregation": "aggregation"},
@@ -80,25 +68,18 @@ def describe(name: str) -> dict[str, Any]:
         InputError: there is no such algorithm.
     """
     row = algorithm(name)
-    forms = {kind: getattr(row, kind) for kind in FORMULATIONS}
+    forms: dict[str, Any] = {kind: getattr(row, kind) for kind in FORMULATIONS}
+    forms |= {kind: _formulation(form) for kind, form in row.formulations.items()}
     about = {part: getattr(row, part) for part in ("name", "title", "family", "source", "paper")}
-    return about | {
-        "formulations": {
-            kind: _formulation(form) if isinstance(form, Formulation) else form
-            for kind, form in forms.items()
-        }
-    }
+    return about | {"formulations": forms}
 
 
 def _formulation(form: Formulation) -> dict[str, Any]:
     chosen = {part: getattr(form, part) for part in form.parts}
     about = {k: v if isinstance(v, str) else v.__name__ for k, v in chosen.items()}
-    if isinstance(form, PolicyGradient):
-        about |= {"normalized_over": form.window, "kl": form.kl, "kl_sign": form.kl_sign}
-    if isinstance(form, Distillation):
-        about |= {"normalized_over": form.window}
-    if isinstance(form, Preference):
-        about |= {"logps": form.logps, "reference": form.reference}
+    said = {name: name for name in ("kl", "kl_sign", "logps", "reference")}
+    said["window"] = "normalized_over"
+    about |= {said[f.name]: getattr(form, f.name) for f in fields(form) if f.name in said}
     return {
         **about,
         "reads": dict(form.reads),
@@ -129,13 +110,12 @@ def _table(family: str, columns: dict[str, str]) -> str:
     for name in names(family):
         for kind, form in describe(name)["formulations"].items():
             line = {"algorithm": name, "formulation": kind, **dict.fromkeys([*columns, "TRL"], "-")}
-            missing = isinstance(form, str)
-            if not missing:
+            if not isinstance(form, str):
                 line |= {head: words.get(form[key], form[key]) for head, key in columns.items()}
                 equal = "equal" if form["trl"] is True else "differs"
                 line["TRL"] = f"{form['trl_trainer']} {equal}"
             lines.append(line)
-            below.append([form] if missing else [])
+            below.append([form] if isinstance(form, str) else [])
     return tables.text(lines, below)
 
 
@@ -167,13 +147,13 @@ def _in_full(form: Formulation) -> list[str]:
         if about[part] == "token_mean" and "normalized_over" in about:  # others add up
             line += f", normalized over the {about['normalized_over']}"
         lines += [line, f"    {equation}", f"    {place}"]
-        if isinstance(form, PolicyGradient) and (found := in_trl(about[part])):
+        if form.family == "policy_gradient" and (found := in_trl(about[part])):
             lines.append(f"    TRL: {found}")
-    if isinstance(form, PolicyGradient) and form.kl != "none":
+    if about.get("kl", "none") != "none":
         sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
         estimator = form.reads.get("kl_estimator", "k3")
         lines.append(f"  KL: beta * {estimator} in the {form.kl}{sign}")
-    if isinstance(form, Preference):
+    if "logps" in about:
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
         lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
     for which, values in (("reads", form.reads), ("fixes", form.constants)):

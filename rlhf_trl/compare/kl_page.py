@@ -161,9 +161,6 @@ def _against(exact: Tensor, gradients: Tensor, weights: Tensor) -> tuple[float |
     return *numbers, None if zero else float(mean @ exact / (length * right)), float(length / right)
 
 
-_TITLES = {"value": "value", "loss": "in the loss", "reward": "in the reward"}
-
-
 def _name(row: Row) -> str:
     return row.estimator if row.sign == "chapter" else f"code {row.estimator}"
 
@@ -182,7 +179,8 @@ def table(rows: Sequence[Row]) -> str:
         else:
             cosine = "-" if row.cosine is None else f"{row.cosine:.2f}"
             cell = f"{cosine} / {row.norm_ratio:.2f} / {spread / row.exact:.1f}"
-        title = _TITLES[row.placement] if row.ratio == "none" else f"{row.placement} x {row.ratio}"
+        title = row.placement if row.placement == "value" else f"in the {row.placement}"
+        title = title if row.ratio == "none" else f"{row.placement} x {row.ratio}"
         line = {"tokens": str(row.tokens), "estimator": _name(row)}
         lines.setdefault((row.tokens, _name(row)), line)[title] = cell
     return report.table([*lines.values()], "markdown")
@@ -193,11 +191,8 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    titles = {
-        "value": "as a number\nmean / exact KL",
-        "loss": "in the loss\npull along the exact gradient",
-        "reward": "in the reward\npull along the exact gradient",
-    }
+    titles = {each: f"in the {each}\npull along the exact gradient" for each in _PLACED}
+    titles["value"] = "as a number\nmean / exact KL"
     marks = {
         ("on", "none"): ("o", "tab:blue", "on-policy"),
         ("on", "token"): ("D", "tab:cyan", "on-policy, times token ratio"),
@@ -218,15 +213,11 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
             axis.axvline(1, color="0.3", linewidth=1.2, linestyle="--")
             axis.grid(axis="x", alpha=0.3)
             for place, ((policy, ratio), (mark, color, _)) in enumerate(marks.items()):
-                points = [
-                    (row.component, names.index(_name(row)) + 0.15 * (place - 2))
-                    for row in rows
-                    if (row.tokens, row.placement) == (tokens, placement)
-                    and (row.policy, row.ratio) == (policy, ratio)
-                ]
-                if points:
-                    style = {"marker": mark, "color": color, "linestyle": "none"}
-                    axis.plot(*zip(*points, strict=True), **style, markersize=5)
+                what = (tokens, placement, policy, ratio)
+                shown = [r for r in rows if (r.tokens, r.placement, r.policy, r.ratio) == what]
+                heights = [names.index(_name(row)) + 0.15 * (place - 2) for row in shown]
+                pulls, style = [row.component for row in shown], {"marker": mark, "color": color}
+                axis.plot(pulls, heights, **style, linestyle="none", markersize=5)
     drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
     for axis, title in zip(axes[0], titles.values(), strict=True):
         axis.set_title(title, fontsize="medium")
@@ -243,14 +234,8 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
 def page(image: str = "kl.png") -> str:
     """Return the section on KL estimators in Markdown; `image` is what `figure` drew."""
     rows = measure_kl(*toy())
-    found = {
-        (_name(r), r.placement, r.ratio, r.policy, r.tokens): r for r in rows if r.sign == "chapter"
-    }
-    code = {
-        (r.estimator, r.placement, r.tokens): r
-        for r in rows
-        if r.sign == "code" and (r.policy, r.ratio) == ("on", "none")
-    }
+    found = {(_name(r), r.placement, r.ratio, r.policy, r.tokens): r for r in rows}
+    code_k3 = found["code k3", "value", "none", "on", 1].expected
     exact = {r.tokens: r.exact for r in rows if r.placement == "value"}
     shown = [r for r in rows if _name(r) != "code k2"]
     tables = {by: table([r for r in shown if r.policy == by]) for by in MEASURED}
@@ -283,7 +268,7 @@ Samples of an earlier policy mu, half-way back to the reference:
 {tables["off"]}
 
 - As numbers, k1 and k3 are unbiased and k2 is not. With the code's sign k1 estimates -KL and k3
-  estimates chi2 - KL ({code["k3", "value", 1].expected:.3f} where the KL is {exact[1]:.3f}).
+  estimates chi2 - KL ({code_k3:.3f} where the KL is {exact[1]:.3f}).
 - In the loss, k1 has no gradient on average, only noise, in either sign.
 - In the loss, k2 has the exact gradient for one token. For three tokens it has not
   ({against(found["k2", "loss", "none", "on", 3])}): a loss per token leaves out what a token does

@@ -141,16 +141,15 @@ def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
                 (own,) = told(given, (claim.algorithm, "chapter"))
                 line["paper's equation"] = f"{claim.algorithm}: {_far(own)}"
                 if own.changes:
-                    line["fix"] = report.changes_text(own) + BESIDE.get(claim.paper, "")
+                    line["fix"] = report.as_text(own.changes) + BESIDE.get(claim.paper, "")
                     (then,) = told(given | own.changes, (claim.algorithm, "chapter"))
                     line["then"] = _far(then)
                 elif not own.equal:
                     line["fix"] = own.why or "one update per generation" * bool(own.on_policy)
         except InputError as error:  # what its trainer refuses, too
             return line | {"computes": str(error).replace(f"{path}, {trainer}: ", "")}
-    near = f"none; closest {found[0].algorithm} ({found[0].formulation}): {_far(found[0])}"
-    equal = [f"{each.algorithm} ({each.formulation})" for each in found if each.equal]
-    return line | {"computes": ", ".join(equal) or near}
+    equal = ", ".join(each.name for each in found if each.equal)
+    return line | {"computes": equal or f"none; closest {found[0].name}: {_far(found[0])}"}
 
 
 def _config(name: str) -> Any:

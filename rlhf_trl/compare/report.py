@@ -54,18 +54,15 @@ def _finite(value: float | None) -> float | None:
 def record(result: Result) -> dict[str, Any]:
     """Return a result for programs; numbers that are not finite are null."""
     row = result.row
+    numbers = ("loss_left", "loss_right", "grad_rel_error", "grad_rel_error_float64")
+    numbers += ("grad_cosine", "grad_norm_ratio")
     return {
         "algorithm": row.algorithm,
         "variant": row.variant,
         "left": row.left.label,
         "right": row.right.label,
         "batch": result.batch,
-        "loss_left": _finite(result.loss_left),
-        "loss_right": _finite(result.loss_right),
-        "grad_rel_error": _finite(result.grad_rel_error),
-        "grad_rel_error_float64": _finite(result.grad_rel_error_float64),
-        "grad_cosine": _finite(result.grad_cosine),
-        "grad_norm_ratio": _finite(result.grad_norm_ratio),
+        **{name: _finite(getattr(result, name)) for name in numbers},
         "verdict": verdict(result),
         "explanation": explanation(result),
         "settings": row.settings,
@@ -142,15 +139,13 @@ def render(
     else:
         groups = summary(results)
         lines = [_cells(shown(g), f"{sum(r.agrees for r in g)}/{len(g)}") for g in groups]
-    terms = [_terms(result) for result in results] if verbose else [[] for _ in lines]
-    if how != "markdown":
-        return table(lines, how, terms)
-    below = "".join(
-        f"\n\n{line['algorithm']}, {line['batch']}:\n" + "\n".join(f"- {t}" for t in steps)
-        for line, steps in zip(lines, terms, strict=True)
-        if steps
-    )
-    return table(lines, how) + below
+    terms = [_terms(result) for result in results] if verbose else []
+    written = table(lines, how, terms)
+    for line, steps in zip(lines, terms, strict=False):
+        if how == "markdown" and steps:
+            written += f"\n\n{line['algorithm']}, {line['batch']}:\n"
+            written += "\n".join(f"- {step}" for step in steps)
+    return written
 
 
 def table(lines: Sequence[Line], how: str, below: Sequence[Sequence[str]] = ()) -> str:
@@ -192,17 +187,12 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
     written = table([_distance_cells(each) for each in found], how)
     if how == "html":
         return written
-    equal = [f"{each.algorithm} ({each.formulation})" for each in found if each.equal]
-    first = found[0]
-    if equal:
-        head = f"{subject.label}: as {subject.trainer}, equal to {', '.join(equal)}"
-    else:
-        cells = _gradient_cells(first.worst)
-        head = (
-            f"{subject.label}: as {subject.trainer}, equal to none of these; closest to "
-            f"{first.algorithm} ({first.formulation}): its gradient at a cosine of "
-            f"{cells['cosine']}, {cells['ratio']} times as long"
-        )
+    equal = [each.name for each in found if each.equal]
+    head = f"{subject.label}: as {subject.trainer}, equal to {', '.join(equal)}"
+    if not equal:
+        cells = _gradient_cells(found[0].worst)
+        head += f"none of these; closest to {found[0].name}: its gradient at a cosine of "
+        head += f"{cells['cosine']}, {cells['ratio']} times as long"
     used = ", ".join(
         f"{batch.name} ({batch.text})" if batch is policy.EXTREME else batch.name
         for batch in subject.batches
@@ -211,11 +201,6 @@ def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> s
     if subject.left_out:
         says.append(f"not measured: {', '.join(subject.left_out)} (the batches have their own)")
     return "\n".join([*(line for each in says for line in tables.wrapped(each)), "", written])
-
-
-def changes_text(each: Distance) -> str:
-    """Return the fields to change as YAML in one line."""
-    return as_text(each.changes)
 
 
 def as_text(fields: Mapping[str, Any]) -> str:
@@ -231,17 +216,16 @@ def _distance_cells(each: Distance) -> dict[str, str]:
         what = f"not settled: {', '.join(each.untested)} set"
     elif not each.equal and each.on_policy:
         what += ", equal on-policy"
-    then = "-"
-    if each.then is not None:
-        measured = f"{each.then.verdict}, {each.then.grad_rel_error:.1e}"
-        then = "equal" if each.then.agrees else measured
+    then = "-" if each.then is None else "equal"
+    if each.then and not each.then.agrees:
+        then = f"{each.then.verdict}, {each.then.grad_rel_error:.1e}"
     return {
         "algorithm": each.algorithm,
         "formulation": each.formulation,
         "verdict": what,
         **_gradient_cells(worst),
         "batch": worst.batch,
-        "to get there": changes_text(each) or "-",
+        "to get there": as_text(each.changes) or "-",
         "then": then,
         "why not": each.why or "-",
     }
