@@ -20,6 +20,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch.nn import Module
+from transformers import PreTrainedModel
 
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
@@ -85,23 +86,44 @@ def _with_head(auto: Any, classes: int = 1) -> Module:
     return model
 
 
+_load, _kept = PreTrainedModel.from_pretrained.__func__, {}
+
+
+def _copied(cls: type, *args: Any, **kwargs: Any) -> Module:
+    """Load a model, or copy the one that was loaded with these arguments before."""
+    key = cls, repr((args, kwargs))
+    if key not in _kept:
+        _kept[key] = _load(cls, *args, **kwargs)
+    return deepcopy(_kept[key])
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the progress bars and warnings of the libraries below off the screen."""
+    """Keep the progress bars and warnings of the libraries below off the screen, and be quick."""
     import datasets
     import transformers
 
-    # accelerate parses the metadata of packages anew for every trainer: a quarter of its time;
-    # datasets hashes every function that is mapped, for caches that nobody reads
-    found = patch("importlib.metadata.metadata", cache(importlib.metadata.metadata))
-    names = patch("datasets.fingerprint.Hasher.hash", lambda *_: uuid4().hex)
+    needless = (
+        # accelerate parses the metadata of packages anew for every trainer: a quarter of its time
+        patch("importlib.metadata.metadata", cache(importlib.metadata.metadata)),
+        # datasets hashes every function that is mapped, for caches that nobody reads
+        patch("datasets.fingerprint.Hasher.hash", lambda *_: uuid4().hex),
+        # TRL loads the reference anew for every trainer
+        patch.object(transformers.PreTrainedModel, "from_pretrained", classmethod(_copied)),
+        # torch writes down where a seed was set, for each kind of device
+        patch("traceback.format_stack", list),
+        # accelerate imports DeepSpeed to see whether a model is of its kind
+        patch("accelerate.utils.other.is_deepspeed_available", bool),
+    )
     bars = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     try:
-        with found, names, warnings.catch_warnings():
+        with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            for each in needless:
+                stack.enter_context(each)
             yield
     finally:
         logging.disable(logging.NOTSET)
