@@ -163,26 +163,26 @@ def weight_bound(low: float, high: float, new_high: float) -> Identity:
     )
 
 
-def _clipped(surrogate: Tensor, ratio: Tensor) -> Tensor:
-    # a surrogate's derivative is -A times something positive
-    outside = torch.where(surrogate < 0, ratio > 1.2, ratio < 0.8)
-    return surrogate * ratio * (~outside).to(ratio)
+def _clipped(whole: bool) -> Callable[[View, Tensor], Tensor]:
+    """Multiply by the ratio of tokens, or of whole completions, where the clip does not hold."""
 
+    def change(view: View, old: Tensor) -> Tensor:
+        away = (view.logps - view.old_logps) * view.mask
+        ratio = (away.sum(1, keepdim=True) if whole else away).exp()
+        # a surrogate's derivative is -A times something positive
+        outside = torch.where(old < 0, ratio > 1.2, ratio < 0.8)
+        return old * ratio * (~outside).to(ratio)
 
-def _clipped_whole(view: View, surrogate: Tensor) -> Tensor:
-    whole = ((view.logps - view.old_logps) * view.mask).sum(1, keepdim=True).exp()
-    return _clipped(surrogate, whole)
+    return change
 
 
 CLIPPED_TOKEN_RATIO = _surrogate(
-    "ratio",
-    "multiply each token by rho, or 0 where the clip holds",
-    lambda view, old: _clipped(old, view.ratio),
+    "ratio", "multiply each token by rho, or 0 where the clip holds", _clipped(whole=False)
 )
 CLIPPED_WHOLE_RATIO = _surrogate(
     "ratio",
     "multiply each completion by the product of its rho, or 0 where the clip holds",
-    _clipped_whole,
+    _clipped(whole=True),
 )
 
 
@@ -253,39 +253,20 @@ def _of_pairs(part: Micro, factor: Tensor) -> Tensor:
     return scale
 
 
-def _slopes(part: Micro, beta: float, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return (1 - e) sigmoid(-m) and e sigmoid(m) of each pair, m = beta (d_c - d_r)."""
-    margins = part.margins(beta)
-    return (1 - smoothing) * torch.sigmoid(-margins), smoothing * torch.sigmoid(margins)
-
-
-def without_smoothing(beta: float, smoothing: float) -> Identity:
-    """Turn cDPO's slope in m = beta (d_c - d_r) into DPO's."""
+def cdpo_to(loss: str, beta: float, smoothing: float) -> Identity:
+    """Turn cDPO's slope in m into that of "dpo", or "robust", which subtracts the flipped loss."""
+    says = {
+        "dpo": "s(-m) / ((1 - e) s(-m) - e s(m)), m = beta (d_c - d_r), s = sigmoid",
+        "robust": "(k + f) / ((k - f) (1 - 2e)), k = (1 - e) s(-m), f = e s(m)",
+    }
 
     def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        kept, flipped = _slopes(part, beta, smoothing)
-        return weights * _of_pairs(part, torch.sigmoid(-part.margins(beta)) / (kept - flipped))
+        right, wrong = (torch.sigmoid(sign * part.margins(beta)) for sign in (-1, 1))
+        kept, flipped = (1 - smoothing) * right, smoothing * wrong
+        new = {"dpo": right, "robust": (kept + flipped) / (1 - 2 * smoothing)}
+        return weights * _of_pairs(part, new[loss] / (kept - flipped))
 
-    return _micro(
-        "label smoothing",
-        "multiply each pair by s(-m) / ((1 - e) s(-m) - e s(m)), m = beta (d_c - d_r), s = sigmoid",
-        change,
-    )
-
-
-def robust(beta: float, smoothing: float) -> Identity:
-    """Turn cDPO's slope into that of robust DPO, which subtracts the flipped loss."""
-
-    def change(part: Micro, weights: Tensor, _: int) -> Tensor:
-        kept, flipped = _slopes(part, beta, smoothing)
-        factor = (kept + flipped) / (kept - flipped) / (1 - 2 * smoothing)
-        return weights * _of_pairs(part, factor)
-
-    return _micro(
-        "label smoothing",
-        "multiply each pair by (k + f) / ((k - f) (1 - 2e)), k = (1 - e) s(-m), f = e s(m)",
-        change,
-    )
+    return _micro("label smoothing", f"multiply each pair by {says[loss]}", change)
 
 
 def averaged_ipo(beta: float) -> Identity:

@@ -393,14 +393,14 @@ PAIR_ROWS = (
     _trl("dpo", settings="loss_type: sigmoid"),
     _trl("cdpo", settings=_CDPO),
     _trl(
-        *("cdpo", to.without_smoothing(0.1, 0.1)),
+        *("cdpo", to.cdpo_to("dpo", 0.1, 0.1)),
         why="TRL's sigmoid does not read label_smoothing: this is DPO.",
         settings=_CDPO,
         variant="plain sigmoid",
         **_SMOOTHED,
     ),
     _trl(
-        *("cdpo", to.robust(0.1, 0.1)),
+        *("cdpo", to.cdpo_to("robust", 0.1, 0.1)),
         why="robust subtracts the loss of the flipped label and rescales; cDPO adds it.",
         settings=_CDPO,
         variant="robust",
