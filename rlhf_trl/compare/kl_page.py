@@ -120,7 +120,9 @@ def measure_kl(
             weights = sampler.sum(1).exp()
             for placement, ratio in MEASURED[by]:
                 at = logps.detach().requires_grad_()
-                k, factor = estimate(at, ref_logps), _ratio(at - sampler, ratio)
+                k, away = estimate(at, ref_logps), at - sampler
+                whole_ratio = away.sum(1, keepdim=True).exp()
+                factor = {"none": 1.0, "token": away.exp(), "sequence": whole_ratio}[ratio]
                 label = (*key, placement, ratio, by, length)
                 if placement == "value":
                     sums = (k * factor).sum(1).detach()
@@ -142,13 +144,6 @@ def _logps(logits: Tensor, sequences: Tensor) -> Tensor:
     start = torch.full_like(sequences[:, :1], len(logits) - 1)
     before = torch.cat([start, sequences[:, :-1]], dim=1)
     return logits.log_softmax(-1)[before, sequences]
-
-
-def _ratio(log_ratio: Tensor, kind: str) -> Tensor:
-    """Return the importance ratio (N, T), or one that broadcasts to it."""
-    if kind == "none":
-        return torch.ones_like(log_ratio)
-    return (log_ratio if kind == "token" else log_ratio.sum(1, keepdim=True)).exp()
 
 
 def _against(exact: Tensor, gradients: Tensor, weights: Tensor) -> tuple[float | None, ...]:
@@ -219,10 +214,9 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
                 pulls, style = [row.component for row in shown], {"marker": mark, "color": color}
                 axis.plot(pulls, heights, **style, linestyle="none", markersize=5)
     drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
-    for axis, title in zip(axes[0], titles.values(), strict=True):
-        axis.set_title(title, fontsize="medium")
-    for axis in axes[-1]:
-        axis.set_xlabel("1: right, 0: none, below 0: wrong way")
+    for top, bottom, title in zip(axes[0], axes[-1], titles.values(), strict=True):
+        top.set_title(title, fontsize="medium")
+        bottom.set_xlabel("1: right, 0: none, below 0: wrong way")
     handles = [
         Line2D([], [], marker=mark, color=color, linestyle="none", label=label)
         for mark, color, label in marks.values()

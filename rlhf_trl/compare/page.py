@@ -31,13 +31,13 @@ def write_page(folder: str | Path) -> None:
 
 def page(results: Sequence[Result]) -> str:
     """Return the page in Markdown, from the results of all rows on all batches."""
-    groups = report.summary(results)
-    own = [g for g in groups if g[0].row in OWN_ROWS]
-    groups = [g for g in groups if g[0].row not in OWN_ROWS]
-    about = {
-        name: _table([group for group in groups if group[0].row.algorithm == name])
-        for name in dict.fromkeys(group[0].row.algorithm for group in groups)
-    }
+    every = report.summary(results)
+    own = [group for group in every if group[0].row in OWN_ROWS]
+    groups = [group for group in every if group[0].row not in OWN_ROWS]
+    by_name: dict[str, list[Sequence[Result]]] = {}
+    for group in groups:
+        by_name.setdefault(group[0].row.algorithm, []).append(group)
+    about = {name: _table(each) for name, each in by_name.items()}
     batches = "\n".join(f"- `{batch.name}`: {batch.text}" for batch in BATCHES)
     sections = [_INTRODUCTION.format(trl=version("trl"), batches=batches), _overview(groups)]
     for family, title in FAMILIES.items():
@@ -152,8 +152,7 @@ def _equations(form: Formulation) -> list[str]:
         if name == "none":
             continue
         equation, place = explain.ours(module, name)
-        file, line = place.split(":")
-        link = f"[{name}](../{file.removeprefix('rlhf_trl/')}#L{line})"
+        link = f"[{name}](../{place.removeprefix('rlhf_trl/').replace(':', '#L')})"
         theirs = explain.in_trl(name)
         there = f"; TRL: `{theirs.split(',')[0]}`" if theirs else ""
         lines.append(f"- {part.replace('_', ' ')}: `{equation}` ({link}){there}")
@@ -217,17 +216,15 @@ def _note(result: Result) -> str:
     steps = "; ".join(c.says for c in result.contributions if c.relative_change > 1e-8)
     note = f"- **{row.left.label} to {row.right.label}{variant}{where}**: "
     note += f"{report.explanation(result)} Proof: {steps}."
-    return note + (f" For equality: {row.settings}." if row.settings else "")
+    return note + f" For equality: {row.settings}." * bool(row.settings)
 
 
 def _equal_on(group: Sequence[Result]) -> str:
     good = [r.batch for r in group if r.agrees]
-    bad = [r.batch for r in group if r.batch not in good]
+    bad = [r.batch for r in group if not r.agrees]
     if not bad:
         return f"all {len(good)}"
-    if len(good) > len(bad):
-        return f"all but {', '.join(bad)}"
-    return ", ".join(good) or "none"
+    return f"all but {', '.join(bad)}" if len(good) > len(bad) else ", ".join(good) or "none"
 
 
 def figure(results: Sequence[Result], path: str | Path) -> None:

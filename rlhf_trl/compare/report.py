@@ -139,7 +139,8 @@ def render(
     else:
         groups = summary(results)
         lines = [_cells(shown(g), f"{sum(r.agrees for r in g)}/{len(g)}") for g in groups]
-    terms = [_terms(result) for result in results] if verbose else []
+    said = "{0.term}: {0.says} (alone: {0.relative_change:.1e} of the gradient)".format
+    terms = [[said(part) for part in r.contributions] for r in results] if verbose else []
     written = table(lines, how, terms)
     for line, steps in zip(lines, terms, strict=False):
         if how == "markdown" and steps:
@@ -153,11 +154,6 @@ def table(lines: Sequence[Line], how: str, below: Sequence[Sequence[str]] = ()) 
     if how == "markdown":
         return tables.markdown(lines)
     return (_html if how == "html" else tables.text)(lines, below)
-
-
-def _terms(result: Result) -> list[str]:
-    parts = result.contributions
-    return [f"{p.term}: {p.says} (alone: {p.relative_change:.1e} of the gradient)" for p in parts]
 
 
 def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
