@@ -366,16 +366,16 @@ def _measured(matrix: Matrix, subject: Subject, left: Book, **changes: Any) -> l
 def _params(row: Formulation, subject: Subject, built: Any) -> dict[str, Any]:
     """Return the book's parameters that the user's config decides, as far as the row takes them."""
     params: dict[str, Any] = {}
-    for name in row.reads:
+    ours = ("max_completion_length", "importance_cap", "baseline_value")
+    for name in (name for name in row.reads if name not in ours):
         given = subject.fields.get(name) if subject.also else getattr(built, name, None)
         if given is None and name == "epsilon_high":
             given = getattr(built, "epsilon", None)  # what TRL falls back to
         if name == "gamma_beta_ratio" and hasattr(built, "simpo_gamma"):
             given = built.simpo_gamma / built.beta
-        if given is None or name in ("max_completion_length", "importance_cap", "baseline_value"):
+        # a row that smooths labels is not asked for with 0
+        if given is None or (name == "label_smoothing" and not given):
             continue
-        if name == "label_smoothing" and not given:
-            continue  # a row that smooths labels is not asked for with 0
         offset = 0 if subject.also else row.trl_offset.get(name, 0)
         # below 1, CISPO's absolute bound can only be a paper's relative one
         candidate = given - offset if offset and given >= offset else given

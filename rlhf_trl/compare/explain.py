@@ -62,11 +62,7 @@ _HOOKS = {
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return a row of the table as plain data, one mapping per formulation.
-
-    Raises:
-        InputError: there is no such algorithm.
-    """
+    """Return a row of the table as plain data, one mapping per formulation."""
     row = algorithm(name)
     forms: dict[str, Any] = {kind: getattr(row, kind) for kind in FORMULATIONS}
     forms |= {kind: _formulation(form) for kind, form in row.formulations.items()}
@@ -120,11 +116,7 @@ def _table(family: str, columns: dict[str, str]) -> str:
 
 
 def explain(name: str) -> str:
-    """Return an algorithm in full: equations, our functions, our hook, TRL's code, differences.
-
-    Raises:
-        InputError: there is no such algorithm.
-    """
+    """Return an algorithm in full: equations, our functions, our hook, TRL's code, differences."""
     row = algorithm(name)
     lines = [f"{row.title} ({name})", f"  {row.source}; {row.paper}"]
     for kind in FORMULATIONS:
@@ -181,8 +173,7 @@ def in_trl(part: str) -> str | None:
     if part not in _IN_TRL:
         return None
     pattern, what = _IN_TRL[part]
-    place = _find("trainer/grpo_trainer.py", pattern)
-    return place and f"{place}, {what}"
+    return f"{_find('trainer/grpo_trainer.py', pattern)}, {what}"
 
 
 def losses_in_trl(form: Formulation) -> list[str]:
@@ -193,15 +184,12 @@ def losses_in_trl(form: Formulation) -> list[str]:
     types = form.settings.get("loss_type", [])
     types = [types] if isinstance(types, str) else types
     patterns = [pattern] if pattern else [rf'loss_type == "{name}"' for name in types]
-    return [place for pattern in patterns if (place := _find(file, pattern))]
+    return [_find(file, pattern) for pattern in patterns]
 
 
-def _find(file: str, pattern: str) -> str | None:
-    """Return the place of a pattern in a file of the installed TRL, if TRL is installed."""
-    spec = find_spec("trl")
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / file
+def _find(file: str, pattern: str) -> str:
+    """Return the place of a pattern in a file of the installed TRL, which is not imported."""
+    path = Path(find_spec("trl").origin).parent / file
     lines = path.read_text().splitlines() if path.is_file() else []
     for number, line in enumerate(lines, 1):
         if re.search(pattern, line):

@@ -111,13 +111,10 @@ class PairView:
 
     def book(self, side: Book) -> tuple[float, list[Tensor]]:
         """Return the book's loss of the window, and per micro-batch d loss / d outputs."""
-        losses, weights = [], []
-        for part in self.micro:
-            leaf = part.outputs.clone().requires_grad_()
-            loss = _loss(side, part, leaf) / len(self.micro)
-            losses.append(float(loss.detach()))
-            weights.append(torch.autograd.grad(loss, leaf)[0])
-        return sum(losses), weights
+        leaves = [part.outputs.clone().requires_grad_() for part in self.micro]
+        pairs = zip(self.micro, leaves, strict=True)
+        loss = torch.stack([_loss(side, part, leaf) for part, leaf in pairs]).mean()
+        return float(loss.detach()), list(torch.autograd.grad(loss, leaves))
 
 
 def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:

@@ -123,14 +123,10 @@ def number(value: float, how: str) -> str:
 def render(
     results: Sequence[Result], how: str, verbose: bool = False, by_batch: bool = False
 ) -> str:
-    """Write results down.
+    """Write results, rows together, in one of FORMATS.
 
-    Args:
-        results: rows on batches, rows together.
-        how: one of FORMATS.
-        verbose: every batch, and below it each term with what it changes alone.
-        by_batch: a line per batch; else a line per row, for the batch where it differs most, with
-            the number of batches on which it is equal.
+    A line is a row on the batch where it differs most, with the number of those on which it is
+    equal, or each batch: with `verbose`, and what each term changes alone below it, or `by_batch`.
     """
     if how == "json":
         return json.dumps([record(result) for result in results], indent=2)

@@ -42,10 +42,7 @@ _ONLINE = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_
 
 
 def stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
-    """Return the stock side with the settings that the table gives for a formulation.
-
-    Where stock TRL has none of its own, with those of the chapter.
-    """
+    """Return the stock side with the table's settings for a formulation, else the chapter's."""
     forms = ALGORITHMS[algorithm].formulations
     row = forms.get(which, forms["chapter"])
     online = row.trainer == "GRPOTrainer"
@@ -126,16 +123,16 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
 def _sampled(mode: str, ours: bool = False) -> Row:
     correction = {"mode": mode, "clip_min": 0.8, "clip_max": 1.2}
     fields = {f"vllm_importance_sampling_{name}": value for name, value in correction.items()}
-    own = Stock(fields, *["BookGRPOTrainer"] * 2, also=pairs.arguments("grpo", "chapter"))
-    return Row(
-        Book("grpo"),
-        own if ours else stock("grpo", **fields),
-        (to.sampler_weight(mode, 0.8, 1.2),),
-        "With vLLM, each loss is weighed by what policy and sampler say of the same tokens.",
-        "vllm_importance_sampling_correction: false",
-        ("sampler",),
+    row = _trl(
+        *("grpo", to.sampler_weight(mode, 0.8, 1.2)),
+        why="With vLLM, each loss is weighed by what policy and sampler say of the same tokens.",
+        settings="vllm_importance_sampling_correction: false",
         variant=mode,
+        batches=("sampler",),
+        **fields,
     )
+    own = Stock(fields, *["BookGRPOTrainer"] * 2, also=pairs.arguments("grpo", "chapter"))
+    return replace(row, right=own) if ours else row
 
 
 POLICY_ROWS = (
