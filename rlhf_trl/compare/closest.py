@@ -1,8 +1,7 @@
 """Which printed algorithm a config or a trainer computes, and what to change to get another.
 
-The losses are measured on the fixed batches with the user's fields; the batches bring their own
-prompts, completions, rewards, model and schedule. What a change of fields would give is measured,
-too.
+The losses are measured with the user's fields, and with those changed, on the fixed batches, which
+bring their own prompts, completions, rewards, model and schedule.
 """
 
 import math
@@ -406,10 +405,9 @@ def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict
         want.setdefault("loss_weights", None)
     if "beta" not in row.reads and getattr(built, "beta", 0):
         want["beta"] = 0.0
-    kept = {name: value for name, value in want.items() if hasattr(built, name)}
-    if not kept.get("beta", getattr(built, "beta", 1)):
-        kept.pop("use_bias_correction_kl", None)  # read only with a KL
-    changes = _differing(kept, built)
+    if not want.get("beta", getattr(built, "beta", 1)):
+        want.pop("use_bias_correction_kl", None)  # read only with a KL
+    changes = _differing(want, built)
     if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes

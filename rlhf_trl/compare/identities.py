@@ -2,9 +2,8 @@
 
 Every loss here has a gradient sum_{i,t} w_{i,t} grad y_{i,t}, y being log-probabilities of tokens
 or scores; the two sides differ in w. Each identity is one change of w in closed form, worked out
-from the two equations and not by calling the other side. Applied one after the other they must
-bring the gradients together: the residual that is left is printed, and one alone shows how much
-its term of the equation matters.
+from the two equations and not by calling the other side. One after the other they must bring the
+gradients together, up to the residual that is printed; one alone shows how much its term matters.
 """
 
 from collections.abc import Callable

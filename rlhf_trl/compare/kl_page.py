@@ -16,14 +16,11 @@ from rlhf_trl.book import kl
 from rlhf_trl.compare import report
 from rlhf_trl.output import write_whole
 
-Estimator = Callable[[Tensor, Tensor], Tensor]
-
-ESTIMATORS: dict[tuple[str, str], Estimator] = {
-    (name, sign): getattr(kl, prefix + name)
-    for sign, prefix in (("chapter", ""), ("code", "code_"))
-    for name in ("k1", "k2", "k3")
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    name: getattr(kl, name.replace(" ", "_"))
+    for name in ("k1", "k2", "k3", "code k1", "code k2", "code k3")
 }
-"""The functions of `book/kl.py` by estimator and sign."""
+"""The functions of `book/kl.py`; those of the code have the other sign of the log-ratio."""
 
 _PLACED = {"value": ("none", "token", "sequence"), "loss": ("none", "token")}
 _PLACED["reward"] = _PLACED["value"]
@@ -39,8 +36,7 @@ MEASURED = {
 class Row:
     """One estimator in one place, over every sequence that could be sampled."""
 
-    estimator: str  # "k1", "k2" or "k3"
-    sign: str  # "chapter", or "code" for the other sign of the log-ratio
+    estimator: str  # a key of ESTIMATORS
     # "value" (the number itself), "loss" (the gradient through the sample's log-probabilities) or
     # "reward" (the score-function gradient with -k in the reward)
     placement: str
@@ -85,7 +81,7 @@ def toy() -> tuple[Tensor, Tensor, Tensor]:
 def measure_kl(
     policy: Tensor, reference: Tensor, behavior: Tensor, tokens: Sequence[int] = (1, 3)
 ) -> list[Row]:
-    """Hold every estimator, sign and placement against the exact KL and its exact gradient.
+    """Hold every estimator and placement against the exact KL and its exact gradient.
 
     Sums over all V^T sequences. The gradients are those that a minimizer of the loss follows, per
     unit of beta: mean over samples of sum_t d k_t / d log pi_t * grad log pi_t in the loss, and of
@@ -115,7 +111,7 @@ def measure_kl(
         scores = torch.stack(
             [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in logps.flatten()]
         ).reshape(*logps.shape, -1)
-        for by, (key, estimate) in product(MEASURED, ESTIMATORS.items()):
+        for by, (name, estimate) in product(MEASURED, ESTIMATORS.items()):
             sampler = logps.detach() if by == "on" else old_logps
             weights = sampler.sum(1).exp()
             for placement, ratio in MEASURED[by]:
@@ -123,7 +119,7 @@ def measure_kl(
                 k, away = estimate(at, ref_logps), at - sampler
                 whole_ratio = away.sum(1, keepdim=True).exp()
                 factor = {"none": 1.0, "token": away.exp(), "sequence": whole_ratio}[ratio]
-                label = (*key, placement, ratio, by, length)
+                label = (name, placement, ratio, by, length)
                 if placement == "value":
                     sums = (k * factor).sum(1).detach()
                     mean = weights @ sums
@@ -156,10 +152,6 @@ def _against(exact: Tensor, gradients: Tensor, weights: Tensor) -> tuple[float |
     return *numbers, None if zero else float(mean @ exact / (length * right)), float(length / right)
 
 
-def _name(row: Row) -> str:
-    return row.estimator if row.sign == "chapter" else f"code {row.estimator}"
-
-
 def table(rows: Sequence[Row]) -> str:
     """Return rows of one policy in Markdown: a line per length and estimator.
 
@@ -176,8 +168,8 @@ def table(rows: Sequence[Row]) -> str:
             cell = f"{cosine} / {row.norm_ratio:.2f} / {spread / row.exact:.1f}"
         title = row.placement if row.placement == "value" else f"in the {row.placement}"
         title = title if row.ratio == "none" else f"{row.placement} x {row.ratio}"
-        line = {"tokens": str(row.tokens), "estimator": _name(row)}
-        lines.setdefault((row.tokens, _name(row)), line)[title] = cell
+        line = {"tokens": str(row.tokens), "estimator": row.estimator}
+        lines.setdefault((row.tokens, row.estimator), line)[title] = cell
     return report.table([*lines.values()], "markdown")
 
 
@@ -196,7 +188,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
         ("off", "sequence"): ("^", "tab:green", "off-policy, times sequence ratio"),
     }
     lengths = sorted({row.tokens for row in rows})
-    names = list(dict.fromkeys(_name(row) for row in rows))
+    names = list(dict.fromkeys(row.estimator for row in rows))
     drawing = Figure(figsize=(9, 1.2 + 2.6 * len(lengths)), layout="constrained")
     axes = drawing.subplots(len(lengths), len(titles), sharey=True, sharex="col", squeeze=False)
     for line, tokens in zip(axes, lengths, strict=True):
@@ -210,7 +202,7 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
             for place, ((policy, ratio), (mark, color, _)) in enumerate(marks.items()):
                 what = (tokens, placement, policy, ratio)
                 shown = [r for r in rows if (r.tokens, r.placement, r.policy, r.ratio) == what]
-                heights = [names.index(_name(row)) + 0.15 * (place - 2) for row in shown]
+                heights = [names.index(row.estimator) + 0.15 * (place - 2) for row in shown]
                 pulls, style = [row.component for row in shown], {"marker": mark, "color": color}
                 axis.plot(pulls, heights, **style, linestyle="none", markersize=5)
     drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
@@ -228,10 +220,10 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
 def page(image: str = "kl.png") -> str:
     """Return the section on KL estimators in Markdown; `image` is what `figure` drew."""
     rows = measure_kl(*toy())
-    found = {(_name(r), r.placement, r.ratio, r.policy, r.tokens): r for r in rows}
+    found = {(r.estimator, r.placement, r.ratio, r.policy, r.tokens): r for r in rows}
     code_k3 = found["code k3", "value", "none", "on", 1].expected
     exact = {r.tokens: r.exact for r in rows if r.placement == "value"}
-    shown = [r for r in rows if _name(r) != "code k2"]
+    shown = [r for r in rows if r.estimator != "code k2"]
     tables = {by: table([r for r in shown if r.policy == by]) for by in MEASURED}
 
     def against(row: Row) -> str:

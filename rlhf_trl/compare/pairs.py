@@ -2,8 +2,7 @@
 
 The token ids are those that the trainer's own collator made, the log-probabilities or scores those
 of a plain forward. Policy and reference are two versions of one untrained model. Batches that need
-a rollout do not apply here; the others keep their names: `on_policy` has the policy at the
-reference.
+a rollout do not apply; the others keep their names: `on_policy` has the policy at the reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_trl.algorithms import Formulation
 from rlhf_trl.compare import measure
@@ -468,11 +467,10 @@ def _check_collation(
 def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ids, attention mask, completion mask (R, S) and which are wanted (R,)."""
     if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two apart
-        width = max(inputs[f"{side}_input_ids"].shape[1] for side in ("chosen", "rejected"))
 
         def joined(name: str, value: int) -> Tensor:
-            sides = (inputs[f"{side}_{name}"] for side in ("chosen", "rejected"))
-            return torch.cat([pad(t, (0, width - t.shape[1]), value=value) for t in sides])
+            rows = [*inputs[f"chosen_{name}"], *inputs[f"rejected_{name}"]]
+            return pad_sequence(rows, batch_first=True, padding_value=value)
 
         ids, attention = joined("input_ids", 0), joined("attention_mask", 0)
         mask = (joined("labels", -100) != -100).long()

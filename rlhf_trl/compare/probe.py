@@ -290,14 +290,13 @@ def _short(numbers: Tensor) -> str:
 
 def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
     """Try every property on batches of growing size."""
-    loss, batches = Loss(path, settings), {}
-    for prompts, group, tokens in SIZES:
-        batch = sample(prompts, group, tokens)
-        lengths = _short(batch["mask"].sum(1))
-        batches[prompts, group, tokens] = f"{prompts} x {group} completions of {lengths} tokens"
+    batches, checks = {}, _properties(Loss(path, settings))
+    for size in SIZES:
+        lengths = _short(sample(*size)["mask"].sum(1))
+        batches[size] = f"{size[0]} x {size[1]} completions of {lengths} tokens"
     return [
         tried(name, lambda size, c=check: c(sample(*size)), batches)
-        for name, check in _properties(loss).items()
+        for name, check in checks.items()
     ]
 
 

@@ -478,32 +478,22 @@ PAIR_ROWS = (
     _sft("TRL SFTTrainer", batches=("over_long",), variant="over-long examples"),
 )
 
-_DISTILLATION = Stock({}, "TRL DistillationTrainer", "DistillationTrainer")
 DISTILLATION_ROWS = (
-    Row(
-        Book("opd"),
-        _DISTILLATION,
-        (to.vocabulary(), to.normalizer("sequence_sum", "token_mean")),
-        "The chapter weighs the sampled token, which has the same expected gradient, and sums over "
-        "a completion; TRL sums over the vocabulary and averages over the tokens of the window.",
-        _NO_SETTING,
+    _trl(
+        *("opd", to.vocabulary(), to.normalizer("sequence_sum", "token_mean")),
+        why="The chapter weighs the sampled token, which has the same expected gradient, and sums "
+        "over a completion; TRL sums over the vocabulary and averages over the tokens of the "
+        "window.",
+        settings=_NO_SETTING,
     ),
-    Row(
-        Book("opd", "trl"),
-        _DISTILLATION,
-        settings="beta: 1, the default",
-        variant="whole vocabulary",
-    ),
+    _trl("opd", which="trl", settings="beta: 1, the default", variant="whole vocabulary"),
     _code(
-        "sdpo",
-        to.vocabulary(20),
-        to.normalizer("sequence_sum", "per_prompt"),
+        *("sdpo", to.vocabulary(20), to.normalizer("sequence_sum", "per_prompt")),
         why="The code tells apart the 20 likeliest tokens, and averages over the tokens of a "
         "prompt's completions.",
     ),
     Row(
-        Book("sdpo", "code"),
-        Book("sdpo", "trl"),
+        *(Book("sdpo", "code"), Book("sdpo", "trl")),
         (to.normalizer("per_prompt", "sequence_mean"),),
         "TRL's experimental SDPOTrainer averages over each completion.",
         variant="as TRL aggregates",
