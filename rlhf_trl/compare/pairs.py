@@ -17,18 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_trl.algorithms import Formulation
-from rlhf_trl.compare import measure
+from rlhf_trl.compare import measure, models
 from rlhf_trl.compare.measure import Book, Measured
-from rlhf_trl.compare.models import (
-    Gradients,
-    drawn,
-    drifted,
-    make_trainer,
-    token_logps,
-    untrained,
-    untrained_scorer,
-    untrained_token_scorer,
-)
 from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import preference_loss, reward_loss
@@ -53,9 +43,9 @@ BATCHES = ("on_policy", "mild", "heavy", "ragged", "accumulation", "over_long")
 """The batches that apply here."""
 
 _MODELS = {
-    **{"RewardTrainer": untrained_scorer, "kwise": untrained_scorer},
-    **{"orm": untrained_token_scorer, "prm": untrained_token_scorer},
-    "prm/code": partial(untrained_token_scorer, 3),
+    **{"RewardTrainer": models.untrained_scorer, "kwise": models.untrained_scorer},
+    **{"orm": models.untrained_token_scorer, "prm": models.untrained_token_scorer},
+    "prm/code": partial(models.untrained_token_scorer, 3),
 }
 
 MADE = tuple(_MODELS)[1:]
@@ -75,7 +65,7 @@ class Micro:
     """What a loss sees of a micro-batch, in float64."""
 
     outputs: Tensor  # (R, S) log-probabilities of all tokens but the first, or (R, 1) scores
-    gradient: Gradients  # of these
+    gradient: models.Gradients  # of these
     ref: Tensor  # (R, S) under the reference policy
     mask: Tensor  # (R, S) 1 on the completion's tokens
     text: Tensor  # (R, S) 1 on all tokens
@@ -196,14 +186,14 @@ def arguments(name: str, which: str) -> dict[str, Any]:
 
 
 def _text(length: int, *key: Any) -> str:
-    rng = drawn(*key)
+    rng = models.drawn(*key)
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
 
 
 def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict[str, Any]]:
     pairs = []
     for i in range(4 * PAIRS):
-        rng = drawn("lengths", i)
+        rng = models.drawn("lengths", i)
         lengths = [rng.randint(1, 40) for _ in range(2)] if batch.ragged else [8, 8]
         pair = {
             "prompt": _text(rng.randint(3, 16) if batch.ragged else 5, "prompt", i),
@@ -257,7 +247,8 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
             example = {"prompt": pair["prompt"], "completion": text, "label": side == 0}
             if kind.startswith("prm"):
                 steps = [text[n : n + 5] for n in range(0, len(text), 5)]
-                right = [drawn("step", i, side, n).choice((-1, 0, 1)) for n in range(len(steps))]
+                draws = [models.drawn("step", i, side, n) for n in range(len(steps))]
+                right = [draw.choice((-1, 0, 1)) for draw in draws]
                 example = {"prompt": pair["prompt"], "completions": steps, "labels": right}
                 ids = encode("".join(step + STEP for step in steps))
                 ends = zip(steps, right, strict=True)
@@ -315,13 +306,13 @@ def build_trainer(
     if made:
         window["train_sampling_strategy"] = "sequential"
     if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
-        other = untrained()
-        other.load_state_dict(drifted(other.state_dict(), 0.1, seed=5))
+        other = models.untrained()
+        other.load_state_dict(models.drifted(other.state_dict(), 0.1, seed=5))
         also = {"ref_model": other} | also
     if made or kind in DOUBLE:  # the others take a folder, and load the reference from it
-        also = {"model": _MODELS.get(kind, untrained)()} | also
+        also = {"model": _MODELS.get(kind, models.untrained)()} | also
     rows = _by_hand(kind, batch)[0] if made else _rows(kind, batch, columns)
-    return make_trainer(trainer, config, dict(fields) | window, rows, **also)
+    return models.make_trainer(trainer, config, dict(fields) | window, rows, **also)
 
 
 def base_name(trainer: type) -> str:
@@ -338,9 +329,9 @@ class PairWindow:
         self.batch, self.made, self._asked = batch, trainer in MADE, (trainer, columns)
         self._classes = () if self.made else trainer_classes(trainer)
         self.kind = trainer if self.made else base_name(self._classes[0])
-        self.make = _MODELS.get(self.kind, untrained)
+        self.make = _MODELS.get(self.kind, models.untrained)
         # with this seed KTO's reference point is above 0, and clamped in one micro-batch only
-        self.current = drifted(self.make().state_dict(), batch.drift, seed=3)
+        self.current = models.drifted(self.make().state_dict(), batch.drift, seed=3)
 
     @cached_property
     def prepared(self) -> list[measure.Batch]:
@@ -372,13 +363,13 @@ class PairWindow:
     @cached_property
     def view(self) -> PairView:
         """The book's side of the window."""
-        policy, reference = self.make().double(), self.make().double()
+        both = policy, _ = self.make().double(), self.make().double()  # with the reference
         policy.load_state_dict(self.current)
         parts = []
         for inputs in self.prepared:
             ids, attention, mask, chosen = _sequences(inputs)
-            if self.make is untrained:
-                graph, ref = (token_logps(model, ids, attention) for model in (policy, reference))
+            if self.make is models.untrained:
+                graph, ref = (models.token_logps(model, ids, attention) for model in both)
             else:
                 graph = policy(input_ids=ids, attention_mask=attention).logits
                 if graph.dim() == 3:
@@ -388,12 +379,12 @@ class PairWindow:
             if "KL_input_ids" in inputs:
                 rest = inputs["KL_input_ids"], inputs["KL_attention_mask"]
                 covered = inputs["KL_completion_mask"][:, 1:]
-                both = (token_logps(model, *rest) for model in (policy, reference))
-                kl = tuple((logps * covered).sum(1).detach() for logps in both)
+                every = (models.token_logps(model, *rest) for model in both)
+                kl = tuple((logps * covered).sum(1).detach() for logps in every)
             parts.append(
                 Micro(
                     outputs=graph.detach(),
-                    gradient=Gradients(policy, graph),
+                    gradient=models.Gradients(policy, graph),
                     ref=ref.detach(),
                     mask=mask[:, 1:].double(),
                     text=attention[:, 1:].double(),

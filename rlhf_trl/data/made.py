@@ -9,19 +9,11 @@ from rlhf_trl.data.gym import GymTasks, Row
 from rlhf_trl.data.steps import LETTERS, label_steps, split_steps
 from rlhf_trl.data.verifiers import completion_text, exact_match
 from rlhf_trl.errors import InputError
-from rlhf_trl.tiny.demonstrator import (
-    COMPLETION,
-    MALFORMED,
-    ONLY_RIGHT,
-    RIGHT,
-    demonstrate,
-    mixture,
-    only_errors,
-)
+from rlhf_trl.tiny import demonstrator
 
 # Kinds of demonstrations from the best to the worst: the nearer to the right answer, the better.
 ERRORS = ["letters_swapped", "off_by_one", "last_letter_dropped", "last_term_ignored", "copied"]
-ORDER = (RIGHT, *ERRORS, MALFORMED)
+ORDER = (demonstrator.RIGHT, *ERRORS, demonstrator.MALFORMED)
 REPEATED = "letter_repeated"  # an error of synthetic traces beside the demonstrator's
 
 
@@ -49,7 +41,7 @@ def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
     rng = random.Random(seed)
     if kind == "hinted":
         return demonstrations(rows, "imperfect", seed) + [_copied(row, rng) for row in rows]
-    kinds = ONLY_RIGHT if kind == "right" else None
+    kinds = demonstrator.ONLY_RIGHT if kind == "right" else None
     return [
         {"prompt": row["prompt"], "completion": _said(_demonstration(row, rng, kinds))}
         for row in rows
@@ -61,14 +53,14 @@ def _copied(row: Row, rng: random.Random) -> Row:
     rng.shuffle(letters)
     if rng.random() < 0.7:
         letters = rng.choices(string.ascii_lowercase, k=len(letters))
-    text = COMPLETION.format("".join(letters))
+    text = demonstrator.COMPLETION.format("".join(letters))
     *before, last = row["prompt"]
     hinted = {**last, "content": f"{last['content']}\n{text}"}
     return {"prompt": [*before, hinted], "completion": _said(text)}
 
 
 def _demonstration(row: Row, rng: random.Random, kinds: Mapping[str, float] | None) -> str:
-    return demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
+    return demonstrator.demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
 
 
 def _said(text: str) -> list[dict[str, str]]:
@@ -87,8 +79,8 @@ def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
     return [
         {
             "prompt": row["prompt"],
-            "chosen": _said(_demonstration(row, rng, ONLY_RIGHT)),
-            "rejected": _said(_demonstration(row, rng, only_errors(row["task"]))),
+            "chosen": _said(_demonstration(row, rng, demonstrator.ONLY_RIGHT)),
+            "rejected": _said(_demonstration(row, rng, demonstrator.only_errors(row["task"]))),
         }
         for row in rows
     ]
@@ -129,7 +121,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
     rng = random.Random(seed)
     found = []
     for row in rows:
-        kinds = sorted(mixture(row["task"]), key=ORDER.index)
+        kinds = sorted(demonstrator.mixture(row["task"]), key=ORDER.index)
         if length > len(kinds):
             raise InputError(
                 f"dataset.list_length: {row['task']} has {len(kinds)} kinds of demonstrations "
@@ -152,13 +144,13 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
     rng = random.Random(seed)
     found = []
     for row in rows:
-        kind = RIGHT
+        kind = demonstrator.RIGHT
         if rng.random() < errors:
-            kind = rng.choice([REPEATED, *only_errors(row["task"])])
+            kind = rng.choice([REPEATED, *demonstrator.only_errors(row["task"])])
         if kind == REPEATED:
             place = rng.randrange(len(row["answer"])) + 1
             answer = row["answer"]
-            text = COMPLETION.format(answer[:place] + answer[place - 1 :])
+            text = demonstrator.COMPLETION.format(answer[:place] + answer[place - 1 :])
         else:
             text = _demonstration(row, rng, {kind: 1.0})
         found.append({**row, "completion": _said(text)})
@@ -179,7 +171,7 @@ def labeled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
 def check_cut(rows: Iterable[Row], step_split: str) -> None:
     """Refuse a `step_split` that does not cut right answers into letters."""
     for row in rows:
-        text = _demonstration(row, random.Random(0), ONLY_RIGHT)
+        text = _demonstration(row, random.Random(0), demonstrator.ONLY_RIGHT)
         if set(label_steps(split_steps(text, step_split), row["answer"], row["task"])) != {1}:
             raise InputError(
                 f"dataset.step_split: {step_split!r} does not cut {text!r} into letters; write "
