@@ -164,10 +164,6 @@ def _filled(value: float, batch: Batch) -> Batch:
     return batch | {n: torch.where(hidden, value * each, batch[n]) for n, each in pairs}
 
 
-def _wider(batch: Batch) -> Batch:
-    return batch | {n: torch.nn.functional.pad(batch[n], (0, 3)) for n in TOKENS}
-
-
 def turned(mask: Tensor) -> Tensor:
     """Return the place of each token with the padding on the left."""
     width, lengths = mask.shape[1], mask.sum(1).long()
@@ -201,6 +197,9 @@ def _properties(loss: Loss) -> dict[str, Callable[[Batch], str]]:
 
     def reordered(groups: bool) -> Callable[[Batch], str]:
         return same(lambda b: _picked(b, _order(b, groups)), lambda b, s: s[_order(b, groups)])
+
+    def wider(batch: Batch) -> Batch:
+        return batch | {n: torch.nn.functional.pad(batch[n], (0, 3)) for n in TOKENS}
 
     def left(batch: Batch) -> Batch:
         return batch | {n: batch[n].gather(1, turned(batch["mask"])) for n in TOKENS}
@@ -249,7 +248,7 @@ def _properties(loss: Loss) -> dict[str, Callable[[Batch], str]]:
     return {
         GARBAGE: same(partial(_filled, FAR)),
         NAN: same(partial(_filled, math.nan)),
-        WIDER: same(_wider, lambda batch, slope: slope[:, : batch["mask"].shape[1]]),
+        WIDER: same(wider, lambda batch, slope: slope[:, : batch["mask"].shape[1]]),
         SIDE: same(left, right),
         ORDER: reordered(groups=False),
         PROMPTS: reordered(groups=True),

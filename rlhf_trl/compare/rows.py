@@ -131,8 +131,8 @@ def _sampled(mode: str, ours: bool = False) -> Row:
         batches=("sampler",),
         **fields,
     )
-    own = Stock(fields, *["BookGRPOTrainer"] * 2, also=pairs.arguments("grpo", "chapter"))
-    return replace(row, right=own) if ours else row
+    name, also = "BookGRPOTrainer", pairs.arguments("grpo", "chapter")
+    return replace(row, right=Stock(fields, name, name, also=also)) if ours else row
 
 
 POLICY_ROWS = (
