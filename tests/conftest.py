@@ -1,5 +1,6 @@
 """Runs of the recipes, in this process or through accelerate, without any network."""
 
+import gc
 import os
 import runpy
 import subprocess
@@ -28,6 +29,13 @@ LONG = (
 def pytest_collection_modifyitems(items):
     """Begin with the files that take long, so that none is left for one worker at the end."""
     items.sort(key=lambda item: item.path.stem not in LONG)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen():
+    """Leave what has been imported out of garbage collections, of which each run makes several."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager
