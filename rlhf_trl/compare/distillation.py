@@ -50,16 +50,13 @@ class DistillationView:
         return float(loss.detach()), torch.autograd.grad(loss, leaf)[0]
 
     def norm(self, kind: str) -> Tensor:
-        """Return the weight that an aggregation gives to a token, (B, 1, 1)."""
+        """Return the weight 1 / (B n) that an aggregation gives to a token, (B, 1, 1)."""
         lengths = self.mask.sum(1)
-        of_prompts = lengths.view(-1, self.group).sum(1).repeat_interleave(self.group)
-        each = {
-            "sequence_sum": torch.ones_like(lengths) / len(lengths),
-            "sequence_mean": 1 / lengths / len(lengths),
-            "token_mean": torch.ones_like(lengths) / lengths.sum(),
-            "per_prompt": self.group / of_prompts / len(lengths),
-        }
-        return each[kind].view(-1, 1, 1)
+        of_prompts = lengths.view(-1, self.group).mean(1).repeat_interleave(self.group)
+        ones = torch.ones_like(lengths)
+        n = {"sequence_sum": ones, "sequence_mean": lengths, "per_prompt": of_prompts}
+        n["token_mean"] = ones * lengths.mean()
+        return 1 / (len(lengths) * n[kind].view(-1, 1, 1))
 
     def slope(self, top_k: int | None) -> Tensor:
         """Return the derivative of each token's divergence in the student's logits, (B, T, V)."""
@@ -127,9 +124,9 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     first one of the prompt; without any, nothing counts.
     """
     view, row, ids = window.view(), side.row, dict(window.ids)
+    student, mask = view.policy.model, view.mask.clone()
     if "teacher" in row.trainer_reads:
-        teacher, mask = view.policy.model, view.mask.clone()
-        tokenizer, prompts = build_tokenizer(), []
+        teacher, tokenizer, prompts = student, build_tokenizer(), []
         for first in range(0, len(mask), view.batch.group):
             rows = range(first, first + view.batch.group)
             right = [place for place in rows if view.binary_rewards[place]]
@@ -146,10 +143,10 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     else:
         from transformers import AutoModelForCausalLM
 
-        teacher, mask = AutoModelForCausalLM.from_pretrained(checkpoint_path()).double(), view.mask
-    graph, taught = _logits(view.policy.model, window.ids), _logits(teacher, ids).detach()
-    gradient = Gradients(view.policy.model, graph)
-    return DistillationView(gradient, graph.detach(), taught, view.ids, mask, view.batch.group)
+        teacher = AutoModelForCausalLM.from_pretrained(checkpoint_path()).double()
+    graph, taught = _logits(student, window.ids), _logits(teacher, ids).detach()
+    given = (Gradients(student, graph), graph.detach(), taught, view.ids, mask)
+    return DistillationView(*given, view.batch.group)
 
 
 def build_trainer(
