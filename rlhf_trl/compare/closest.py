@@ -247,7 +247,7 @@ def _told(path: str, given: Mapping[str, Any]) -> list[str]:
     used = [key for key in given if key in anywhere]
     fitting = [name for name in TRAINERS if all(key in names[name] for key in used)]
     losses = given.get("loss_type", [])
-    losses = {losses} if isinstance(losses, str) else set(losses)
+    losses = set(map(str, losses if isinstance(losses, list) else [losses]))
     fitting = [name for name in fitting if losses <= (_losses(name) or losses)]
     if "GRPOTrainer" in fitting and "reward_funcs" in given:
         fitting = [name for name in fitting if name in POLICY]
