@@ -18,6 +18,8 @@ if [ ! -x .venv/bin/python ]; then
   "$python" -m venv .venv
 fi
 echo "installing into .venv (a minute or two; on a machine with CUDA several GB)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
   --constraint constraints.txt "torch" --editable ".${extras:+[$extras]}"
+# on all cores, where pip takes one; some packages have files that are no Python 3
+.venv/bin/python -m compileall -qq -j 0 .venv/lib >/dev/null 2>&1 || true
 echo "$wanted" >"$stamp"
