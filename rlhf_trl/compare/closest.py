@@ -248,10 +248,10 @@ def _checked(path: str | Path, config: type) -> dict[str, Any]:
 
 def _told(path: str, given: Mapping[str, Any]) -> list[str]:
     """Tell the trainer from the keys that only its config has, and from loss_type; then others."""
-    names = {n: {f.name for f in fields_of(pairs.trainer_classes(n)[1])} for n in TRAINERS}
+    names = {n: {f.name for f in fields_of(pairs.trainer_classes(n)[1])} for n in pairs.STOCK}
     anywhere = set().union(*names.values())
     used = [key for key in given if key in anywhere]
-    fitting = [name for name in TRAINERS if all(key in names[name] for key in used)]
+    fitting = [name for name in pairs.STOCK if all(key in names[name] for key in used)]
     losses = given.get("loss_type", [])
     losses = {losses} if isinstance(losses, str) else set(losses)
     fitting = [name for name in fitting if losses <= (_losses(name) or losses)]
