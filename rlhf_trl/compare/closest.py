@@ -160,6 +160,8 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     label = ", ".join(str(part) for part in (path, trainer) if part)
     if "algorithm" in given:
         return _ours(str(path), given, trainer, label)
+    if "dataset" in given and trainer is None:  # of this project, but of no algorithm
+        raise InputError(f"{path}: SFT has one loss only, which rlhf-trl compare measures")
     others: list[str] = []
     if trainer is None:
         trainer, *others = _told(str(path), given)
@@ -210,7 +212,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
 
 def class_of(dotted: str) -> type:
     """Import a trainer class by its dotted name; TRL's own need no module."""
-    if dotted in TRAINERS:
+    if dotted in pairs.STOCK:
         return pairs.trainer_classes(dotted)[0]
     module, _, name = dotted.rpartition(".")
     if not module:
