@@ -446,13 +446,13 @@ def test_a_trainer_that_is_only_assumed_is_said_to_be(text, trainer, said, tmp_p
             r'run.yaml: epsilon is "wide", a string; write a number',
         ),
         ("beta: 0.1", None, r"fit .*DPOTrainer.*; say which with --trainer"),
+        ("completion_only_loss: true", None, r"SFTTrainer has one loss only"),
+        ("dataset: {size: 8}\nmax_completion_length: 8", None, r"run.yaml: SFT has one loss only"),
         ("loss_type: grop", None, r"fit no single trainer; say which with --trainer"),
         ("loss_type: 3", None, r"fit no single trainer; say which with --trainer"),
         ("loss_type: grop", "GRPOTrainer", r"cannot be run .*Unknown loss type: grop"),
         ("temperature: 0.0", "GRPOTrainer", r"cannot be run .*ZeroDivisionError"),
         ("epsilon: -1.0", "GRPOTrainer", r"epsilon must be at least 0"),
-        ("algorithm: orm", None, r"a config for orm is not compared"),
-        ("algorithm: ppo", None, r"a config for ppo is not compared"),
         ("algorithm: gropo", None, r"unknown algorithm 'gropo'.*grpo"),
         ("a: [", None, r"run.yaml"),
         ("beta: 0.1", "nowhere.Trainer", r"nowhere cannot be imported"),
@@ -467,3 +467,40 @@ def test_bad_input_ends_in_one_sentence(text, trainer, sentence, tmp_path):
     with pytest.raises(InputError, match=sentence) as caught:
         distances(read_subject(path, trainer))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "equal", "changes"),
+    [
+        ("algorithm: kwise", "kwise/chapter", {}),
+        ("algorithm: orm\nformulation: code", "orm/code", {}),
+        (
+            "algorithm: prm\nformulation: code\nclass_weights: [2.0, 1.0, 1.0]",
+            None,
+            {"class_weights": None},
+        ),
+        ("algorithm: ppo\ngamma: 0.9\nvf_coef: 0.5", "ppo/chapter", {}),
+        ("algorithm: ppo\nwhiten_advantages: true", None, {"whiten_advantages": False}),
+        pytest.param(
+            "algorithm: opd\nteacher_models: [a, b]", "opd/chapter", {}, marks=pytest.mark.promise
+        ),
+        pytest.param(
+            "algorithm: sdpo\nformulation: code\nteacher: start\ndemonstration_template: "
+            "'see {demonstration}'\ncorrectness_reward: exact_match",
+            "sdpo/code",
+            {},
+            marks=pytest.mark.promise,
+        ),
+    ],
+)
+def test_a_config_whose_models_or_data_are_its_own(text, equal, changes, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    subject = read_subject(path, None)
+    (found,) = distances(subject)
+    assert found.equal == (equal is not None)
+    assert equal in (None, f"{found.algorithm}/{found.formulation}")
+    assert found.changes == changes and not found.why
+    assert not changes or found.then.agrees
+    with pytest.raises(InputError, match=r"is not compared with grpo \(chapter\)"):
+        distances(subject, [("grpo", "chapter")])

@@ -34,7 +34,8 @@ SCHEDULE = {
 }
 OWN = {
     *("num_generations", "num_generations_eval", "max_completion_length"),
-    *("reward_weights", "missing_eos_penalty"),
+    *("reward_weights", "missing_eos_penalty", "teacher_models", "teacher_weights", "teacher"),
+    *("teacher_rate", "demonstration", "demonstration_template"),
 }
 """Fields for which the batches have values of their own: several like the user's, or others."""
 
@@ -48,6 +49,11 @@ UNSHOWN = {
 """Fields that act where no batch of these may come, with the value at which none does: the terms of
 rare tokens, noise, experts, other kernels, a reference that moves, another sampler. Where a config
 has another value, it is not known to be any algorithm."""
+
+
+_ALONE = {"ppo", "kwise", "orm", "prm"}
+_ALONE |= {name for name, row in ALGORITHMS.items() if row.chapter.family == "distillation"}
+"""Algorithms whose models or data are of a kind that no other formulation reads."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +120,15 @@ class Subject:
             found += [n for n, value in usual.items() if drawn.get(n, value) not in (None, value)]
         return tuple(found)
 
-    def could_be(self, name: str, row: Formulation) -> bool:
+    def could_be(self, name: str, which: str) -> bool:
         """Whether its trainer might compute a formulation of an algorithm."""
+        row, own = formulation(name, which), self.also.get("algorithm")
+        if {name, own} & _ALONE:
+            return (name, which) == (own, self.also.get("formulation"))
         if self.base in POLICY:
-            return row.trainer == "GRPOTrainer" and name != "ppo"
+            return row.trainer == "GRPOTrainer"
         home = pairs.own_trainer(row).removeprefix("Book") if self.also else row.trainer
-        return home == self.base and name not in ("orm", "prm", "kwise")
+        return home == self.base
 
 
 @dataclass(frozen=True)
@@ -151,6 +160,8 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     label = ", ".join(str(part) for part in (path, trainer) if part)
     if "algorithm" in given:
         return _ours(str(path), given, trainer, label)
+    if "dataset" in given and trainer is None:  # of this project, but of no algorithm
+        raise InputError(f"{path}: SFT has one loss only, which rlhf-trl compare measures")
     others: list[str] = []
     if trainer is None:
         trainer, *others = _told(str(path), given)
@@ -181,11 +192,6 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
 
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
-    if name in ("ppo", "kwise", "orm", "prm") or row.family == "distillation":
-        raise InputError(
-            f"{path}: a config for {name} is not compared: PPO needs its value model, distillation "
-            "its teachers, and reward models but those of pairs have heads of their own"
-        )
     own_class, config = pairs.trainer_classes(pairs.own_trainer(row))
     cls = class_of(trainer) if trainer else own_class
     if not issubclass(cls, own_class):
@@ -195,7 +201,9 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
         )
     runs = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
     values = read_fields(path, [config, ModelConfig], runs)
-    fields = _deciding(values) | own_fields(row)
+    brought = own_fields(row)  # in the place of what the batches have no use for
+    chosen = {key: value for key, value in brought.items() if key not in row.reads}
+    fields = brought | _deciding(values) | chosen
     if row.trainer == "GRPOTrainer":
         fields = dict(row.settings) | fields
     also = pairs.arguments(name, which)
@@ -204,7 +212,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
 
 def class_of(dotted: str) -> type:
     """Import a trainer class by its dotted name; TRL's own need no module."""
-    if dotted in TRAINERS:
+    if dotted in pairs.STOCK:
         return pairs.trainer_classes(dotted)[0]
     module, _, name = dotted.rpartition(".")
     if not module:
@@ -242,10 +250,10 @@ def _checked(path: str | Path, config: type) -> dict[str, Any]:
 
 def _told(path: str, given: Mapping[str, Any]) -> list[str]:
     """Tell the trainer from the keys that only its config has, and from loss_type; then others."""
-    names = {n: {f.name for f in fields_of(pairs.trainer_classes(n)[1])} for n in TRAINERS}
+    names = {n: {f.name for f in fields_of(pairs.trainer_classes(n)[1])} for n in pairs.STOCK}
     anywhere = set().union(*names.values())
     used = [key for key in given if key in anywhere]
-    fitting = [name for name in TRAINERS if all(key in names[name] for key in used)]
+    fitting = [name for name in pairs.STOCK if all(key in names[name] for key in used)]
     losses = given.get("loss_type", [])
     losses = set(map(str, losses if isinstance(losses, list) else [losses]))
     fitting = [name for name in fitting if losses <= (_losses(name) or losses)]
@@ -286,7 +294,7 @@ def distances(
         (name, which)
         for name, row in ALGORITHMS.items()
         for which, form in row.formulations.items()
-        if subject.could_be(name, form)
+        if subject.could_be(name, which)
         and (which != "trl" or row.chapter.trl is not True)  # else it is the chapter's
     ]
     with quiet():
@@ -309,8 +317,12 @@ def _away(result: Result) -> tuple[float, float]:
 
 def _distance(matrix: Matrix, subject: Subject, name: str, which: str, fixes: bool) -> Distance:
     row = formulation(name, which)
-    if not subject.could_be(name, row):
-        raise InputError(f"{subject.base} cannot be compared with {name}: {row.trainer} is its own")
+    if not subject.could_be(name, which):
+        own = "a config for {algorithm} ({formulation})" if subject.also else subject.base
+        raise InputError(
+            f"{subject.label}: {own.format(**subject.also)} is not compared with {name} ({which}), "
+            "whose data or models are others"
+        )
     fields = trainer_fields()
     if subject.base in POLICY:
         fields |= {"num_generations": policy.GROUP, "per_device_train_batch_size": policy.ROWS}
@@ -330,7 +342,9 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str, fixes: bo
         pass
     elif subject.also:
         asked = {"algorithm": name, "formulation": which}
-        shared = _differing(_anywhere(subject, built), built)
+        extra = subject.fields.keys() & row.trainer_reads.keys() - own_fields(row).keys()
+        wanted = _anywhere(subject, built) | {key: row.trainer_reads[key] for key in extra}
+        shared = _differing(wanted, built)
         changes = {k: v for k, v in asked.items() if subject.also[k] != v} | shared
         if changes == shared:  # else some of its fields may not be the other row's
             then = _worst(_measured(matrix, subject, left, **shared)) if shared else None
@@ -339,7 +353,8 @@ def _distance(matrix: Matrix, subject: Subject, name: str, which: str, fixes: bo
         then = _worst(_measured(matrix, subject, left, **changes))
         if row.trl is not True and then.grad_rel_error > worst.grad_rel_error / 2:
             changes, then = {}, None  # nothing that brings the two close
-    why = "" if equal or row.trl is True or subject.base == "RLOOTrainer" else str(row.trl)
+    stock = not subject.also and subject.base != "RLOOTrainer"  # whose own reasons the table has
+    why = str(row.trl) if stock and not equal and row.trl is not True else ""
     on_policy = next((r.verdict == "equal" for r in results if r.batch == "on_policy"), None)
     return Distance(name, which, equal, worst, on_policy, changes, then, why, untested)
 
