@@ -139,7 +139,7 @@ def _in_full(form: Formulation) -> list[str]:
         if about[part] == "token_mean" and "normalized_over" in about:  # others add up
             line += f", normalized over the {about['normalized_over']}"
         lines += [line, f"    {equation}", f"    {place}"]
-        if form.family == "policy_gradient" and (found := in_trl(about[part])):
+        if found := in_trl(form, about[part]):
             lines.append(f"    TRL: {found}")
     if about.get("kl", "none") != "none":
         sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
@@ -168,9 +168,9 @@ def ours(module: str, function: str) -> tuple[str, str]:
     return " ".join(paragraphs[1].split()), f"rlhf_trl/book/{module}.py:{line}"
 
 
-def in_trl(part: str) -> str | None:
-    """Return where the counterpart of a policy-gradient part stands in the installed TRL."""
-    if part not in _IN_TRL:
+def in_trl(form: Formulation, part: str) -> str | None:
+    """Return where the counterpart of a policy gradient's part stands in the installed TRL."""
+    if form.family != "policy_gradient" or part not in _IN_TRL:
         return None
     pattern, what = _IN_TRL[part]
     return f"{_find('trainer/grpo_trainer.py', pattern)}, {what}"

@@ -153,7 +153,7 @@ def _equations(form: Formulation) -> list[str]:
             continue
         equation, place = explain.ours(module, name)
         link = f"[{name}](../{place.removeprefix('rlhf_trl/').replace(':', '#L')})"
-        theirs = explain.in_trl(name)
+        theirs = explain.in_trl(form, name)
         there = f"; TRL: `{theirs.split(',')[0]}`" if theirs else ""
         lines.append(f"- {part.replace('_', ' ')}: `{equation}` ({link}){there}")
     return lines
