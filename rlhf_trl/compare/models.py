@@ -6,12 +6,13 @@ import importlib.metadata
 import logging
 import random
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,7 @@ from uuid import uuid4
 
 import torch
 from torch import Tensor
+from tokenizers.processors import TemplateProcessing
 from torch.nn import Module
 
 from rlhf_trl.tiny.model import build_model
@@ -111,9 +113,27 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def small_parts() -> Iterator[None]:
-    """Let TRL multiply by the head in several parts, as it does where the vocabulary is large."""
+def at_scale() -> Iterator[None]:
+    """Let TRL run as where vocabulary and machine are large.
+
+    It multiplies by the head in several parts, and takes itself for the second of two processes,
+    of which the first has gathered numbers twice as large.
+    """
+    from accelerate import Accelerator, utils
+
+    def joined(one: Tensor) -> Tensor:
+        return torch.cat([one + one, one]) if one.dim() else torch.stack([one + one, one])
+
+    gathered = {
+        utils.gather: partial(utils.recursively_apply, joined),
+        utils.gather_object: lambda objects: [*objects, *objects],
+    }
     with ExitStack() as stack:
+        stack.enter_context(patch.multiple(Accelerator, num_processes=2, process_index=1))
+        for name, module in list(sys.modules.items()):
+            for function, other in gathered.items() if name.startswith(("trl.", "acc")) else ():
+                if vars(module).get(function.__name__) is function:
+                    stack.enter_context(patch.object(module, function.__name__, other))
         for place, size in _PARTS.items():
             module, _, name = place.rpartition(".")
             try:
@@ -193,6 +213,33 @@ def trainer_fields() -> dict[str, Any]:
     }
 
 
+def adapter() -> dict[str, Any]:
+    """Return the argument with which a trainer trains an adapter; the rest is the reference."""
+    from peft import LoraConfig
+
+    drawn_too = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    return {"peft_config": LoraConfig(r=4, lora_dropout=0.5, **drawn_too)}
+
+
+def take(model: Module, weights: Mapping[str, Tensor]) -> None:
+    """Load the weights of a policy; of an adapter, move its own instead."""
+    if plain := not hasattr(model, "peft_config"):
+        model.load_state_dict(weights)
+    else:
+        own = {name: each for name, each in model.state_dict().items() if "lora_" in name}
+        model.load_state_dict(drifted(own, 0.3, seed=1), strict=plain)
+
+
+def begun() -> Any:
+    """Return the tokenizer, but as many it begins each text with its token for that."""
+    tokenizer = build_tokenizer()
+    first = tokenizer.bos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, tokenizer.bos_token_id)]
+    )
+    return tokenizer
+
+
 def make_trainer(
     trainer: type, config: type, fields: Mapping[str, Any], rows: list[dict[str, Any]], **also: Any
 ) -> Any:
@@ -206,6 +253,6 @@ def make_trainer(
         model=also.pop("model", None) or deepcopy(_loaded()),
         args=config(**trainer_fields() | dict(fields)),
         train_dataset=Dataset.from_list(rows),
-        processing_class=build_tokenizer(),
+        processing_class=also.pop("processing_class", None) or build_tokenizer(),
         **also,
     )

@@ -6,7 +6,8 @@ completion. The policy that generated, the one that is trained and the reference
 of one untrained model. Everything behind generation is the trainer's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -21,9 +22,12 @@ from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
     Gradients,
+    adapter,
+    begun,
     drawn,
     drifted,
     make_trainer,
+    take,
     token_logps,
     untrained,
     untrained_scorer,
@@ -69,7 +73,7 @@ class PolicyBatch:
     # "partly": beyond 0 and 1, and None for a third; "model": a reward model's, too, all weighed 1
     rewards: str = ""
     short: int = 0  # micro-batches of the measured window, where an epoch ends before it is full
-    fields: tuple[tuple[str, Any], ...] = ()  # of the config, where no rollout is needed
+    fields: tuple[tuple[str, Any], ...] = ()  # of the config
 
     @property
     def windows(self) -> int:
@@ -206,8 +210,16 @@ RARE = (
         **_RARE | {"drift": 0.2},
         fields=(("max_length", 40), ("packing", True)),
     ),
+    PolicyBatch(
+        "adapter",
+        "what is trained is an adapter, whose dropout is switched off",
+        **_TWO,
+        per_generation=2,
+        temperature=0.6,
+        fields=(("disable_dropout", True),),
+    ),
 )
-"""What only recorded losses are measured on: what a run rarely meets."""
+"""What only recorded losses are measured on: what a run rarely meets, and on two processes."""
 
 
 def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measure.Completion:
@@ -274,6 +286,9 @@ def build_trainer(
     """
     window = {"per_device_train_batch_size": batch.rows, "num_generations": batch.group}
     window |= {"max_completion_length": batch.limit, **batch.schedule}
+    window |= dict(batch.fields)
+    if batch.name == "adapter":
+        also |= adapter()
     rewards = [right, has_format]
     if batch.reward is not None:
         each = batch.reward / sum(batch.weights)
@@ -289,7 +304,7 @@ def build_trainer(
         rewards = [partly, punished]
     if batch.rewards == "model":
         rewards.append(untrained_scorer())
-        also["reward_processing_classes"] = [None, None, build_tokenizer()]
+        also["reward_processing_classes"] = [None, None, begun()]
     ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
     if known:
         measure.check_generation(ready)
@@ -351,19 +366,19 @@ class PolicyWindow:
         """Generate, move the policy, and measure the last window that the generation feeds."""
         classes = (cls.__module__ for cls in type(trainer).__mro__)
         module = next(name for name in classes if name.startswith("trl.trainer."))
-        _check_shuffle(module)
-        if type(trainer).__module__.startswith("trl."):
+        stock = type(trainer).__module__.startswith("trl.")
+        if stock:
             _check_order(trainer)
-        with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
+        with unmixed(module, stock):
             source = measure.batches(trainer)
             has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
             policies = [_part(each, has_critic) for each in (self.generating, self.current)]
-            trainer.model.train().load_state_dict(policies[0])
+            take(trainer.model.train(), policies[0])
             for _ in range(min(self.batch.windows, 2) - 1):
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
-                trainer.model.load_state_dict(policies[1])
+                take(trainer.model, policies[1])
             extra = 0.0
             if self.batch.rewards == "model":
                 trainer.model.eval()
@@ -442,6 +457,16 @@ class PolicyWindow:
             binary_rewards=self._scored[0] * (self._scored[1] == 1),
             generation_tokens=self._prepared[1],
         )
+
+
+@contextmanager
+def unmixed(module: str, stock: bool) -> Iterator[None]:
+    """Keep the rows of a generation in order, so that groups stay; TRL must want to mix them."""
+    _check_shuffle(module)
+    with patch(f"{module}.shuffle_sequence_dict", side_effect=lambda inputs: inputs) as shuffle:
+        yield
+    if stock and not shuffle.called:
+        raise InputError(f"{module} does not mix the rows of a generation")
 
 
 @cache
