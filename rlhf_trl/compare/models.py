@@ -19,8 +19,8 @@ from unittest.mock import patch
 from uuid import uuid4
 
 import torch
-from torch import Tensor
 from tokenizers.processors import TemplateProcessing
+from torch import Tensor
 from torch.nn import Module
 
 from rlhf_trl.tiny.model import build_model

@@ -29,7 +29,7 @@ from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, kind_of_stock
 from rlhf_trl.compare.measure import Stock, sentence
-from rlhf_trl.compare.models import quiet, at_scale
+from rlhf_trl.compare.models import at_scale, quiet
 
 Surface = dict[str, dict[str, Any]]
 
