@@ -174,7 +174,6 @@ def build_trainer(
         teacher.model.layers[0].self_attn.attention_dropout = 0.5  # which TRL must switch off
         also = {"teacher_model": teacher} | also
     ready = make_trainer(trainer, config, window | dict(fields), rows, **also)
-    if not own:
-        measure.check_generation(ready)
+    measure.check_generation(ready)
     measure.fix_completions(ready, policy.completion(batch.ragged), batch.rewards == "model")
     return ready

@@ -146,7 +146,10 @@ def check_generation(trainer: Any) -> None:
     number = (1,) if hasattr(trainer, "importance_sampling_level") else ()  # a GRPOTrainer takes it
     ends = patch.object(trainer, "eos_token_ids", [end, stop], create=True)
     with ends, patch.object(trainer.model, "generate", generate):
-        found = trainer._generate_single_turn(prompts, None, {}, *number)
+        if hasattr(trainer, "_generate_transformers"):
+            found = trainer._generate_transformers(prompts)[::-1]
+        else:
+            found = trainer._generate_single_turn(prompts, None, {}, *number)
     said, config = (found[0] if isinstance(found, tuple) else found), given["generation_config"]
     sampled = {name: getattr(args, name) for name in SAMPLING if hasattr(args, name)}
     sampled |= {"do_sample": True, "max_new_tokens": args.max_completion_length}

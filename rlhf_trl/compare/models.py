@@ -214,20 +214,25 @@ def trainer_fields() -> dict[str, Any]:
 
 
 def adapter() -> dict[str, Any]:
-    """Return the argument with which a trainer trains an adapter; the rest is the reference."""
+    """Return the arguments with which a trainer trains an adapter; the rest is the reference.
+
+    The model's logits are capped and scaled, as those of some families are.
+    """
     from peft import LoraConfig
 
+    model = deepcopy(_loaded())
+    model.config.final_logit_softcapping, model.config.logit_scale = 1.0, 0.8
     drawn_too = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
-    return {"peft_config": LoraConfig(r=4, lora_dropout=0.5, **drawn_too)}
+    return {"model": model, "peft_config": LoraConfig(r=4, lora_dropout=0.5, **drawn_too)}
 
 
 def take(model: Module, weights: Mapping[str, Tensor]) -> None:
     """Load the weights of a policy; of an adapter, move its own instead."""
-    if plain := not hasattr(model, "peft_config"):
-        model.load_state_dict(weights)
-    else:
+    whole = not hasattr(model, "peft_config")
+    if not whole:
         own = {name: each for name, each in model.state_dict().items() if "lora_" in name}
-        model.load_state_dict(drifted(own, 0.3, seed=1), strict=plain)
+        weights = drifted(own, 0.3, seed=1)
+    model.load_state_dict(weights, strict=whole)
 
 
 def begun() -> Any:

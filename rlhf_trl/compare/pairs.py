@@ -287,8 +287,8 @@ def _written(how: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
     if how == "implicit":
         return {"chosen": f"{prompt} {sides[0]}", "rejected": f"{prompt} {sides[1]}"}
     if how == "chat":
-        turns = {"user": prompt[:1], "assistant": prompt[1:2], "user ": prompt[2:]}
-        prompt = [{"role": role.strip(), "content": text} for role, text in turns.items()]
+        turns = zip(("user", "assistant", "user"), (prompt[0], prompt[1], prompt[2:]), strict=True)
+        prompt = [{"role": role, "content": text} for role, text in turns]
         said: list[Any] = [[{"role": "assistant", "content": side}] for side in sides]
     else:
         prompt, ends = f"{prompt}<", ["<|end|>" * ((number + i) % 3 == 0) for i in range(2)]

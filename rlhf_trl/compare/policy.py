@@ -286,7 +286,6 @@ def build_trainer(
     """
     window = {"per_device_train_batch_size": batch.rows, "num_generations": batch.group}
     window |= {"max_completion_length": batch.limit, **batch.schedule}
-    window |= dict(batch.fields)
     if batch.name == "adapter":
         also |= adapter()
     rewards = [right, has_format]
@@ -305,7 +304,8 @@ def build_trainer(
     if batch.rewards == "model":
         rewards.append(untrained_scorer())
         also["reward_processing_classes"] = [None, None, begun()]
-    ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
+    window |= {**fields, **dict(batch.fields)}
+    ready = make_trainer(trainer, config, window, rows, reward_funcs=rewards, **also)
     if known:
         measure.check_generation(ready)
     gaps = batch.rewards == "partly"
