@@ -6,6 +6,7 @@ advantages, shuffling, splitting, loss, accumulation.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,6 +154,8 @@ def check_generation(trainer: Any) -> None:
     said, config = (found[0] if isinstance(found, tuple) else found), given["generation_config"]
     sampled = {name: getattr(args, name) for name in SAMPLING if hasattr(args, name)}
     sampled |= {"do_sample": True, "max_new_tokens": args.max_completion_length}
+    if stop != end:
+        sampled["eos_token_id"] = trainer.eos_token_ids
     mask = given["attention_mask"].bool()
     shown = [row[on].tolist() for row, on in zip(given["input_ids"], mask, strict=True)]
     wrong = [name for name, value in sampled.items() if getattr(config, name) != value]
@@ -160,8 +163,34 @@ def check_generation(trainer: Any) -> None:
         wrong.append("prompts")
     if said != wanted:
         wrong.append("end of completions")
+    if number and hasattr(trainer, "_tool_call_loop") and not _masks_tools(trainer):
+        wrong.append("what a tool said")
     if wrong:
         raise InputError(f"{type(trainer).__name__} generates otherwise: {', '.join(wrong)}")
+
+
+def _masks_tools(trainer: Any) -> bool:
+    """Tell whether a completion goes on behind what a tool said, of which nothing is trained on."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    fixed = {
+        "_sync_tool_dicts": [{"look": lambda: "42"}],
+        "_async_tool_dicts": [{}],
+        "tools": None,
+        "_get_tool_suffix_ids": lambda said: [len(said), *map(int, said[-1]["content"])],
+        "_generate_single_turn": lambda *_, **__: ([[50] * 99], None),
+    }
+    module = sys.modules[type(trainer)._tool_call_loop.__module__]
+    answers = patch.object(module, "parse_response", lambda *_, **__: {}, create=True)
+    given = [[]], [[1, 7]], [[10, 11]], [[message]], None, None, {}
+    with answers, patch.multiple(trainer, create=True, **fixed):
+        try:
+            mask, _, ids, *_ = trainer._tool_call_loop(*given)
+        except TypeError:  # another release wants other arguments
+            return True
+    end = trainer.args.max_completion_length
+    told = [10, 11, 1, 4, 2, *[50] * 99][:end], [1, 1, 0, 0, 0, *[1] * 99][:end]
+    return (ids[0], mask[0]) == told
 
 
 DISTILLING = ("DistillationTrainer", "SDPOTrainer")

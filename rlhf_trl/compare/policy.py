@@ -299,8 +299,9 @@ def build_trainer(
     known = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
     if known:  # else it may show its reward functions what it likes
         rows = [row | {"text": text} for row, text in zip(rows, texts, strict=True)]
-    if batch.rewards == "partly":
-        rewards = [partly, punished]
+    if batch.rewards == "partly":  # and prompts of plain text
+        rewards, rows = [partly, punished], [{"prompt": text} for text in texts]
+        also["processing_class"] = begun()
     if batch.rewards == "model":
         rewards.append(untrained_scorer())
         also["reward_processing_classes"] = [None, None, begun()]
@@ -496,6 +497,11 @@ def _check_order(trainer: Any) -> None:
         right = torch.equal(turns, turns[:, :1].expand_as(turns))
         right &= torch.equal(groups, groups[:, :1].expand_as(groups))
         right &= len(groups[:, 0].unique()) == len(groups)
+        evaluated = torch.tensor([*trainer._get_eval_sampler(trainer.train_dataset)]).view(
+            -1, group
+        )
+        right &= torch.equal(evaluated, evaluated[:, :1].expand_as(evaluated))
+        right &= len(evaluated[:, 0].unique()) == len(trainer.train_dataset) == len(evaluated)
     if not right:
         raise InputError(f"{type(trainer).__name__} takes the prompts in another order")
 
