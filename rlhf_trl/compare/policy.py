@@ -70,7 +70,7 @@ class PolicyBatch:
     tools: bool = False  # every third token came from a tool
     sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
     max_length: int | None = None  # of prompt and completion, where examples are given
-    # "partly": beyond 0 and 1, and None for a third; "model": a reward model's, too, all weighed 1
+    # "partly": beyond 0 and 1, and None for many; "model": a reward model's, too, all weighed 1
     rewards: str = ""
     short: int = 0  # micro-batches of the measured window, where an epoch ends before it is full
     fields: tuple[tuple[str, Any], ...] = ()  # of the config
@@ -268,13 +268,13 @@ _tokenizer = cache(build_tokenizer)
 
 
 def partly(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward two thirds of all completions."""
-    return [drawn("partly", *ids).choice([None, 0.3, 1.7]) for ids in completion_ids]
+    """Reward half of all completions."""
+    return [drawn("partly", *ids).choice([None, None, 0.3, 1.7]) for ids in completion_ids]
 
 
 def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward or punish two thirds of all completions."""
-    return [drawn("punished", *ids).choice([None, -2.3, 0.6]) for ids in completion_ids]
+    """Reward or punish half of all completions."""
+    return [drawn("punished", *ids).choice([None, None, -2.3, 0.6]) for ids in completion_ids]
 
 
 def build_trainer(
