@@ -18,6 +18,7 @@ from rlhf_trl.compare import measure, policy
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import Gradients, drifted, make_trainer, untrained
 from rlhf_trl.compare.policy import GROUP, ROWS, PolicyBatch
+from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distillation_loss
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.tokenizer import build_tokenizer
@@ -92,8 +93,13 @@ class DistillationWindow:
             trainer._step = trainer.args.steps_per_generation
         trainer.model.load_state_dict(self.student)
         if own:
+            policy.check_order(trainer)
             trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
             return measure.accumulate(trainer, source)
+        order, count = [*trainer._get_train_sampler()], trainer.args.gradient_accumulation_steps
+        size = ROWS * count * trainer.accelerator.num_processes
+        if order[: size * count] != order[:size] * count:
+            raise InputError("DistillationTrainer leaves out prompts")
         with policy.unmixed("trl.trainer.distillation_trainer", stock=True):
             return measure.accumulate(trainer, source)
 

@@ -369,7 +369,7 @@ class PolicyWindow:
         module = next(name for name in classes if name.startswith("trl.trainer."))
         stock = type(trainer).__module__.startswith("trl.")
         if stock:
-            _check_order(trainer)
+            check_order(trainer)
         with unmixed(module, stock):
             source = measure.batches(trainer)
             has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
@@ -483,7 +483,7 @@ def _check_shuffle(module: str) -> None:
         raise InputError(f"{module}.shuffle_sequence_dict loses rows of a batch, or their mixing")
 
 
-def _check_order(trainer: Any) -> None:
+def check_order(trainer: Any) -> None:
     """Refuse a sampler that tears groups apart, leaves out prompts, or keeps an epoch's order."""
     args, sampler = trainer.args, trainer._get_train_sampler()
     reused = args.steps_per_generation * args.num_iterations
