@@ -114,10 +114,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def at_scale() -> Iterator[None]:
-    """Let TRL run as where vocabulary and machine are large.
+    """Let TRL multiply by the head in parts, second to a process whose numbers are twice as large.
 
-    It multiplies by the head in several parts, and takes itself for the second of two processes,
-    of which the first has gathered numbers twice as large.
+    So it does where vocabulary and machine are large.
     """
     from accelerate import Accelerator, utils
 
@@ -214,10 +213,7 @@ def trainer_fields() -> dict[str, Any]:
 
 
 def adapter() -> dict[str, Any]:
-    """Return the arguments with which a trainer trains an adapter; the rest is the reference.
-
-    The model's logits are capped and scaled, as those of some families are.
-    """
+    """Return what lets a trainer train an adapter, of a model with logits capped and scaled."""
     from peft import LoraConfig
 
     model = deepcopy(_loaded())
@@ -238,10 +234,9 @@ def take(model: Module, weights: Mapping[str, Tensor]) -> None:
 def begun() -> Any:
     """Return the tokenizer, but as many it begins each text with its token for that."""
     tokenizer = build_tokenizer()
-    first = tokenizer.bos_token
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{first} $A", special_tokens=[(first, tokenizer.bos_token_id)]
-    )
+    first = (tokenizer.bos_token, tokenizer.bos_token_id)
+    begin = TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
+    tokenizer.backend_tokenizer.post_processor = begin
     return tokenizer
 
 
