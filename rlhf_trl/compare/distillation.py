@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -19,11 +18,10 @@ from rlhf_trl.compare import measure, policy
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import Gradients, drifted, make_trainer, untrained
 from rlhf_trl.compare.policy import GROUP, ROWS, PolicyBatch
+from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distillation_loss
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-
-TRAINERS = ("DistillationTrainer", "SDPOTrainer")
 
 
 @dataclass
@@ -85,10 +83,22 @@ class DistillationWindow:
         return measured
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
-        trainer.model.train().load_state_dict(self.student)
-        module = "trl.trainer.distillation_trainer"
-        with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
-            return measure.accumulate(trainer, measure.batches(trainer))
+        trainer.model.train()
+        source = measure.batches(trainer)
+        if own := hasattr(trainer, "teacher_context_builder"):  # its own teacher, a step later
+            trainer._prepare_inputs(next(source))
+            trainer._step = trainer.args.steps_per_generation
+        trainer.model.load_state_dict(self.student)
+        if own:
+            policy.check_order(trainer)
+            trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
+            return measure.accumulate(trainer, source)
+        order, count = [*trainer._get_train_sampler()], trainer.args.gradient_accumulation_steps
+        size = ROWS * count * trainer.accelerator.num_processes
+        if order[: size * count] != order[:size] * count:
+            raise InputError("DistillationTrainer leaves out prompts")
+        with policy.unmixed("trl.trainer.distillation_trainer", stock=True):
+            return measure.accumulate(trainer, source)
 
     @cached_property
     def view(self) -> DistillationView:
@@ -153,11 +163,20 @@ def build_trainer(
     trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **also: Any
 ) -> Any:
     """Build TRL's DistillationTrainer for a window, its completions fixed."""
+    own = config.__name__.startswith("SDPO")  # its own teacher
     window = {"per_device_train_batch_size": ROWS, "max_completion_length": policy.LIMIT}
     window |= {"gradient_accumulation_steps": batch.accumulation, "shuffle_dataset": False}
     words = policy.WORDS[: ROWS * batch.accumulation // GROUP]
-    rows = [{"prompt": [{"role": "user", "content": w}]} for w in words for _ in range(GROUP)]
-    also = {"teacher_model": untrained()} | also
+    rows = [{"prompt": [{"role": "user", "content": w}]} for w in words]
+    if own:
+        window |= {"num_generations": GROUP, "num_iterations": 2}
+        also = {"reward_funcs": [policy.right, policy.has_format]} | also
+    else:
+        rows = [row for row in rows for _ in range(GROUP)] * 2  # for each of two processes
+        teacher = untrained()
+        teacher.model.layers[0].self_attn.attention_dropout = 0.5  # which TRL must switch off
+        also = {"teacher_model": teacher} | also
     ready = make_trainer(trainer, config, window | dict(fields), rows, **also)
-    measure.fix_completions(ready, policy.completion(batch.ragged))
+    measure.check_generation(ready)
+    measure.fix_completions(ready, policy.completion(batch.ragged), batch.rewards == "model")
     return ready

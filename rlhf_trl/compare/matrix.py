@@ -13,7 +13,7 @@ from tqdm import tqdm
 from rlhf_trl.compare import distillation, pairs
 from rlhf_trl.compare.distillation import DistillationWindow
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
-from rlhf_trl.compare.measure import Book, Stock, sentence
+from rlhf_trl.compare.measure import DISTILLING, Book, Stock, sentence
 from rlhf_trl.compare.models import quiet
 from rlhf_trl.compare.pairs import DOUBLE, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
@@ -139,7 +139,7 @@ class Matrix:
         key = (kind, columns, batch)
         if key not in self._windows:
             online = PolicyWindow if kind in POLICY else DistillationWindow
-            pair = kind not in (*POLICY, *distillation.TRAINERS)
+            pair = kind not in (*POLICY, *DISTILLING)
             self._windows[key] = PairWindow(kind, batch, columns) if pair else online(batch)
         return self._windows[key]
 

@@ -6,7 +6,9 @@ advantages, shuffling, splitting, loss, accumulation.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -79,9 +81,9 @@ def fix_completions(
         gaps: of every seventh token that sampler knows none.
     """
     calls = 0
-    original = trainer._generate_single_turn
+    original = getattr(trainer, "_generate_single_turn", None)
     names = [base.__name__ for base in type(trainer).__mro__]  # ours is a GRPOTrainer
-    bare = "GRPOTrainer" not in names and {"RLOOTrainer", "DistillationTrainer"} & {*names}
+    bare = "GRPOTrainer" not in names and {"RLOOTrainer", *DISTILLING} & {*names}
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
         nonlocal calls
@@ -101,12 +103,22 @@ def fix_completions(
     def rollout(prompts: list[Any], _: Any) -> dict[str, Any]:
         prompt_ids = trainer._tokenize_prompts(prompts)[0]
         ids, logps = generate(prompt_ids, None, {}, trainer.num_generations)
-        mask = [[int(place % 3 != 2) for place in range(len(each))] for each in ids]
         said = {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": logps}
-        return said | {"env_mask": mask}
+        return said | {"env_mask": masks(ids)}
+
+    def masks(ids: list[list[int]]) -> list[list[int]]:
+        return [[int(place % 3 != 2) for place in range(len(each))] for each in ids]
+
+    def masked(prompts: list[Any]) -> tuple[Any, ...]:
+        prompt_ids, ids, _, *rest = type(trainer)._generate(trainer, prompts)
+        return prompt_ids, ids, masks(ids), *rest
 
     trainer._generate_single_turn = generate
-    if tools:
+    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer
+        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
+    elif tools and bare:
+        trainer._generate = masked
+    elif tools:
         trainer.rollout_func = rollout
     if sampler and not bare:
         trainer.use_vllm = True
@@ -119,12 +131,13 @@ def check_generation(trainer: Any) -> None:
     """
     args, tokenizer = trainer.args, trainer.processing_class
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    stop = 20 if hasattr(trainer, "eos_token_ids") else end  # other releases know one end only
     prompts, given = [[1, 7, 8], [1, 9], [1]], {}
     # whatever stands behind the first end token is cut off; the second answer has none
     drawn = [
-        [10, 11, end, padding, 12, end],
+        [10, 11, stop, padding, 12, end],
         [padding, 12, 13, 14, 15, 16],
-        [end, 17, end, 18, 19, 20],
+        [end, 17, stop, 18, 19, 20],
     ]
     wanted = [drawn[0][:3], drawn[1], drawn[2][:1]]
 
@@ -133,11 +146,17 @@ def check_generation(trainer: Any) -> None:
         return torch.cat([inputs["input_ids"], torch.tensor(drawn)], 1)
 
     number = (1,) if hasattr(trainer, "importance_sampling_level") else ()  # a GRPOTrainer takes it
-    with patch.object(trainer.model, "generate", generate):
-        found = trainer._generate_single_turn(prompts, None, {}, *number)
+    ends = patch.object(trainer, "eos_token_ids", [end, stop], create=True)
+    with ends, patch.object(trainer.model, "generate", generate):
+        if hasattr(trainer, "_generate_transformers"):
+            found = trainer._generate_transformers(prompts)[::-1]
+        else:
+            found = trainer._generate_single_turn(prompts, None, {}, *number)
     said, config = (found[0] if isinstance(found, tuple) else found), given["generation_config"]
     sampled = {name: getattr(args, name) for name in SAMPLING if hasattr(args, name)}
     sampled |= {"do_sample": True, "max_new_tokens": args.max_completion_length}
+    if stop != end:
+        sampled["eos_token_id"] = trainer.eos_token_ids
     mask = given["attention_mask"].bool()
     shown = [row[on].tolist() for row, on in zip(given["input_ids"], mask, strict=True)]
     wrong = [name for name, value in sampled.items() if getattr(config, name) != value]
@@ -145,9 +164,32 @@ def check_generation(trainer: Any) -> None:
         wrong.append("prompts")
     if said != wanted:
         wrong.append("end of completions")
+    if number and hasattr(trainer, "_tool_call_loop") and not _masks_tools(trainer):
+        wrong.append("what a tool said")
     if wrong:
         raise InputError(f"{type(trainer).__name__} generates otherwise: {', '.join(wrong)}")
 
+
+def _masks_tools(trainer: Any) -> bool:
+    """Tell whether a completion goes on behind what a tool said, of which nothing is trained on."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    end = trainer.args.max_completion_length
+    fixed = {"_sync_tool_dicts": [{"look": lambda: "42"}], "_async_tool_dicts": [{}], "tools": None}
+    fixed["_get_tool_suffix_ids"] = lambda said: [len(said), *map(int, said[-1]["content"])]
+    fixed["_generate_single_turn"] = lambda *_, **__: ([[50] * end], None)
+    module = sys.modules[type(trainer)._tool_call_loop.__module__]
+    answers = patch.object(module, "parse_response", lambda *_, **__: {}, create=True)
+    given = [[]], [[1, 7]], [[10, 11]], [[message]], None, None, {}
+    with answers, patch.multiple(trainer, create=True, **fixed), suppress(TypeError):
+        mask, _, ids, *_ = trainer._tool_call_loop(*given)
+        told = [10, 11, 1, 4, 2, *[50] * end][:end], [1, 1, 0, 0, 0, *[1] * end][:end]
+        return (ids[0], mask[0]) == told
+    return True  # another release wants other arguments
+
+
+DISTILLING = ("DistillationTrainer", "SDPOTrainer")
+"""Trainers of TRL's that learn from a teacher what they write."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of a config that say how completions are sampled."""
@@ -161,7 +203,11 @@ def sampler_logps(ids: Sequence[int]) -> list[float]:
 def batches(trainer: Any) -> Iterator[Any]:
     """Return what the trainer's own data loader yields, epoch after epoch."""
     while True:
-        yield from trainer.get_train_dataloader()
+        given = 0
+        for given, batch in enumerate(trainer.get_train_dataloader(), 1):  # noqa: B007
+            yield batch
+        if not given:
+            raise InputError(f"{type(trainer).__name__} takes no batch from its data")
 
 
 def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Measured, list[Batch]]:

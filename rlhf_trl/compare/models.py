@@ -6,18 +6,20 @@ import importlib.metadata
 import logging
 import random
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
@@ -133,9 +135,26 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def small_parts() -> Iterator[None]:
-    """Let TRL multiply by the head in several parts, as it does where the vocabulary is large."""
+def at_scale() -> Iterator[None]:
+    """Let TRL multiply by the head in parts, second to a process whose numbers are twice as large.
+
+    So it does where vocabulary and machine are large.
+    """
+    from accelerate import Accelerator, utils
+
+    def joined(one: Tensor) -> Tensor:
+        return torch.cat([one + one, one]) if one.dim() else torch.stack([one + one, one])
+
+    gathered = {
+        utils.gather: partial(utils.recursively_apply, joined),
+        utils.gather_object: lambda objects: [*objects, *objects],
+    }
     with ExitStack() as stack:
+        stack.enter_context(patch.multiple(Accelerator, num_processes=2, process_index=1))
+        for name, module in list(sys.modules.items()):
+            for function, other in gathered.items() if name.startswith(("trl.", "acc")) else ():
+                if vars(module).get(function.__name__) is function:
+                    stack.enter_context(patch.object(module, function.__name__, other))
         for place, size in _PARTS.items():
             module, _, name = place.rpartition(".")
             try:
@@ -215,6 +234,34 @@ def trainer_fields() -> dict[str, Any]:
     }
 
 
+def adapter() -> dict[str, Any]:
+    """Return what lets a trainer train an adapter, of a model with logits capped and scaled."""
+    from peft import LoraConfig
+
+    model = deepcopy(_loaded())
+    model.config.final_logit_softcapping, model.config.logit_scale = 1.0, 0.8
+    drawn_too = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    return {"model": model, "peft_config": LoraConfig(r=4, lora_dropout=0.5, **drawn_too)}
+
+
+def take(model: Module, weights: Mapping[str, Tensor]) -> None:
+    """Load the weights of a policy; of an adapter, move its own instead."""
+    whole = not hasattr(model, "peft_config")
+    if not whole:
+        own = {name: each for name, each in model.state_dict().items() if "lora_" in name}
+        weights = drifted(own, 0.3, seed=1)
+    model.load_state_dict(weights, strict=whole)
+
+
+def begun() -> Any:
+    """Return the tokenizer, but as many it begins each text with its token for that."""
+    tokenizer = build_tokenizer()
+    first = (tokenizer.bos_token, tokenizer.bos_token_id)
+    begin = TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
+    tokenizer.backend_tokenizer.post_processor = begin
+    return tokenizer
+
+
 def make_trainer(
     trainer: type, config: type, fields: Mapping[str, Any], rows: list[dict[str, Any]], **also: Any
 ) -> Any:
@@ -228,6 +275,6 @@ def make_trainer(
         model=also.pop("model", None) or deepcopy(_loaded()),
         args=config(**trainer_fields() | dict(fields)),
         train_dataset=Dataset.from_list(rows),
-        processing_class=build_tokenizer(),
+        processing_class=also.pop("processing_class", None) or build_tokenizer(),
         **also,
     )

@@ -115,7 +115,7 @@ both, held against results recorded from the code.
 
 ![cosine between the gradients of the two sides, by comparison and batch](cosines.png)
 
-What `compare` and `drift` find when TRL's source is changed: [163 planted faults](tampering.md).
+What `compare` and `drift` find when TRL's source is changed: [211 planted faults](tampering.md).
 `rlhf-trl probe` tries, without a reference, what any loss or trainer must hold.
 
 What people copy and what it does:

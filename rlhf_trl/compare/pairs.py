@@ -195,8 +195,11 @@ def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict
     for i in range(4 * PAIRS):
         rng = models.drawn("lengths", i)
         lengths = [rng.randint(1, 40) for _ in range(2)] if batch.ragged else [8, 8]
+        asked = rng.randint(3, 16) if batch.ragged else 5
+        if batch.fields and trainer not in _EXPERIMENTAL and i % 5 == 2:
+            asked += 30  # it fills max_length
         pair = {
-            "prompt": _text(rng.randint(3, 16) if batch.ragged else 5, "prompt", i),
+            "prompt": _text(asked, "prompt", i),
             "chosen": _text(lengths[0], "chosen", i),
             "rejected": _text(lengths[1], "rejected", i),
         }
@@ -270,7 +273,8 @@ def _written(how: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
     if how == "implicit":
         return {"chosen": f"{prompt} {sides[0]}", "rejected": f"{prompt} {sides[1]}"}
     if how == "chat":
-        prompt = [{"role": "user", "content": prompt}]
+        turns = zip(("user", "assistant", "user"), (prompt[0], prompt[1], prompt[2:]), strict=True)
+        prompt = [{"role": role, "content": text} for role, text in turns]
         said: list[Any] = [[{"role": "assistant", "content": side}] for side in sides]
     else:
         prompt, ends = f"{prompt}<", ["<|end|>" * ((number + i) % 3 == 0) for i in range(2)]
@@ -309,8 +313,14 @@ def build_trainer(
         other = models.untrained()
         other.load_state_dict(models.drifted(other.state_dict(), 0.1, seed=5))
         also = {"ref_model": other} | also
+    if batch.name == "adapter":
+        also |= models.adapter()
+    if {"ended", "implicit"} & {*columns}:
+        also["processing_class"] = models.begun()
     if made or kind in DOUBLE:  # the others take a folder, and load the reference from it
         also = {"model": _MODELS.get(kind, models.untrained)()} | also
+    if kind == "RewardTrainer":  # which tells the model what pads
+        also["model"].config.pad_token_id = None
     rows = _by_hand(kind, batch)[0] if made else _rows(kind, batch, columns)
     return models.make_trainer(trainer, config, dict(fields) | window, rows, **also)
 
@@ -348,7 +358,7 @@ class PairWindow:
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
         """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
-        trainer.model.load_state_dict(self.current)
+        models.take(trainer.model, self.current)
         if double:
             trainer.model.double()
         if getattr(trainer.args, "sync_ref_model", False):

@@ -6,7 +6,8 @@ completion. The policy that generated, the one that is trained and the reference
 of one untrained model. Everything behind generation is the trainer's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -21,9 +22,12 @@ from rlhf_trl.compare import measure
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.models import (
     Gradients,
+    adapter,
+    begun,
     drawn,
     drifted,
     make_trainer,
+    take,
     token_logps,
     untrained,
     untrained_scorer,
@@ -66,10 +70,10 @@ class PolicyBatch:
     tools: bool = False  # every third token came from a tool
     sampler: bool = False  # another sampler, with log-probabilities of its own, drew the tokens
     max_length: int | None = None  # of prompt and completion, where examples are given
-    # "partly": beyond 0 and 1, and None for a third; "model": a reward model's, too, all weighed 1
+    # "partly": beyond 0 and 1, and None for many; "model": a reward model's, too, all weighed 1
     rewards: str = ""
     short: int = 0  # micro-batches of the measured window, where an epoch ends before it is full
-    fields: tuple[tuple[str, Any], ...] = ()  # of the config, where no rollout is needed
+    fields: tuple[tuple[str, Any], ...] = ()  # of the config
 
     @property
     def windows(self) -> int:
@@ -206,8 +210,16 @@ RARE = (
         **_RARE | {"drift": 0.2},
         fields=(("max_length", 40), ("packing", True)),
     ),
+    PolicyBatch(
+        "adapter",
+        "what is trained is an adapter, whose dropout is switched off",
+        **_TWO,
+        per_generation=2,
+        temperature=0.6,
+        fields=(("disable_dropout", True),),
+    ),
 )
-"""What only recorded losses are measured on: what a run rarely meets."""
+"""What only recorded losses are measured on: what a run rarely meets, and on two processes."""
 
 
 def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measure.Completion:
@@ -256,13 +268,13 @@ _tokenizer = cache(build_tokenizer)
 
 
 def partly(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward two thirds of all completions."""
-    return [drawn("partly", *ids).choice([None, 0.3, 1.7]) for ids in completion_ids]
+    """Reward half of all completions."""
+    return [drawn("partly", *ids).choice([None, None, 0.3, 1.7]) for ids in completion_ids]
 
 
 def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """Reward or punish two thirds of all completions."""
-    return [drawn("punished", *ids).choice([None, -2.3, 0.6]) for ids in completion_ids]
+    """Reward or punish half of all completions."""
+    return [drawn("punished", *ids).choice([None, None, -2.3, 0.6]) for ids in completion_ids]
 
 
 def build_trainer(
@@ -274,6 +286,8 @@ def build_trainer(
     """
     window = {"per_device_train_batch_size": batch.rows, "num_generations": batch.group}
     window |= {"max_completion_length": batch.limit, **batch.schedule}
+    if batch.name == "adapter":
+        also |= adapter()
     rewards = [right, has_format]
     if batch.reward is not None:
         each = batch.reward / sum(batch.weights)
@@ -285,12 +299,14 @@ def build_trainer(
     known = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
     if known:  # else it may show its reward functions what it likes
         rows = [row | {"text": text} for row, text in zip(rows, texts, strict=True)]
-    if batch.rewards == "partly":
-        rewards = [partly, punished]
+    if batch.rewards == "partly":  # and prompts of plain text
+        rewards, rows = [partly, punished], [{"prompt": text} for text in texts]
+        also["processing_class"] = begun()
     if batch.rewards == "model":
         rewards.append(untrained_scorer())
-        also["reward_processing_classes"] = [None, None, build_tokenizer()]
-    ready = make_trainer(trainer, config, window | dict(fields), rows, reward_funcs=rewards, **also)
+        also["reward_processing_classes"] = [None, None, begun()]
+    window |= {**fields, **dict(batch.fields)}
+    ready = make_trainer(trainer, config, window, rows, reward_funcs=rewards, **also)
     if known:
         measure.check_generation(ready)
     gaps = batch.rewards == "partly"
@@ -351,19 +367,19 @@ class PolicyWindow:
         """Generate, move the policy, and measure the last window that the generation feeds."""
         classes = (cls.__module__ for cls in type(trainer).__mro__)
         module = next(name for name in classes if name.startswith("trl.trainer."))
-        _check_shuffle(module)
-        if type(trainer).__module__.startswith("trl."):
-            _check_order(trainer)
-        with patch(f"{module}.shuffle_sequence_dict", lambda inputs: inputs):
+        stock = type(trainer).__module__.startswith("trl.")
+        if stock:
+            check_order(trainer)
+        with unmixed(module, stock):
             source = measure.batches(trainer)
             has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
             policies = [_part(each, has_critic) for each in (self.generating, self.current)]
-            trainer.model.train().load_state_dict(policies[0])
+            take(trainer.model.train(), policies[0])
             for _ in range(min(self.batch.windows, 2) - 1):
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
-                trainer.model.load_state_dict(policies[1])
+                take(trainer.model, policies[1])
             extra = 0.0
             if self.batch.rewards == "model":
                 trainer.model.eval()
@@ -444,6 +460,16 @@ class PolicyWindow:
         )
 
 
+@contextmanager
+def unmixed(module: str, stock: bool) -> Iterator[None]:
+    """Keep the rows of a generation in order, so that groups stay; TRL must want to mix them."""
+    _check_shuffle(module)
+    with patch(f"{module}.shuffle_sequence_dict", side_effect=lambda inputs: inputs) as shuffle:
+        yield
+    if stock and not shuffle.called:
+        raise InputError(f"{module} does not mix the rows of a generation")
+
+
 @cache
 def _check_shuffle(module: str) -> None:
     """Refuse a shuffle that tears a row apart; windows keep their order so that groups do."""
@@ -457,7 +483,7 @@ def _check_shuffle(module: str) -> None:
         raise InputError(f"{module}.shuffle_sequence_dict loses rows of a batch, or their mixing")
 
 
-def _check_order(trainer: Any) -> None:
+def check_order(trainer: Any) -> None:
     """Refuse a sampler that tears groups apart, leaves out prompts, or keeps an epoch's order."""
     args, sampler = trainer.args, trainer._get_train_sampler()
     reused = args.steps_per_generation * args.num_iterations
@@ -471,6 +497,11 @@ def _check_order(trainer: Any) -> None:
         right = torch.equal(turns, turns[:, :1].expand_as(turns))
         right &= torch.equal(groups, groups[:, :1].expand_as(groups))
         right &= len(groups[:, 0].unique()) == len(groups)
+        evaluated = torch.tensor([*trainer._get_eval_sampler(trainer.train_dataset)]).view(
+            -1, group
+        )
+        right &= torch.equal(evaluated, evaluated[:, :1].expand_as(evaluated))
+        right &= len(evaluated[:, 0].unique()) == len(trainer.train_dataset) == len(evaluated)
     if not right:
         raise InputError(f"{type(trainer).__name__} takes the prompts in another order")
 

@@ -29,7 +29,7 @@ from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, kind_of_stock
 from rlhf_trl.compare.measure import Stock, sentence
-from rlhf_trl.compare.models import quiet, small_parts
+from rlhf_trl.compare.models import at_scale, quiet
 
 Surface = dict[str, dict[str, Any]]
 
@@ -232,7 +232,7 @@ def _losses(
         given = {n: v for n, v in given.items() if n not in ("batch", "columns")}
         side = Stock(given, case, names[0], columns, (trainer, config))
         try:
-            parts = small_parts() if batch in policy.RARE else nullcontext()
+            parts = at_scale() if batch in policy.RARE else nullcontext()
             # TRL has a bar for the reference's log-probabilities
             with parts, redirect_stderr(StringIO()):
                 window = matrix.window(kind_of_stock(side), columns, batch)
