@@ -447,7 +447,7 @@ def test_a_trainer_that_is_only_assumed_is_said_to_be(text, trainer, said, tmp_p
         ),
         ("beta: 0.1", None, r"fit .*DPOTrainer.*; say which with --trainer"),
         ("completion_only_loss: true", None, r"SFTTrainer has one loss only"),
-        ("dataset: {size: 8}\nmax_completion_length: 8", None, r"run.yaml: SFT has one loss only"),
+        ("dataset: {size: 8}", None, r"run.yaml names no algorithm; SFT has one loss only"),
         ("loss_type: grop", None, r"fit no single trainer; say which with --trainer"),
         ("loss_type: 3", None, r"fit no single trainer; say which with --trainer"),
         ("loss_type: grop", "GRPOTrainer", r"cannot be run .*Unknown loss type: grop"),

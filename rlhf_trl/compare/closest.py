@@ -161,7 +161,8 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     if "algorithm" in given:
         return _ours(str(path), given, trainer, label)
     if "dataset" in given and trainer is None:  # of this project, but of no algorithm
-        raise InputError(f"{path}: SFT has one loss only, which rlhf-trl compare measures")
+        what = "SFT has one loss only, which rlhf-trl compare measures"
+        raise InputError(f"{path} names no algorithm; {what}")
     others: list[str] = []
     if trainer is None:
         trainer, *others = _told(str(path), given)
