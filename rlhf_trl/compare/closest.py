@@ -202,9 +202,9 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
         )
     runs = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
     values = read_fields(path, [config, ModelConfig], runs)
-    brought = own_fields(row)  # in the place of what the batches have no use for
-    chosen = {key: value for key, value in brought.items() if key not in row.reads}
-    fields = brought | _deciding(values) | chosen
+    brought = own_fields(row)  # which stand for the user's where the equation does not read them
+    fixed = {key: value for key, value in brought.items() if key not in row.reads}
+    fields = brought | _deciding(values) | fixed
     if row.trainer == "GRPOTrainer":
         fields = dict(row.settings) | fields
     also = pairs.arguments(name, which)

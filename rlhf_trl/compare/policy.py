@@ -259,8 +259,8 @@ def _check_told(
 ) -> None:
     """Refuse a trainer whose reward functions see other texts or columns than those of the ids."""
     told = [each[0]["content"] for each in completions]
-    right = _tokenizer().batch_decode(completion_ids, skip_special_tokens=True)
-    if told != right or [each[-1]["content"] for each in prompts] != text:
+    written = _tokenizer().batch_decode(completion_ids, skip_special_tokens=True)
+    if told != written or [each[-1]["content"] for each in prompts] != text:
         raise InputError("reward functions see other texts than those of the token ids")
 
 
@@ -489,20 +489,18 @@ def check_order(trainer: Any) -> None:
     reused = args.steps_per_generation * args.num_iterations
     group, size = args.num_generations, args.generation_batch_size
     one, other = list(sampler), list(sampler)
-    right = len(one) == len(trainer.train_dataset) * group // size * size * reused
-    right &= (one != other) == args.shuffle_dataset
-    if right:
-        turns = torch.tensor(one).view(-1, reused, size)
+    whole = len(one) == len(trainer.train_dataset) * group // size * size * reused
+    whole &= (one != other) == args.shuffle_dataset
+    if whole:
+        held_out = torch.tensor([*trainer._get_eval_sampler(trainer.train_dataset)])
+        turns, evaluated = torch.tensor(one).view(-1, reused, size), held_out.view(-1, group)
         groups = turns[:, 0].reshape(-1, group)
-        right = torch.equal(turns, turns[:, :1].expand_as(turns))
-        right &= torch.equal(groups, groups[:, :1].expand_as(groups))
-        right &= len(groups[:, 0].unique()) == len(groups)
-        evaluated = torch.tensor([*trainer._get_eval_sampler(trainer.train_dataset)]).view(
-            -1, group
+        same = (
+            torch.equal(each, each[:, :1].expand_as(each)) for each in (turns, groups, evaluated)
         )
-        right &= torch.equal(evaluated, evaluated[:, :1].expand_as(evaluated))
-        right &= len(evaluated[:, 0].unique()) == len(trainer.train_dataset) == len(evaluated)
-    if not right:
+        whole = all(same) and len(groups[:, 0].unique()) == len(groups)
+        whole &= len(evaluated[:, 0].unique()) == len(trainer.train_dataset) == len(evaluated)
+    if not whole:
         raise InputError(f"{type(trainer).__name__} takes the prompts in another order")
 
 
