@@ -31,10 +31,9 @@ def prompt_hash(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=8).digest()
 
 
-def prompts_fingerprint(prompts: Iterable[Prompt]) -> str:
-    """Return a word that tells whether two collections hold the same prompts, in any order."""
-    keys = sorted({prompt_key(prompt) for prompt in prompts})
-    return blake2b(repr(keys).encode(), digest_size=8).hexdigest()
+def fingerprint(keys: Iterable[str]) -> str:
+    """Return a word that is the same for two sets of keys if and only if they are equal."""
+    return prompt_hash(repr(sorted(set(keys)))).hex()
 
 
 def _normalized(text: str) -> str:
