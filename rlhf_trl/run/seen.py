@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# What the examples of a data set are called, by a column that only they have.
+# What the examples of preferences and judgments are called, by a column that only they have.
 KINDS = {
     "chosen": "pairs",
     "ranked": "ranked lists",
@@ -21,7 +21,7 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     one that another has replaced (dynamic sampling) does not. `rows` are what the training examples
     were made of.
     """
-    from trl import GRPOConfig
+    from trl import GRPOConfig, KTOConfig, SFTConfig
 
     args = trainer.args
     batch = args.train_batch_size * args.world_size
@@ -32,9 +32,12 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
             step * args.gradient_accumulation_steps, batches * args.num_iterations
         )
         return batch * (generations * batches + min(further, batches)), "completions"
-    kind = next((KINDS[name] for name in KINDS if name in rows.column_names), "examples")
-    if getattr(args, "packing", False):
-        kind = "packed rows"
+    if isinstance(args, SFTConfig):
+        kind = "packed rows" if args.packing else "answers"
+    elif isinstance(args, KTOConfig):  # makes two answers of a pair
+        kind = "answers"
+    else:
+        kind = next(KINDS[name] for name in KINDS if name in rows.column_names)
     size = len(trainer.train_dataset)
     if args.dataloader_drop_last:
         size -= size % batch
