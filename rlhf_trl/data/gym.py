@@ -56,7 +56,8 @@ class GymTasks:
     """The entries of a run, numbered, with the gym's scorer beside them.
 
     `train` holds `size` rows with `prompt`, `question`, `answer`, `task`, `id`, and `held_out` as
-    many as `eval_size`, whose questions are all different.
+    many as `eval_size`, whose questions are all different as texts: two sums may have the same
+    terms in another order.
     """
 
     def __init__(self, config: GymData):

@@ -114,10 +114,11 @@ def _check_before(runs: list[tuple[Path, str, list[str]]]) -> None:
         if isinstance(block, dict) and block.get("source", GymData.source) == GymData.source:
             drawn_by = {key: block.get(key, default) for key, default in DRAWN_BY.items()}
             held_out[folder.parent.name] = drawn_by
+    first = next(iter(held_out), None)
     for name, drawn_by in held_out.items():
-        first = next(iter(held_out))
         for key, value in drawn_by.items():
-            if value != (other := held_out[first][key]):
+            other = held_out[first][key]
+            if value != other:
                 same = f"add --dataset.{key} {other}, or " if isinstance(other, int) else ""
                 raise InputError(
                     f"dataset.{key} is {show(other)} for {first} and {show(value)} for {name}; "
