@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     over = add("overoptimize", _overoptimize, told, more)
     for option, name in ((race, "race"), (over, "overoptimization")):
         option("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
-        option("--seeds", type=int, default=3, help="runs of each (3)")
+        option("--seeds", type=int, default=3, help="runs of each, all on one dataset.seed (3)")
         option("--jobs", type=int, default=1, help="side by side, a thread each (1)")
     told = "models on the same held-out prompts and rewards: one table, with errors"
     more = "Every other option changes the config; write them after the models."

@@ -36,6 +36,9 @@ def test_a_run_answers_and_measures_pairs(run, tmp_path, recipe):
     assert "greedy, 8 held-out words, seed 0" in out.splitlines()[-1]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 2
+    kind = "answers" if recipe == "kto" else "pairs"
+    seen = (summary["questions"], summary["seen"], summary["seen_kind"])
+    assert seen == (8, 16, kind)
     keys = {"eval_exact_match", "eval_sampled_exact_match", "eval_loss", "eval_rewards/margins"}
     keys |= {"eval_logps/chosen", "eval_logps/rejected"}
     assert keys <= summary["before"].keys() == summary["after"].keys()

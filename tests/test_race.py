@@ -12,16 +12,22 @@ from pathlib import Path
 import pytest
 
 from rlhf_trl.cli import main
+from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import folders, race
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.folders import home
 
+SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
+SEEN = {"seen": 1536, "seen_kind": "completions"}
 
-def finished(folder, exact, reward=0.1, **more):
-    """Write what a run leaves behind, and more of the last evaluation."""
+
+def finished(folder, exact, reward=0.1, conditions=None, **more):
+    """Write what a run leaves behind, under which conditions, and more of the last evaluation."""
     before, after = {"eval_exact_match": 0.4}, {"eval_exact_match": exact, **more}
     summary = {"before": before, "after": after, "train_cpu_seconds": 20.0, "model_step": 12}
+    summary |= {"questions": 256, "questions_fingerprint": "of these", **SEEN, **(conditions or {})}
     log = [{"step": 0, "eval_exact_match": 0.4}]
     log += [{"step": n, "reward": reward * n, "clip_ratio/region_mean": 0.01} for n in range(1, 13)]
     log += [{"step": 12, "eval_exact_match": exact}]
@@ -70,7 +76,10 @@ def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeyp
     small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "2"]
     batch = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
     run = subprocess.run
-    stand_in(lambda folder, part, _: finished(part, 0.9))
+    words = GymTasks(GymData(specs=[SPELL], size=1, eval_size=8)).held_out
+    questions = fingerprint(prompt_key(row["prompt"]) for row in words)
+    conditions = {"questions": 8, "questions_fingerprint": questions}
+    stand_in(lambda folder, part, _: finished(part, 0.9, conditions=conditions))
     race.race(["grpo"], 1, tmp_path, extra=small + batch)
     monkeypatch.setattr(subprocess, "run", run)
     interrupted = tmp_path / "grpo" / ".seed-1.part"
@@ -246,7 +255,7 @@ def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
     lines = (tmp_path / "race.md").read_text().splitlines()
     assert lines[0] == (
         "| algorithm | exact match | sampled | pair accuracy | log p chosen | log p rejected | "
-        "CPU s |"
+        "start | questions | seen | CPU s |"
     )
     assert lines[2].split(" | ")[:4] == ["| dpo", "0.900", "-", "0.750"]
     assert lines[3].split(" | ")[:4] == ["| sft_chosen", "0.900", "-", "-"]
@@ -264,7 +273,72 @@ def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch, 
     stand_in(leave)
     race.race(["orm", "prm"], 1, tmp_path)
     lines = (tmp_path / "race.md").read_text().splitlines()
-    assert lines[0] == "| algorithm | first error | AUC | best of n | CPU s |"
-    assert lines[2:] == ["| orm | - | 0.750 | 0.900 | 20.0 |", "| prm | 0.750 | - | 0.900 | 20.0 |"]
+    assert lines[0] == (
+        "| algorithm | first error | AUC | best of n | start | questions | seen | CPU s |"
+    )
+    end = "0.900 | 0.400 | 256 | 1536 completions | 20.0 |"
+    assert lines[2:] == [f"| orm | - | 0.750 | {end}", f"| prm | 0.750 | - | {end}"]
     results = json.loads((tmp_path / "race.json").read_text())
     assert results["prm"][0]["curve"] == [[0, 0.4], [12, 0.9]]
+
+
+def test_what_a_run_started_from_and_has_seen_stands_beside_its_result(tmp_path, stand_in):
+    seen = {"dpo": (6356, "pairs"), "sft_chosen": (6400, "answers")}
+
+    def leave(folder, part, options):
+        number, kind = seen[folder.parent.name]
+        conditions = {"questions": 512, "seen": number, "seen_kind": kind}
+        finished(part, 0.9, conditions=conditions)
+
+    stand_in(leave)
+    lines = race.race(["dpo", "sft_chosen"], 2, tmp_path)
+    assert [(line["start"], line["questions"], line["seen"]) for line in lines] == [
+        ("0.400 ± 0.000", "512", "6356 pairs"),
+        ("0.400 ± 0.000", "512", "6400 answers"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "extra", "told"),
+    [
+        ("grpo,dpo", [], "dataset.eval_size is 256 for grpo and 512 for dpo; runs that are"),
+        ("grpo,dpo", [], "cannot be ranked, so add --dataset.eval_size 256, or race them apart"),
+        ("dpo,orpo,grpo", [], "dataset.eval_size is 512 for dpo and 256 for grpo"),
+        ("grpo,grpo_chain_sum", ["--dataset.eval_size=256"], "dataset.specs is "),
+    ],
+)
+def test_other_questions_are_refused_before_anything_is_trained(
+    tmp_path, stand_in, algorithms, extra, told
+):
+    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    with pytest.raises(InputError) as stop:
+        race.race(algorithms.split(","), 1, tmp_path, extra=extra)
+    assert told in str(stop.value) and "\n" not in str(stop.value)
+    assert not started
+    if "specs" not in told:  # what it tells to add
+        race.race(algorithms.split(","), 1, tmp_path, extra=["--dataset.eval_size", "256"])
+        assert len(started) == len(algorithms.split(","))
+
+
+def test_runs_tested_on_other_questions_of_a_file_are_not_ranked(tmp_path, config, stand_in):
+    config.write_text("dataset: {source: path, path: mine.jsonl, eval_size: 9}\n")
+
+    def leave(folder, part, options):
+        finished(part, 0.9, conditions={"questions_fingerprint": folder.parent.name})
+
+    stand_in(leave)
+    told = r"grpo/seed-0 was tested on 256 questions and gspo/seed-0 on others \(256\), so that"
+    with pytest.raises(InputError, match=told):
+        race.race(["grpo", "gspo"], 1, tmp_path / "race", config=str(config))
+    assert not (tmp_path / "race" / "race.md").exists()
+
+
+def test_a_run_that_does_not_say_what_it_was_tested_on_is_refused(tmp_path, config, stand_in):
+    stand_in(lambda folder, part, _: finished(part, 0.9))
+    race.race(["grpo"], 1, tmp_path / "race", config=str(config))
+    path = tmp_path / "race" / "grpo" / "seed-0" / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["questions_fingerprint"]
+    path.write_text(json.dumps(summary))
+    with pytest.raises(InputError, match=r"seed-0 holds a run of an older version, whose summary"):
+        race.race(["grpo"], 1, tmp_path / "race", config=str(config))

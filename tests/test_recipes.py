@@ -37,6 +37,8 @@ def test_a_run_leaves_model_summary_curve_config_and_evaluations(run):
     )
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["seed"], summary["held_out"]) == (4, 0, 8)
+    seen = (summary["questions"], summary["seen"], summary["seen_kind"])
+    assert seen == (8, 32, "completions")
     before, after = summary["before"]["eval_exact_match"], summary["after"]["eval_exact_match"]
     assert out.splitlines()[-1] == (
         f"exact match {before:.3f} -> {after:.3f} (greedy, 8 held-out words, seed 0)"

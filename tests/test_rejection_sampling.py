@@ -80,6 +80,7 @@ def test_strategies_share_answers_and_train_on_what_they_select(sampled, tmp_pat
     assert f"decidable {told['decidable']:.4g}" in out
     assert (folder / "reward_report.png").read_bytes().startswith(b"\x89PNG")
     assert len(given["train_dataset"]) == 12
+    assert json.loads((folder / "summary.json").read_text())["seen_kind"] == "answers"
 
     other = ["--strategy", "random_k_overall", "--k", 5, "--correctness", "exact_match"]
     monkeypatch.setattr(rejection_sampling, "sample_completions", never)

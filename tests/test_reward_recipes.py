@@ -120,6 +120,7 @@ def test_scores_are_those_of_the_model_that_is_kept(small):
     assert mean > last["eval_right_mean"] + 1e-3 and told["model_step"] == 2
 
 
+SEEN = {"reward": "pairs", "kwise": "ranked lists", "orm": "answers"}
 HEADLINES = {
     "reward": "pair accuracy ",
     "kwise": "pair accuracy ",
@@ -140,6 +141,11 @@ def test_what_a_run_leaves_and_says(finished, config):
     assert steps == ["step-000000", "step-000002", "step-000004"]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 4 and summary["name"] == f"{algorithm} ({formulation})"
+    assert summary["seen_kind"] == SEEN.get(config, "traces")
+    # all are tested on the words of one data set, and a race can rank them
+    first = json.loads((finished("reward")[0] / "summary.json").read_text())
+    tested = ("questions", "questions_fingerprint")
+    assert [summary[key] for key in tested] == [first[key] for key in tested]
     wanted = {"eval_loss", "eval_auc", "eval_best_of_n", "eval_random_of_n", "eval_oracle_of_n"}
     wanted |= {"eval_first_error"} if algorithm == "prm" else set()
     wanted |= {"eval_pair_accuracy"} if config in ("reward", "kwise") else set()

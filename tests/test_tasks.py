@@ -63,7 +63,8 @@ def test_no_held_out_sum_is_a_training_sum_in_another_order():
     assert terms("What is: 4 - 1 + 0 =") == terms("What is: 0 + 4 - 1 =") == (-1, 0, 4)
     held = [terms(row["question"]) for row in sums.held_out]
     assert not {terms(row["question"]) for row in sums.train} & set(held)
-    assert len({row["question"] for row in sums.held_out}) == 256 > len(set(held))
+    assert len({row["question"] for row in sums.held_out}) == 256
+    assert len(set(held)) == 125  # as recipes/README.md says
 
 
 def test_other_tasks_are_split_by_the_text_of_the_question():

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_trl.data import columns
 from rlhf_trl.data.columns import Counted, cells, code, converted, table
 from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.data.prompt_keys import prompt_hash, prompt_key
 from rlhf_trl.data.readers import Misfit, WrongRow, check_reader, examples_of, forms
 from rlhf_trl.errors import InputError, within
 
@@ -281,8 +281,8 @@ def read_sides(
     """Read what a block with `source: path` names; its reader, if any, makes one of the `shapes`.
 
     `convert` makes examples of what was read, and counts what it leaves out; it also takes the path
-    or name, `config.columns` and the rest. No training example, of the first `count` rows, has a
-    held-out prompt.
+    or name, `config.columns` and the rest. No training example, of the first `count` rows, asks
+    what a held-out one asks (see `prompt_key`).
     """
     import numpy as np
 
@@ -296,14 +296,15 @@ def read_sides(
     size = 256 if config.eval_size is None else config.eval_size
     train, dropped = side("path", config.path, config.split, count)
     columns.check_alike(train, train[0], config.path)
-    keys = _keys(train)
+    turns = getattr(config, "turns", "last")  # only demonstrations have the choice
+    keys = _keys(train, turns)
     if config.eval_path or config.eval_split:
         key, path = "eval_path" if config.eval_path else "eval_split", config.eval_path
         path, split = path or config.path, config.eval_split or config.split.partition("[")[0]
         found, _ = side(key, path, split, None)
         found = found.select_columns([n for n in found.column_names if n in train.column_names])
         columns.check_alike(found, train[0], path)
-        others = _keys(found)
+        others = _keys(found, turns)
         fresh = np.flatnonzero(~np.isin(others, keys))
         if not len(fresh):
             raise InputError(
@@ -319,20 +320,19 @@ def read_sides(
     held = np.isin(keys, np.unique(keys)[:size])
     if held.all():
         raise InputError(
-            f"dataset.eval_size: {config.path} has {len(np.unique(keys))} different prompts, and "
-            f"{size} held out leave nothing to train on; hold out fewer."
+            f"dataset.eval_size: {config.path} has {len(np.unique(keys))} different prompts "
+            f"(system text, letter case and white space aside), and {size} held out leave nothing "
+            "to train on; hold out fewer."
         )
     sides = [train.select(np.flatnonzero(which)) for which in (~held, held)]
     return Examples(*sides, None, dropped)
 
 
-def _keys(dataset: "Dataset") -> "np.ndarray":
-    """Return a hash of each prompt (B,), as in the gym but for letter case and outer space."""
+def _keys(dataset: "Dataset", turns: str) -> "np.ndarray":
+    """Return a hash of each prompt (B,): the same where two ask the same (see `prompt_key`)."""
     import numpy as np
 
-    digests = bytearray()
+    hashes = bytearray()
     for prompt in cells(dataset, "prompt"):
-        if isinstance(prompt, list):
-            prompt = repr([(m["role"], m["content"].strip()) for m in prompt])
-        digests += blake2b(prompt.strip().lower().encode(), digest_size=8).digest()
-    return np.frombuffer(bytes(digests), dtype=np.uint64)
+        hashes += prompt_hash(prompt_key(prompt, turns))
+    return np.frombuffer(bytes(hashes), dtype=np.uint64)

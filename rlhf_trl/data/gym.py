@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from rlhf_trl.data.prompt_keys import prompt_key
 from rlhf_trl.errors import InputError, nearest, within
 
 Row = dict[str, Any]
@@ -40,10 +41,10 @@ class GymData:
 def is_held_out(entry: dict[str, Any]) -> bool:
     """Whether an entry belongs to the held-out side: a fixed tenth, by the hash of its question.
 
-    Letter case and outer white space do not count, and neither does the order of the terms of a
+    What `prompt_key` leaves out does not count, and neither does the order of the terms of a
     chain_sum, so a word or a sum is never on both sides, whatever the seeds.
     """
-    key = entry["question"].strip().lower()
+    key = prompt_key(entry["question"])
     if entry["metadata"]["source_dataset"] == "chain_sum":
         words = f"+ {entry['metadata']['expression']}".split()
         pairs = zip(words[::2], map(int, words[1::2]), strict=True)
@@ -55,7 +56,8 @@ class GymTasks:
     """The entries of a run, numbered, with the gym's scorer beside them.
 
     `train` holds `size` rows with `prompt`, `question`, `answer`, `task`, `id`, and `held_out` as
-    many as `eval_size`, whose questions are all different.
+    many as `eval_size`, whose questions are all different as texts: two sums may have the same
+    terms in another order.
     """
 
     def __init__(self, config: GymData):
@@ -96,7 +98,7 @@ class GymTasks:
         found = 0
         for index in range(candidates):
             entry = dataset[index]
-            key = entry["question"].strip().lower()
+            key = prompt_key(entry["question"])
             if is_held_out(entry) != held_out:
                 self.passed_over += not held_out
             elif not (held_out and key in seen):

@@ -142,6 +142,21 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return _Config(path).values
 
 
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return what a command line with `--config PATH` gives, without checking its keys."""
+    path, overrides = _read_command_line([*words])
+    config = _Config(path)
+    for option, value in overrides:
+        config.override(option, value)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list) else _plain(value)
+
+    return plain(config.values)
+
+
 def read_fields(
     path: str | Path,
     classes: Sequence[Any],

@@ -14,17 +14,23 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.algorithms import algorithm, names
+from rlhf_trl.data.gym import GymData
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.config import read_config
+from rlhf_trl.run.config import read_config, read_options, show
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 ASKED = "asked.json"  # beside a run: what it was started with
 CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
+# what a summary says of a run that tells whether another can be compared with it
+CONDITIONS = ("questions", "questions_fingerprint", "seen", "seen_kind")
+# what decides which questions of the gym are held out
+DRAWN_BY = {"specs": None, "eval_size": GymData.eval_size, "eval_seed": GymData.eval_seed}
 LAST = 10  # logged steps that the final training metrics are averaged over
 ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
+START = {"start": "start"}  # the first metric of the table before training
 COST = {"CPU s": "train_cpu_seconds"}
 TRAINING = {"reward": "reward", "clipped": "clipped", "KL": "kl", "entropy": "entropy"}
 PREFERENCES = {
@@ -60,7 +66,9 @@ def race(
     """Train every algorithm with seeds 0 to `seeds` - 1, and write `race.json`, `.md` and `.png`.
 
     A finished run with the same settings is not repeated, so an interrupted race goes on where it
-    stopped. `jobs` run side by side. The result is the lines of the table.
+    stopped. `jobs` run side by side. The result is the lines of the table. Runs that are tested on
+    different questions are refused. A seed changes the training only; `dataset.seed`, which draws
+    the questions to train on, is that of the config for all.
 
     `algorithms` are names of rows, or of other configs; each uses our `configs/tiny/NAME.yaml`,
     unless there is one `config` for all. `extra` are further options of the recipe, and
@@ -81,16 +89,59 @@ def race(
                 words += ["--num_iterations", str(iterations)]
             words += extra or []
             runs.append((folder / name / f"seed-{seed}", recipe_of(row, given), words))
+    _check_before(runs)
     train_all(runs, jobs)
     results = {
         name: [_read(folder / name / f"seed-{seed}") for seed in range(seeds)]
         for name in algorithms
     }
+    _check_questions(results)
     write_json(folder / "race.json", results)
     lines = table(results)
     write_whole(folder / "race.md", markdown(lines) + "\n")
     draw(folder / "race.png", results)
     return lines
+
+
+def _check_before(runs: list[tuple[Path, str, list[str]]]) -> None:
+    """Refuse to train runs on the gym's tasks whose configs hold out different questions.
+
+    Which ones a file holds out is known when it has been read (see `_check_questions`).
+    """
+    held_out: dict[str, dict[str, Any]] = {}  # by the name of an algorithm
+    for folder, _, words in runs:
+        block = read_options(words).get("dataset")
+        if isinstance(block, dict) and block.get("source", GymData.source) == GymData.source:
+            drawn_by = {key: block.get(key, default) for key, default in DRAWN_BY.items()}
+            held_out[folder.parent.name] = drawn_by
+    first = next(iter(held_out), None)
+    for name, drawn_by in held_out.items():
+        for key, value in drawn_by.items():
+            other = held_out[first][key]
+            if value != other:
+                same = f"add --dataset.{key} {other}, or " if isinstance(other, int) else ""
+                raise InputError(
+                    f"dataset.{key} is {show(other)} for {first} and {show(value)} for {name}; "
+                    "runs that are tested on different questions cannot be ranked, so "
+                    f"{same}race them apart."
+                )
+
+
+def _check_questions(results: dict[str, list[dict[str, Any]]]) -> None:
+    """Refuse to rank runs that were tested on different questions."""
+    tested = {
+        f"{name}/seed-{seed}": (run["questions"], run["questions_fingerprint"])
+        for name, runs in results.items()
+        for seed, run in enumerate(runs)
+    }
+    first = next(iter(tested))
+    for other, questions in tested.items():
+        if questions != tested[first]:
+            raise InputError(
+                f"{first} was tested on {tested[first][0]} questions and {other} on others "
+                f"({questions[0]}), so that they cannot be ranked; hold out the same for all "
+                "(dataset.eval_size, dataset.eval_path) in another --output_dir."
+            )
 
 
 def recipe_of(name: str | None, given: Collection[str] = ()) -> str:
@@ -171,6 +222,11 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
 
 def _read(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
+    if lacking := [key for key in CONDITIONS if key not in summary]:
+        raise InputError(
+            f"{folder} holds a run of an older version, whose summary.json has no {lacking[0]}; "
+            "move that folder away to train it again."
+        )
     log = json.loads((folder / "log.json").read_text())
     trained = [entry for entry in log if entry["step"] <= summary["model_step"]]
     for entry in trained:  # CISPO has a name of its own for the share of weights cut
@@ -183,22 +239,38 @@ def _read(folder: Path) -> dict[str, Any]:
             # the clipped share shrinks with the learning rate, so it is taken over the whole run
             final[key] = statistics.fmean(values if key == "clipped" else values[-LAST:])
     final |= {**summary["after"], "train_cpu_seconds": summary["train_cpu_seconds"]}
+    final |= {key: summary[key] for key in CONDITIONS}
+    curve = next((key for key in CURVES if key in summary["before"]), None)
+    if curve is not None:
+        final["start"] = summary["before"][curve]
     return final | {"curve": [[e["step"], e[c]] for e in log for c in CURVES if c in e]}
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
-    """Return mean and spread (standard deviation over seeds) of each algorithm."""
+    """Return mean and spread (standard deviation over seeds) of each algorithm.
+
+    Beside what was measured stand the start, the number of questions that all were tested on, and
+    what an algorithm has learned from.
+    """
     known = {key for runs in results.values() for run in runs for key in run}
-    columns = ANSWERS | (PREFERENCES if "eval_rewards/margins" in known else TRAINING) | COST
+    columns = ANSWERS | (PREFERENCES if "eval_rewards/margins" in known else TRAINING)
     if not known & {"eval_rewards/margins", "eval_exact_match"}:
-        columns = {name: key for name, key in (REWARDS | COST).items() if key in known}
+        columns = {name: key for name, key in REWARDS.items() if key in known}
+
+    def cell(runs: list[dict[str, Any]], key: str) -> str:
+        values = [run[key] for run in runs if key in run]
+        digits = 1 if key.endswith("seconds") else 3
+        return mean_and_spread(values, digits) if values else "-"
+
     lines = []
     for name, runs in results.items():
         line = {"algorithm": name}
-        for heading, key in columns.items():
-            values = [run[key] for run in runs if key in run]
-            digits = 1 if key.endswith("seconds") else 3
-            line[heading] = mean_and_spread(values, digits) if values else "-"
+        for heading, key in (columns | START).items():
+            line[heading] = cell(runs, key)
+        line["questions"] = str(runs[0]["questions"])
+        line["seen"] = f"{statistics.fmean(run['seen'] for run in runs):.0f} {runs[0]['seen_kind']}"
+        for heading, key in COST.items():
+            line[heading] = cell(runs, key)
         lines.append(line)
     return lines
 

@@ -17,7 +17,9 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
+from rlhf_trl.data.columns import cells
 from rlhf_trl.data.files import Examples, FileData
+from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import load_rewards, task_metrics
 from rlhf_trl.errors import InputError, naming
@@ -30,6 +32,7 @@ from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.seen import examples_seen
 
 # What makes a resumed run another one: refused, but for what `resume_changed` names.
 NEVER = {"model_name_or_path", "use_peft"}
@@ -342,6 +345,15 @@ def check_generation_batch(args: Any, rows: Any) -> None:
         )
 
 
+def _questions(data: Examples) -> set[str]:
+    """Return the keys of the held-out prompts, those of the gym where a run has its tasks."""
+    if data.tasks is not None:
+        return {prompt_key(row["prompt"]) for row in data.tasks.held_out}
+    if data.held_out is None:
+        return set()
+    return {prompt_key(prompt) for prompt in cells(data.held_out, "prompt")}
+
+
 def run(
     trainer: Any, loaded: Any, data: Examples, name: str, extra: Callable[..., None] | None = None
 ) -> None:
@@ -426,6 +438,8 @@ def run(
     trainer.end()
     if not main_process:
         return
+    questions = _questions(data)
+    seen, kind = examples_seen(trainer, data.train, kept)
     evaluations = report.read_evaluations(folder / "evaluations")
     until = {step: each for step, each in evaluations.items() if step <= kept}
     output.write_json(folder / "log.json", log)
@@ -436,8 +450,12 @@ def run(
             "seed": args.seed,
             "steps": result.global_step,
             "model_step": kept,
+            "seen": seen,
+            "seen_kind": kind,
             "processes": args.world_size,
             "held_out": len(held_out),
+            "questions": len(questions),
+            "questions_fingerprint": fingerprint(questions),
             "passed_over": tasks.passed_over if tasks is not None else 0,
             "before": until[min(until)]["metrics"] if len(until) > 1 else {},
             "after": until[max(until)]["metrics"] if until else {},

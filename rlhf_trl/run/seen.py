@@ -1,0 +1,46 @@
+"""How much a run has learned from: a step of one algorithm is more data than that of another."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# What the examples of preferences and judgments are called, by a column that only they have.
+KINDS = {
+    "chosen": "pairs",
+    "ranked": "ranked lists",
+    "completions": "traces",
+    "completion": "answers",
+}
+
+
+def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
+    """Return how many examples the first `step` optimizer steps learned from, and their kind.
+
+    An example counts anew in every epoch; a completion that several updates use counts once, and
+    one that another has replaced (dynamic sampling) does not. `rows` are what the training examples
+    were made of.
+    """
+    from trl import GRPOConfig, KTOConfig, SFTConfig
+
+    args = trainer.args
+    batch = args.train_batch_size * args.world_size
+    if isinstance(args, GRPOConfig):
+        # a generation makes this many batches, each of which is learned from num_iterations times
+        batches = args.steps_per_generation
+        generations, further = divmod(
+            step * args.gradient_accumulation_steps, batches * args.num_iterations
+        )
+        return batch * (generations * batches + min(further, batches)), "completions"
+    if isinstance(args, SFTConfig):
+        kind = "packed rows" if args.packing else "answers"
+    elif isinstance(args, KTOConfig):  # makes two answers of a pair
+        kind = "answers"
+    else:
+        kind = next(KINDS[name] for name in KINDS if name in rows.column_names)
+    size = len(trainer.train_dataset)
+    if args.dataloader_drop_last:
+        size -= size % batch
+    window = batch * args.gradient_accumulation_steps
+    epochs, further = divmod(step, -(-size // window))  # the last step of an epoch may be smaller
+    return epochs * size + min(further * window, size), kind
