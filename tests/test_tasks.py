@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_trl.data.answers import read_number
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.verifiers import (
     checked,
     exact_match,
     format_reward,
     load_rewards,
-    read_number,
     task_metrics,
 )
 from rlhf_trl.errors import InputError
