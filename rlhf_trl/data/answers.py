@@ -148,8 +148,10 @@ AS_LATEX = [
         (r"^([a-zA-Z]{3,}(?: [a-zA-Z]+)*)\.?$", r"\\text{\1}"),
     )
 ]
-# Words, and several points in a number.
-NOT_MATH = re.compile(r"(?:^|\s)[a-zA-Z]{3,}(?=[\s.,:;?!]|$)|\d\.\d+\.\d")
+# A word, two short ones, and several points in a number.
+NOT_MATH = re.compile(
+    r"(?:^|\s)(?:[a-zA-Z]{3,}|[a-zA-Z]{2} [a-zA-Z]{2})(?=[\s.,:;?!]|$)|\d\.\d+\.\d"
+)
 SETTLED = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{[^{}]*\}|\\[a-zA-Z]+")
 
 
