@@ -205,7 +205,7 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
     launch = ["-m", "accelerate.commands.launch", "--quiet"]
     command = [
         *[sys.executable, *launch, "--config_file", str(home() / "configs/accelerate/cpu.yaml")],
-        *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm"],
+        *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm", "true"],
         "--traceback",
     ]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
