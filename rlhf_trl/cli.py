@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, end, takes_traceback
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `rlhf-trl`; an `InputError` ends it with its sentence and exit code 1."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    with_traceback = takes_traceback(words)
     parser = argparse.ArgumentParser(prog="rlhf-trl", allow_abbrev=False)
+    help_of_traceback = "with any command: show where an error comes from"
+    parser.add_argument("--traceback", action="store_true", help=help_of_traceback)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def add(name: str, run: Callable[..., None], help: str, epilog: str = "") -> Any:
@@ -103,14 +107,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     option = add("rollouts", _rollouts, told)
     option("runs", nargs="+", metavar="RUN", help="folder of a run")
     option("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
-    args, args.rest = parser.parse_known_args(argv)
+    args, args.rest = parser.parse_known_args(words)
     if args.rest and args.run not in (_race, _overoptimize, _evaluate, _chat):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
         args.run(args)
         sys.stdout.flush()
     except InputError as error:
-        sys.exit(f"error: {error}")
+        end(str(error), with_traceback)
     except BrokenPipeError:  # whoever reads has seen enough, as in `rlhf-trl compare | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,11 +1,13 @@
 """The one exception that is shown to the user as a sentence, without a traceback."""
 
 import re
+import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 # What a field of numbers may hold, by what to write in place of anything else.
 RANGES: dict[str, Callable[[Any], bool]] = {
@@ -24,6 +26,20 @@ class InputError(ValueError):
 
     Whatever reads a config, data, a model or a folder may raise it, and says so in that sentence.
     """
+
+
+def takes_traceback(words: list[str]) -> bool:
+    """Take the option `--traceback` out of a command line; return whether it was there."""
+    asked = "--traceback" in words
+    words[:] = [word for word in words if word != "--traceback"]
+    return asked
+
+
+def end(sentence: str, with_traceback: bool) -> NoReturn:
+    """End the program with `error: sentence`, below the traceback of what is handled if asked."""
+    if with_traceback:
+        traceback.print_exc()
+    sys.exit(f"error: {sentence}")
 
 
 def within(wanted: str, default: Any = MISSING) -> Any:

@@ -127,3 +127,10 @@ def test_an_evaluation_prints_no_bars_and_no_notice_of_a_missing_gpu(tmp_path):
     )
     assert "4 held-out prompts" in done.stdout
     assert "Loading weights" not in done.stderr and "Setting accelerator" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["merge", "no/folder", "--traceback"], ["merge", "no/folder"]])
+def test_commands_take_traceback(words, capsys):
+    with pytest.raises(SystemExit, match=r"^error: "):
+        main(words)
+    assert ("in merge" in capsys.readouterr().err) == ("--traceback" in words)

@@ -487,6 +487,27 @@ def test_what_cannot_be_written_is_a_sentence_and_other_errors_stay(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_the_option_traceback_shows_where_an_error_comes_from(monkeypatch, capsys):
+    def main():
+        assert "--traceback" not in sys.argv
+        try:
+            raise ZeroDivisionError("in a reward")
+        except ZeroDivisionError as error:
+            raise InputError("a reward raised.") from error
+
+    def full():
+        raise OSError("No space left on device")
+
+    for action, sentence in ((main, "^error: a reward raised.$"), (full, "could not be written")):
+        for words in ([], ["--traceback"]):
+            monkeypatch.setattr(sys, "argv", ["grpo.py", "--config", "x", *words])
+            with pytest.raises(SystemExit, match=sentence):
+                launch.recipe(action)
+            shown = capsys.readouterr().err
+            assert ("Traceback" in shown) == bool(words)
+            assert ("ZeroDivisionError: in a reward" in shown) == (bool(words) and action is main)
+
+
 def test_without_checksums_only_sizes_are_compared(tmp_path):
     folder = checkpoint(tmp_path / "checkpoint-1")
     output.write_manifest(folder, checksums=False, save_only_model=False)

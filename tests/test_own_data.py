@@ -117,6 +117,23 @@ def test_prompts_may_be_texts_and_nothing_held_out(run, own_model, tmp_path):
     assert last.startswith("reward ") and "(of training; seed 42); nothing is held out" in last
 
 
+@pytest.mark.parametrize("recipe", ["grpo", "rejection_sampling"])
+def test_right_answers_that_no_reward_reads_stop_a_run_at_its_start(
+    recipe, refused, own_model, tmp_path
+):
+    rows = [{"prompt": f"What is {n} half?", "answer": f"{n}/2"} for n in range(3, 40, 2)]
+    given = ["--model_name_or_path", own_model, "--use_cpu", "--bf16", "false"]
+    given += ["--dataset.path", write_lines(tmp_path / "train.jsonl", rows)]
+    given += ["--dataset.eval_size", 4, "--reward_funcs", "number"]
+    config = ROOT / "configs" / "own" / recipe
+    if recipe == "rejection_sampling":
+        config = ROOT / "configs" / "tiny" / recipe
+        given += ["--dataset.source", "path"]
+    sentence = refused(recipe, config, *given)
+    assert "number cannot use 15 of 15 right answers" in sentence
+    assert "half?'), is not one number; write math in place of number" in sentence
+
+
 def test_lora_learns_every_turn_in_packed_rows(run, own_model, tmp_path):
     folder, _ = run(
         *["sft", ROOT / "configs" / "own" / "sft", *words("sft", own_model, tmp_path)],

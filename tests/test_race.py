@@ -342,3 +342,16 @@ def test_a_run_that_does_not_say_what_it_was_tested_on_is_refused(tmp_path, conf
     path.write_text(json.dumps(summary))
     with pytest.raises(InputError, match=r"seed-0 holds a run of an older version, whose summary"):
         race.race(["grpo"], 1, tmp_path / "race", config=str(config))
+
+
+@pytest.mark.parametrize("words", [[], ["--traceback"]])
+def test_a_run_that_fails_in_a_race_is_shown_whole_with_traceback(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    printed = "KeyError: 'deep'\nerror: the key is wrong.\n"
+    failed = subprocess.CompletedProcess([], 1, stdout=printed)
+    monkeypatch.setattr(race.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SystemExit, match=r"^error: .* failed: error: the key is wrong"):
+        main(["race", "--algorithms", "grpo", "--seeds", "1", *words])
+    assert ("KeyError: 'deep'" in capsys.readouterr().err) == bool(words)

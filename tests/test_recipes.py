@@ -520,6 +520,36 @@ def test_a_warning_needs_ten_total_steps_in_a_row_and_comes_once(sign, caplog):
     assert "10 logged steps up to step 21" in caplog.records[0].getMessage()
 
 
+@pytest.mark.parametrize("sign", list(report.Watch.signs_at_zero))
+def test_a_warning_of_what_stays_zero_comes_again_only_after_a_change(sign, caplog):
+    watch, counts = report.Watch(), []
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    for value in [0.0] * 12 + [0.25] + [3e-8] * 12:
+        state.global_step += 1
+        watch.on_log(None, state, None, logs={sign: value})
+        counts.append(len(caplog.records))
+    assert counts == [0] * 9 + [1] * 13 + [2] * 3
+    assert "10 logged steps up to step 23" in caplog.records[1].getMessage()
+    assert "\n" not in caplog.records[1].getMessage()
+
+
+def test_equal_rewards_are_one_warning_not_two(caplog):
+    watch = report.Watch()
+    for step in range(30):
+        state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+        watch.on_log(None, state, None, logs={"frac_reward_zero_std": 1.0, "reward_std": 0.0})
+    assert len(caplog.records) == 1
+
+
+def test_a_run_is_trained_and_evaluated_on_math(run):
+    rewards = ["--reward_funcs", "exact_match", "math", "--rollouts", "off"]
+    folder, _ = run("grpo", "grpo", *SMALL, *rewards, "--per_device_train_batch_size", 64)
+    logged = [e for e in json.loads((folder / "log.json").read_text()) if "reward" in e]
+    assert len(logged) == 2
+    for entry in logged:  # words are the same or not, however they are compared
+        assert entry["rewards/math/mean"] == entry["rewards/exact_match/mean"] > 0
+
+
 # --- bad input, one sentence each
 
 

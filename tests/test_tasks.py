@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_trl.data.answers import read_number
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.verifiers import (
     checked,
     exact_match,
     format_reward,
     load_rewards,
-    read_number,
     task_metrics,
 )
 from rlhf_trl.errors import InputError
@@ -314,6 +314,41 @@ def test_a_reward_that_raises_names_the_sample():
         checked(mine, "mine")(**BATCH)
     for part in ("'mine'", "ZeroDivisionError", "step 7", "'p1'", "'bad'"):
         assert part in str(error.value)
+
+
+BROKEN = """import json
+
+
+def helper(text):
+    return json.loads(text)  # line 5
+
+
+def mine(completions, **columns):
+    return [helper(c) for c in completions]
+
+
+async def waiting(completions, **columns):
+    raise KeyError(completions[0])  # line 13
+"""
+
+
+def test_a_reward_that_raises_names_the_line_of_its_own_file(tmp_path, monkeypatch):
+    (tmp_path / "broken_rewards.py").write_text(BROKEN)
+    (tmp_path / "broken_module.py").write_text("import json\n\njson.loads('{')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine, waiting = load_rewards(
+        ["broken_rewards.mine", "broken_rewards.waiting"], None, ["answer"]
+    )
+    with pytest.raises(InputError, match=r" at broken_rewards.py, line 5 \(prompt None"):
+        mine(completions=["x"])
+    with pytest.raises(InputError, match=r"KeyError: 'x' at broken_rewards.py, line 13 \("):
+        asyncio.run(waiting(completions=["x"]))
+    with pytest.raises(InputError, match=r"imported from here \(.* at broken_module.py, line 3\);"):
+        load_rewards(["broken_module.mine"], None, ["answer"])
+    with pytest.raises(InputError, match=r"no keyword arguments \(prompt None") as error:
+        checked(abs, "mine")(completions=["x"])  # no line of the user's
+    assert ", line" not in str(error.value)
 
 
 def test_none_for_some_samples_is_allowed():

@@ -1,36 +1,46 @@
 """Reward functions in TRL's calling convention, by name or dotted path, checked at every call.
 
-`reward_funcs` names them. `exact_match`, `number`, `regex` and `contains` compare a completion with
-the column `answer` of the data, or with another one, named after a colon: `number:solution`. Where
-that column is null, the reward does not apply.
+`reward_funcs` names them. `exact_match`, `number`, `math`, `regex` and `contains` compare a
+completion with the column `answer` of the data, or with another one, named after a colon:
+`number:solution`. Where that column is null, the reward does not apply.
 """
 
 import importlib
 import inspect
-import math
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from functools import wraps
-from typing import Any
+from importlib.util import find_spec
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from rlhf_trl.data import answers
+from rlhf_trl.data.answers import NotRead, extract_answer
 from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Tasks whose answer is a number, whatever way it is written.
 NUMERIC = {"basic_arithmetic", "chain_sum", "gcd", "gsm8k", "lcm", "leg_counting", "products"}
 ANSWER = "answer"  # the column of right answers, unless another one is named
-TOLERANCE = 1e-6
-# A sign counts only where it cannot be an operator, and digits in a word or an index are no number.
-NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}])[-+])?(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?"
-    r"(?:[eE][-+]?\d+)?"
+# Where code lies that is not the user's.
+NOT_THEIRS = (
+    str(Path(__file__).parents[1]) + os.sep,
+    sysconfig.get_path("stdlib") + os.sep,
+    sysconfig.get_path("purelib") + os.sep,
+    sysconfig.get_path("platlib") + os.sep,
+    "<frozen",
 )
-# What may surround a number in \boxed{}: units, degrees, spaces, currency.
-TRIM = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{[^{}]*\}|\^\{?\\circ\}?|\\[$%!,;: ]")
 
 RewardFunc = Callable[..., Any]
 
@@ -40,107 +50,113 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-def extract_answer(text: str) -> str | None:
-    """Return what stands in the last `<answer>...</answer>` of `text`, stripped, or None."""
-    from reasoning_gym.utils import extract_answer as gym_extract
-
-    return gym_extract(text)
-
-
 def normalize(task: str, answer: str) -> str:
     """Return the spelling of `answer` under which equal answers to `task` are equal strings."""
     if task in NUMERIC:
         with suppress(ValueError):
-            return repr(float(answer))
+            return str(int(answer))  # exact, whatever its size
+        with suppress(ValueError):
+            number = float(answer)
+            return str(int(number)) if number.is_integer() else repr(number)
     return answer.strip()
 
 
-def _verifier(right: Callable[[str, str, str], bool]) -> RewardFunc:
-    """Make a reward of what compares a text with the right answer to a task; no answer: None."""
+def _verifier(
+    read: Callable[[str], Any], ahead: int | None = None
+) -> Callable[[Callable[..., bool]], RewardFunc]:
+    """Make a reward of what compares a text with the right answer to a task; no answer: None.
 
-    @wraps(right)
-    def reward(
-        completions: list[Any], answer: list[Any], task: list[str] | None = None, **_: Any
-    ) -> list[float | None]:
-        rows = zip(completions, answer, task or [""] * len(completions), strict=True)
-        return [
-            None if wanted is None else float(right(completion_text(said), _written(wanted), task))
-            for said, wanted, task in rows
-        ]
+    It gets the right answer as `read` returns it, which says as `NotRead` what is wrong with it.
+    So many rows (None: all) are read `ahead` of a run.
+    """
 
-    return reward
+    def reward_of(is_right: Callable[[str, Any, str], bool]) -> RewardFunc:
+        @wraps(is_right)
+        def reward(
+            completions: list[Any],
+            answer: list[Any],
+            task: list[str] | None = None,
+            prompts: list[Any] | None = None,
+            **_: Any,
+        ) -> list[float | None]:
+            rewards: list[float | None] = []
+            tasks = task or [""] * len(completions)
+            for place, (completion, cell) in enumerate(zip(completions, answer, strict=True)):
+                if cell is None:
+                    rewards.append(None)
+                    continue
+                try:
+                    right = read(_written(cell))
+                except NotRead as error:
+                    raise InputError(
+                        f"reward function {is_right.__name__!r}: the right answer "
+                        f"{_quoted(cell, prompts and prompts[place])} {error}"
+                    ) from error
+                rewards.append(float(is_right(completion_text(completion), right, tasks[place])))
+            return rewards
+
+        reward.read_right_answer = read
+        reward.read_ahead = ahead
+        return reward
+
+    return reward_of
 
 
-@_verifier
+def _quoted(answer: Any, prompt: Any) -> str:
+    """Return a right answer and the prompt that it belongs to, if there is one."""
+    shown = f"{str(answer)[:60]!r}"
+    return f"{shown} (prompt {completion_text(prompt)[:200]!r})" if prompt else shown
+
+
+@_verifier(str)
 def exact_match(text: str, right: str, task: str) -> bool:
     """1 where the extracted answer equals the right one as a string, else 0; case counts."""
     found = extract_answer(text)
     return found is not None and normalize(task, found) == normalize(task, right)
 
 
-@_verifier
-def number(text: str, right: str, task: str) -> bool:
+@_verifier(answers.right_number)
+def number(text: str, right: Decimal, task: str) -> bool:
     """1 where the number that the completion ends in (see `read_number`) is that of the answer."""
-    if (wanted := read_number(right)) is None:
-        raise InputError(
-            f"reward function 'number': the right answer {right[:60]!r} holds no number; name a "
-            "column of numbers after a colon (number:COLUMN), or use contains."
-        )
-    found = read_number(text)
-    return found is not None and math.isclose(found, wanted, rel_tol=0, abs_tol=TOLERANCE)
+    value = answers.read_number(text)
+    return value is not None and answers.same_number(value, right)
 
 
-@_verifier
-def regex(text: str, pattern: str, task: str) -> bool:
-    """1 where the answer, a regular expression, matches somewhere in the completion, else 0."""
+@_verifier(answers.right_math, ahead=500)  # at up to 10 ms each
+def math(text: str, right: answers.RightMath, task: str) -> bool:
+    """1 where the completion's answer is mathematically equal to the right one, else 0."""
+    return answers.same_math(text, right)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
     try:
-        return re.search(pattern, text) is not None
+        return re.compile(text)
     except re.error as error:
-        raise InputError(
-            f"reward function 'regex': {pattern!r} is not a regular expression ({error}); fix it, "
-            "or name the column of patterns after a colon (regex:COLUMN)."
+        raise NotRead(
+            f"is not a regular expression ({error}); fix it, or name the column of patterns after "
+            "a colon (regex:COLUMN)."
         ) from error
 
 
-@_verifier
+@_verifier(_pattern)
+def regex(text: str, right: re.Pattern[str], task: str) -> bool:
+    """1 where the answer, a regular expression, matches somewhere in the completion, else 0."""
+    return right.search(text) is not None
+
+
+def _part(text: str) -> str:
+    if not text.strip():
+        raise NotRead(
+            "is empty, which every completion contains; leave the example out, or make its answer "
+            "null."
+        )
+    return text.strip()
+
+
+@_verifier(_part)
 def contains(text: str, right: str, task: str) -> bool:
     """1 where the answer's text stands somewhere in the completion, else 0; case counts."""
-    if not right.strip():
-        raise InputError(
-            "reward function 'contains': a right answer is empty, which every completion contains; "
-            "leave the example out, or make its answer null."
-        )
-    return right.strip() in text
-
-
-def read_number(text: str) -> float | None:
-    """Return the number that `text` gives as its answer, or None.
-
-    That is the number in the last `\\boxed{...}`, else the one that follows the last `####` on its
-    line, else the last number of the text. In the first two, several numbers (a fraction, a sum)
-    and LaTeX commands (a root) are no answer. Thousands separators are removed.
-    """
-    text = text.replace("{,}", ",").replace("\N{MINUS SIGN}", "-")
-    marked = _last_boxed(text)
-    if marked is None and "####" in text:
-        marked = text.rpartition("####")[2].strip().partition("\n")[0]
-    if marked is not None:
-        text = TRIM.sub("", marked)
-    found = NUMBER.findall(text)
-    if not found or (marked is not None and (len(found) > 1 or re.search(r"\\[a-zA-Z]", text))):
-        return None
-    return float(found[-1].replace(",", ""))
-
-
-def _last_boxed(text: str) -> str | None:
-    """Return what stands in the last `\\boxed{...}`, "" where it is cut off, None without one."""
-    _, box, rest = text.rpartition("\\boxed{")
-    depth = 1
-    for place, character in enumerate(rest):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return rest[:place] if box else None
-    return "" if box else None
+    return right in text
 
 
 def _written(answer: Any) -> str:
@@ -170,7 +186,7 @@ def gym_score(tasks: GymTasks) -> RewardFunc:
 
 
 VERIFIERS: dict[str, RewardFunc] = {
-    function.__name__: function for function in (exact_match, number, regex, contains)
+    function.__name__: function for function in (exact_match, number, math, regex, contains)
 }
 
 
@@ -194,6 +210,36 @@ def load_rewards(
     return [checked(function, name) for function, name in zip(found, names, strict=True)]
 
 
+def check_right_answers(names: Sequence[str], *sides: "Dataset | None") -> None:
+    """Refuse right answers that the rewards called `names` cannot read, before a run begins.
+
+    Of `math`, which reads slowly, the first ones; the others are refused when they are drawn.
+    """
+    for name in names:
+        base, colon, column = name.partition(":")
+        column = column if colon else ANSWER
+        for rows in sides if base in VERIFIERS else ():
+            if rows and column in rows.column_names:
+                _check_cells(name, VERIFIERS[base], rows, column)
+
+
+def _check_cells(name: str, verifier: Any, rows: "Dataset", column: str) -> None:
+    cells = rows.select_columns([column])[: verifier.read_ahead][column]
+    unread = []
+    for place, cell in enumerate(cells):
+        try:
+            if cell is not None:
+                verifier.read_right_answer(_written(cell))
+        except NotRead as error:
+            unread.append((place, cell, error))
+    if unread:
+        place, cell, error = unread[0]
+        raise InputError(
+            f"reward_funcs: {name} cannot use {len(unread)} of {len(cells)} right answers; the "
+            f"first, {_quoted(cell, rows[place]['prompt'])}, {error}"
+        ) from error
+
+
 def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFunc | None:
     """Return the function of a name that this module gives a meaning, or None."""
     base, colon, column = name.partition(":")
@@ -203,6 +249,11 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
             raise InputError(
                 f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
                 f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
+            )
+        if base == "math" and find_spec("math_verify") is None:
+            raise InputError(
+                "reward_funcs: math needs the extra math, which is not installed; run "
+                "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
             )
         verifier = VERIFIERS[base]
         return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
@@ -232,7 +283,7 @@ def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
     except Exception as error:  # the user's module may raise anything
         raise InputError(
             f"reward_funcs: {name!r} cannot be imported from here ({type(error).__name__}: "
-            f"{error}); write package.module.function, as Python would find it."
+            f"{error}{_place_of(error)}); write package.module.function, as Python would find it."
         ) from error
     if not callable(function):
         raise InputError(f"reward_funcs: {name!r} is not callable; name a function.")
@@ -266,8 +317,9 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
             raise
         except Exception as error:
             raise InputError(
-                f"reward function {name!r} raised {type(error).__name__}: {error} "
-                f"{_where(culprit(sample))}; fix it, or return None where it does not apply."
+                f"reward function {name!r} raised {type(error).__name__}: {error}"
+                f"{_place_of(error)} {_where(culprit(sample))}; fix it, or return None where it "
+                "does not apply."
             ) from error
 
     async def waiting(**kwargs: Any) -> list[float | None]:
@@ -283,6 +335,17 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
     wrapped = wraps(function)(waiting if waits else wrapper)
     wrapped.__name__ = name.rpartition(".")[2]
     return wrapped
+
+
+def _place_of(error: Exception) -> str:
+    """Return the file and line of the user's own code that an exception was raised in, if any.
+
+    That is the deepest call outside this package, the installed ones and Python's own.
+    """
+    for call in reversed(traceback.extract_tb(error.__traceback__)):
+        if not call.filename.startswith(NOT_THEIRS):
+            return f" at {os.path.relpath(call.filename)}, line {call.lineno}"
+    return ""
 
 
 def _where(sample: dict[str, Any], index: int = 0) -> str:
@@ -307,7 +370,7 @@ def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | 
         )
     for i, reward in enumerate(rewards):
         value = reward.item() if hasattr(reward, "item") else reward
-        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+        if value is not None and not (isinstance(value, int | float) and isfinite(value)):
             raise InputError(
                 f"reward function {name!r} returned {value!r} {_where(sample, i)}; return a "
                 "finite number, or None where it does not apply."

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ SHARES = (
 # What the table of a run without held-out examples shows of its training.
 TRAINING = ("reward", "loss", "logps/", "mean_token_accuracy", "completions/mean_length")
 PATIENCE = 10  # logged steps in a row before a warning
+ROUNDING = 1e-6  # of a mean or deviation of equal rewards
 
 
 class RewardProgress(ProgressCallback):
@@ -61,8 +63,9 @@ class RewardProgress(ProgressCallback):
 
 
 class Watch(TrainerCallback):
-    """Warns once when training runs on without learning anything."""
+    """Warns when training runs on without learning anything, once until that changes."""
 
+    # by metric, where all of it is a sign: its share is 1
     signs = {  # noqa: RUF012 - read only
         "frac_reward_zero_std": (
             "every group of completions got equal rewards for %d logged steps up to step %d, so "
@@ -74,19 +77,33 @@ class Watch(TrainerCallback):
             "%d; raise max_completion_length, or check that the model knows its eos token."
         ),
     }
+    # by metric, where nothing of it is a sign: it is 0
+    signs_at_zero = {  # noqa: RUF012 - read only
+        "reward_std": (
+            "all completions got equal rewards for %d logged steps up to step %d, so that rewards "
+            "teach nothing; look at the reward functions and at the difficulty of the task."
+        ),
+        "rewards/format/mean": (
+            "the reward format was 0 for every completion for %d logged steps up to step %d: none "
+            "has a tag of the answer's format; ask for it in dataset.system_prompt, teach it with "
+            "recipes/sft.py first, or leave format out of reward_funcs."
+        ),
+    }
 
     def __init__(self):
-        self._streak = dict.fromkeys(self.signs, 0)
+        self._streak = dict.fromkeys([*self.signs, *self.signs_at_zero], 0)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Count logged steps in a row on which a sign of standstill is total."""
-        for key, message in self.signs.items():
-            if key not in (logs or {}):
-                continue
-            self._streak[key] = self._streak[key] + 1 if logs[key] == 1.0 else 0
-            if self._streak[key] == PATIENCE and state.is_world_process_zero:
-                logger.warning(message, PATIENCE, state.global_step)
-                self._streak[key] = -(10**9)  # once
+        logs = dict(logs or {})
+        if logs.get("frac_reward_zero_std") == 1.0:  # which says the same, group by group
+            logs.pop("reward_std", None)
+        for messages, total in ((self.signs, 1.0), (self.signs_at_zero, 0.0)):
+            for key in messages.keys() & logs.keys():
+                is_total = math.isclose(logs[key], total, abs_tol=ROUNDING)
+                self._streak[key] = self._streak[key] + 1 if is_total else 0
+                if self._streak[key] == PATIENCE and state.is_world_process_zero:
+                    logger.warning(messages[key], PATIENCE, state.global_step)
 
 
 def read_evaluations(folder: Path) -> dict[int, dict[str, Any]]:

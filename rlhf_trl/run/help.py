@@ -51,7 +51,7 @@ def recipe_help(own: type, trl: str, everything: bool) -> str:
     if tiny.is_file() and not everything:
         rest = [key for key in config.read_config(tiny) if key in rest]
         title = f"TRL's fields that configs/tiny/{name}.yaml sets (--help all: all of TRL's):"
-    lines = ["usage: --config FILE [--key VALUE ...] [--block.key VALUE ...]"]
+    lines = ["usage: --config FILE [--traceback] [--key VALUE ...] [--block.key VALUE ...]"]
     for head, part in (
         ("this recipe's fields:", ours),
         ("fields of its trainer that TRL lacks, or whose default an algorithm decides:", more),

@@ -4,14 +4,13 @@ import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tqdm import tqdm
 
-from rlhf_trl.errors import InputError, within
+from rlhf_trl.errors import InputError, end, takes_traceback, within
 
 # How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
 UNWRITABLE = (
@@ -34,12 +33,13 @@ def recipe(main: Callable[[], None]) -> None:
     """Run a recipe's `main`; an `InputError` ends it with its sentence and exit code 1.
 
     So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
-    traceback, and its message is repeated as the last line.
+    traceback, and its message is repeated as the last line; `--traceback` keeps it for all of them.
 
     Of several processes, all but the first wait before they report an error: if the first one meets
     the same error, it reports it, and the launcher ends the others.
     """
     first = os.environ.get("LOCAL_RANK", "0") == "0"
+    with_traceback = takes_traceback(sys.argv)
     try:
         try:
             check_process_count_asked()
@@ -51,7 +51,7 @@ def recipe(main: Callable[[], None]) -> None:
             for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
                 bar.close()
     except InputError as error:
-        sys.exit(f"error: {error}")
+        end(str(error), with_traceback)
     except KeyboardInterrupt:
         if first:
             print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
@@ -59,19 +59,20 @@ def recipe(main: Callable[[], None]) -> None:
     except Exception as error:  # of no kind of its own where tokenizers writes
         said = " ".join(str(error).split())
         if re.search(UNWRITABLE, said):
-            sys.exit(
-                f"error: a file could not be written ({said}); checkpoints saved before are whole: "
-                "make room, then --resume_from_checkpoint auto goes on."
+            end(
+                f"a file could not be written ({said}); checkpoints saved before are whole: make "
+                "room, then --resume_from_checkpoint auto goes on.",
+                with_traceback,
             )
         if type(error).__module__.startswith("wandb"):
-            sys.exit(
-                f"error: report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, "
-                "set WANDB_MODE=offline, or write report_to: none."
+            end(
+                f"report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, set "
+                "WANDB_MODE=offline, or write report_to: none.",
+                with_traceback,
             )
         if not isinstance(error, ValueError):
             raise
-        traceback.print_exc()
-        sys.exit(f"error: {said}")
+        end(said, with_traceback=True)
 
 
 def world_size() -> int:

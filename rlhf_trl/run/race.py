@@ -205,14 +205,17 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
     launch = ["-m", "accelerate.commands.launch", "--quiet"]
     command = [
         *[sys.executable, *launch, "--config_file", str(home() / "configs/accelerate/cpu.yaml")],
-        *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm"],
+        *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm", "true"],
+        "--traceback",
     ]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how)
     if done.returncode:
         last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
         said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
-        raise InputError(f"{' '.join(words)} failed: {said[0] if said else 'no output'}")
+        output = RuntimeError(f"what the run printed:\n{done.stdout}")  # seen with --traceback
+        sentence = f"{' '.join(words)} failed: {said[0] if said else 'no output'}"
+        raise InputError(sentence) from output
     config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
     write_whole(part / "config.yaml", config)
     write_json(part / ASKED, asked)

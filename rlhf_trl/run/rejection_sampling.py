@@ -16,7 +16,7 @@ from rlhf_trl import output
 from rlhf_trl.book.selection import STRATEGIES, Pairs
 from rlhf_trl.data.files import Examples, code
 from rlhf_trl.data.prompts import load_prompts
-from rlhf_trl.data.verifiers import VERIFIERS, load_rewards
+from rlhf_trl.data.verifiers import VERIFIERS, check_right_answers, load_rewards
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import called
 from rlhf_trl.models import load_tokenizer
@@ -181,6 +181,7 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     columns, functions = data.train.column_names, []
     if own.reward_funcs or not own.reward_model:
         functions += load_rewards(own.reward_funcs, data.tasks, columns)
+        check_right_answers(own.reward_funcs, data.train, data.held_out)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
     asked = _key(

@@ -21,7 +21,7 @@ from rlhf_trl.data.columns import cells
 from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
 from rlhf_trl.data.prompts import load_prompts
-from rlhf_trl.data.verifiers import load_rewards, task_metrics
+from rlhf_trl.data.verifiers import check_right_answers, load_rewards, task_metrics
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
@@ -262,6 +262,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     rewards = []
     if own.reward_funcs or not own.reward_model:
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+        check_right_answers(own.reward_funcs, data.train, data.held_out)
     if own.reward_model:
         how = (own.reward_aggregate, own.reward_model_strips_think)
         rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
