@@ -315,7 +315,9 @@ _SDPO = Distillation(
         "Correctly solve the original question.",
         "dynamic_sampling_rounds": 100,
     },
-    differs="This is the paper's equation, over the whole vocabulary unless kl_top_k is given.",
+    own_demonstrations=False,
+    differs="This is the paper's equation, over the whole vocabulary unless kl_top_k is given. "
+    "What a completion's teacher reads is another completion's text.",
 )
 
 _ROWS = (
@@ -615,13 +617,16 @@ _ROWS = (
             _SDPO,
             **_TOP_K,
             aggregation="per_prompt",
+            own_demonstrations=True,
             differs="The student's 20 likeliest tokens and one bucket; each prompt counts the same "
-            "and each token of its completions. Its demonstration is the first right one.",
+            "and each token of its completions. Its demonstration is the first right one, also "
+            "for that one itself.",
         ),
         trl=replace(
             _SDPO,
             **_TOP_K,
             aggregation="sequence_mean",
+            own_demonstrations=True,
             settings={
                 "distillation_mode": "topk_logits",
                 "distillation_topk": _top_k,
