@@ -317,7 +317,7 @@ _SDPO = Distillation(
     },
     own_demonstrations=False,
     differs="This is the paper's equation, over the whole vocabulary unless kl_top_k is given. "
-    "What a completion's teacher reads is another completion's text.",
+    "A demonstration is never the completion's own text.",
 )
 
 _ROWS = (
@@ -619,8 +619,8 @@ _ROWS = (
             aggregation="per_prompt",
             own_demonstrations=True,
             differs="The student's 20 likeliest tokens and one bucket; each prompt counts the same "
-            "and each token of its completions. Its demonstration is the first right one, also "
-            "for that one itself.",
+            "and each token of its completions. Its demonstration is the first right one, for "
+            "that one itself, too.",
         ),
         trl=replace(
             _SDPO,
