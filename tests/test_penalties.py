@@ -143,6 +143,7 @@ def test_a_run_tells_both_everywhere(run, tmp_path, capfd, monkeypatch):
 
 def test_a_race_without_penalties_has_no_such_column():
     run = {"eval_exact_match": 0.5, "reward": 0.5, "train_cpu_seconds": 1.0}
+    run |= {"questions": 8, "seen": 160, "seen_kind": "completions"}
     assert "with penalties" not in race.table({"grpo": [run]})[0]
     lines = race.table({"grpo": [run], "dapo": [run | {"reward_with_penalties": 0.25}]})
     assert [line["with penalties"] for line in lines] == ["-", "0.250"]
