@@ -76,6 +76,10 @@ def rows_of(path, split="train"):
         return [{**row, "rewards": json.loads(row["rewards"])} for row in found]
 
 
+def rounded(value):
+    return None if value is None else round(value, 5)
+
+
 def check(case, path, seen):
     """Compare a record with what the loss saw, over all processes, and with the rewards by hand."""
     name, which, iterations, _ = case
@@ -87,18 +91,22 @@ def check(case, path, seen):
     wanted = []
     for prompt, ids, advantage in seen:
         reward = WEIGHTS[0] * is_right(ids) + WEIGHTS[1] * is_shaped(ids)
+        penalty = None
         if name.startswith("dapo") and which != "trl":
-            reward -= min(max((len(ids) - (LIMIT - CACHE)) / CACHE, 0), 1)
+            penalty = -min(max((len(ids) - (LIMIT - CACHE)) / CACHE, 0), 1)
         text = tokenizer.decode(ids, skip_special_tokens=True)
         rewards = is_right(ids), is_shaped(ids)
         finished = int(ids[-1] == END)
         asked = tokenizer.decode(prompt, skip_special_tokens=True)
         told = asked, text, len(ids), finished, rewards, round(reward, 5)
+        told += (penalty, rounded(None if penalty is None else reward + penalty))
         wanted.append((*told, round(advantage, 4) + 0.0))
     found = [
         (
             *(row["prompt"], row["completion"], row["tokens"], row["finished"]),
             *((row["rewards"]["right"], row["rewards"]["shaped"]), round(row["reward"], 5)),
+            row["rewards"].get("overlong_penalty"),
+            rounded(row["rewards"].get("reward_with_penalties")),
             round(row["advantage"], 4) + 0.0,
         )
         for row in rows

@@ -3,10 +3,11 @@
 import json
 from copy import deepcopy
 
+import distillation_cases
 import pytest
 import torch
 from distillation_cases import ROWS, alone, build, teacher, unpadded
-from policy_gradient_cases import checkpoint, drift, is_right
+from policy_gradient_cases import END, checkpoint, drift, is_right
 from transformers import AutoModelForCausalLM
 
 from rlhf_trl import distillation_loss
@@ -141,6 +142,54 @@ def test_the_teacher_reads_a_right_completion_of_the_same_prompt(which):
                 seen |= hints
             assert batch["prompt_tokens"][rows[0]] == sum(len(completions[i]) for i in rows)
     assert which == "first" or len(seen) > 2
+
+
+# Four completions of a prompt, two of them the same; and what each reads, by which ones are right.
+FOUR = [[10, END], [11, END], [10, END], [12, 13, END]]
+READ_FIRST = {  # None: no demonstration
+    "chapter": {(0, 1, 2): [1, 0, 1, 0], (0, 2): [None, 0, None, 0], (1,): [1, None, 1, 1]},
+    "code": {(0, 1, 2): [0, 0, 0, 0], (0, 2): [0, 0, 0, 0], (1,): [1, 1, 1, 1]},
+}
+READ_FIRST["trl"] = READ_FIRST["code"]
+
+
+@pytest.mark.parametrize("which", READ_FIRST)
+def test_a_completion_reads_its_own_text_in_the_code_only(which, monkeypatch):
+    tokenizer, table = build_tokenizer(), READ_FIRST[which]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in FOUR]
+
+    def right(prompts, **_):
+        return [float(n % 4 in list(table)[n // 4]) for n in range(len(prompts))]
+
+    monkeypatch.setattr(distillation_cases, "right", right)
+    own = {"demonstration": "first", "per_device_train_batch_size": 12}
+    trainer = build("sdpo", which, answer=lambda prompt, index, call: FOUR[index], **own)
+    trainer.model.train()
+    rows = [trainer.train_dataset[n // 4] for n in range(12)]
+    batch = trainer._generate_and_score_completions(rows)
+    read = unpadded(batch["teacher_prompt_ids"], batch["teacher_prompt_mask"])
+    places = [place for group in table.values() for place in group]
+    for n, (place, row) in enumerate(zip(places, rows, strict=True)):
+        word = row["word"] if place is None else f"{row['word']}\n{texts[place]}"
+        asked = [{"role": "user", "content": word}]
+        expected = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(read[n]) == expected, n
+    assert batch["demonstrated"].tolist() == [place is not None for place in places]
+    metrics = trainer._metrics["train"]
+    assert metrics["teacher/demonstrated"] == [sum(p is not None for p in places) / 12]
+    same = [p is not None and FOUR[p] == FOUR[n % 4] for n, p in enumerate(places)]
+    assert metrics["teacher/own_demonstration"] == [sum(same) / 12]
+    assert any(same) == (which != "chapter")
+
+
+def test_a_random_demonstration_is_any_right_one_but_the_own_text():
+    trainer, seen = build("sdpo"), set()
+    texts = ["a", "b", "a", "c", "wrong"]
+    for group in range(60):
+        hints = trainer._demonstrations(group, texts, [True, True, True, True, False])
+        seen |= set(zip(texts, hints, strict=True))
+    others = {"a": "bc", "b": "ac", "c": "ab", "wrong": "abc"}
+    assert seen == {(text, hint) for text, hints in others.items() for hint in hints}
 
 
 def test_prompts_without_a_right_completion_are_replaced():

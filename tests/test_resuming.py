@@ -1,15 +1,19 @@
 """Exact resume at every step, and what a checkpoint must hold for it."""
 
 import json
+import math
 import os
 import pickle
 import shutil
 
+import ppo_cases
 import pytest
 import torch
 from policy_gradient_cases import LIMIT, build, checkpoint
 from resuming import CASES, STEPS, SYNCED, resumed_at
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from rlhf_trl.trainers.on_trl import follow_schedule
 
 TIMEOUT = 3600  # seconds for all cases on two processes
 
@@ -98,6 +102,73 @@ def test_a_synced_reference_is_kept(tmp_path):
     kept = torch.load(tmp_path / "checkpoint-3" / "synced_reference.pt", weights_only=True)
     begun = AutoModelForCausalLM.from_pretrained(checkpoint()).state_dict()
     assert not all(torch.equal(kept[name], weight) for name, weight in begun.items())
+
+
+class Rates(TrainerCallback):
+    """Keeps the learning rates of every step that is taken, by parameter group."""
+
+    def __init__(self):
+        self.by_step = {}
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        self.by_step[state.global_step] = [group["lr"] for group in optimizer.param_groups]
+
+
+def rates_of(folder, max_steps, start=None, critic=False, **config):
+    config |= {"output_dir": str(folder), "max_steps": max_steps, "learning_rate": 1e-3}
+    config |= {"save_strategy": "steps", "save_steps": 2}
+    if critic:
+        trainer = ppo_cases.build(value_learning_rate=3e-3, value_warmup_steps=3, **config)
+    else:
+        trainer = build("grpo", **config)
+    rates = Rates()
+    trainer.add_callback(rates)
+    checkpoint = start and str(folder / f"checkpoint-{start}")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return rates.by_step
+
+
+@pytest.mark.parametrize("start", [2, 4])
+def test_a_longer_run_follows_its_schedule_from_the_first_step(start, tmp_path):
+    linear = {"lr_scheduler_type": "linear"}
+    before = rates_of(tmp_path, 4, **linear)
+    assert [rate for rate, *_ in before.values()] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    after = rates_of(tmp_path, 8, start, **linear)
+    assert list(after) == list(range(start, 8))
+    for step, rates in after.items():
+        assert rates == pytest.approx([1e-3 * (8 - step) / 8] * len(rates), rel=1e-12), step
+
+
+def test_a_longer_run_follows_another_shape_and_its_warm_up(tmp_path):
+    rates_of(tmp_path, 4, lr_scheduler_type="linear")
+    changed = {"lr_scheduler_type": "cosine", "warmup_steps": 3}
+    after = rates_of(tmp_path, 8, 2, **changed)
+    expected = [1e-3 * 2 / 3]
+    expected += [1e-3 * (1 + math.cos(math.pi * (step - 3) / 5)) / 2 for step in range(3, 8)]
+    assert [rate for rate, *_ in after.values()] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_longer_run_keeps_the_rates_of_policy_and_value_model_apart(tmp_path):
+    rates_of(tmp_path, 2, critic=True, lr_scheduler_type="linear")
+    after = rates_of(tmp_path, 6, 2, critic=True, lr_scheduler_type="linear")
+    for step, rates in after.items():
+        left = (6 - step) / 6
+        policy = 0 if step < 3 else 1e-3 * left
+        assert (rates[0], rates[-1]) == pytest.approx((policy, 3e-3 * left)), step
+
+
+def test_a_schedule_that_did_not_change_is_resumed_to_the_bit(tmp_path):
+    config = {"lr_scheduler_type": "cosine", "warmup_steps": 1}
+    whole = rates_of(tmp_path, 4, **config)
+    assert rates_of(tmp_path, 4, 2, **config) == {step: whole[step] for step in (2, 3)}
+
+
+def test_a_schedule_that_knows_no_length_stays_where_it_was():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.25
+    follow_schedule(schedule)
+    assert optimizer.param_groups[0]["lr"] == 0.25
 
 
 class Executed:

@@ -156,6 +156,8 @@ class Distillation(Formulation):
     aggregation: Part  # from per-token losses to a number
     window: Literal["micro_batch", "window"] = "micro_batch"  # as in PolicyGradient
     trainer: str = "DistillationTrainer"
+    # whether a completion's own text may be the demonstration that its teacher reads
+    own_demonstrations: bool = True
 
 
 @dataclass(frozen=True)

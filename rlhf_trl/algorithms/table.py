@@ -315,7 +315,9 @@ _SDPO = Distillation(
         "Correctly solve the original question.",
         "dynamic_sampling_rounds": 100,
     },
-    differs="This is the paper's equation, over the whole vocabulary unless kl_top_k is given.",
+    own_demonstrations=False,
+    differs="This is the paper's equation, over the whole vocabulary unless kl_top_k is given. "
+    "A demonstration is never the completion's own text.",
 )
 
 _ROWS = (
@@ -615,13 +617,16 @@ _ROWS = (
             _SDPO,
             **_TOP_K,
             aggregation="per_prompt",
+            own_demonstrations=True,
             differs="The student's 20 likeliest tokens and one bucket; each prompt counts the same "
-            "and each token of its completions. Its demonstration is the first right one.",
+            "and each token of its completions. Its demonstration is the first right one, for "
+            "that one itself, too.",
         ),
         trl=replace(
             _SDPO,
             **_TOP_K,
             aggregation="sequence_mean",
+            own_demonstrations=True,
             settings={
                 "distillation_mode": "topk_logits",
                 "distillation_topk": _top_k,

@@ -131,7 +131,7 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     """Return what the book's functions see of completions that our trainer generated.
 
     In OPD the embedded model teaches, in SDPO the student that reads a right completion, too: the
-    first one of the prompt; without any, nothing counts.
+    first one of the prompt, or of those with another text; without any, nothing counts.
     """
     view, row, ids = window.view(), side.row, dict(window.ids)
     student, mask = view.policy.model, view.mask.clone()
@@ -139,14 +139,19 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
         teacher, tokenizer, prompts = student, build_tokenizer(), []
         for first in range(0, len(mask), view.batch.group):
             rows = range(first, first + view.batch.group)
-            right = [place for place in rows if view.binary_rewards[place]]
-            prompt = tokenizer.decode(ids["prompt_ids"][first], skip_special_tokens=True)
-            if right:
-                told = tokenizer.decode(ids["completion_ids"][right[0]], skip_special_tokens=True)
-                prompt += row.trainer_reads["demonstration_template"].format(demonstration=told)
-            else:
-                mask[rows] = 0
-            prompts += [[{"role": "user", "content": prompt}]] * len(rows)
+            question = tokenizer.decode(ids["prompt_ids"][first], skip_special_tokens=True)
+            completions = ids["completion_ids"][first : first + len(rows)]
+            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+            right = [texts[place - first] for place in rows if view.binary_rewards[place]]
+            for place, own in zip(rows, texts, strict=True):
+                hints = [text for text in right if row.own_demonstrations or text != own]
+                prompt = question
+                if hints:
+                    template = row.trainer_reads["demonstration_template"]
+                    prompt += template.format(demonstration=hints[0])
+                else:
+                    mask[place] = 0
+                prompts.append([{"role": "user", "content": prompt}])
         read = {"padding": True, "return_tensors": "pt", "return_dict": True}
         shown = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, **read)
         ids |= {"prompt_ids": shown["input_ids"], "prompt_mask": shown["attention_mask"]}

@@ -13,6 +13,7 @@ from transformers import TrainerState
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 
+from rlhf_trl import book
 from rlhf_trl.data.verifiers import checked, completion_text
 from rlhf_trl.rollouts import generate as rollouts
 from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
@@ -20,6 +21,8 @@ from rlhf_trl.rollouts.store import Store
 
 Score = Callable[..., list[float | None]]
 Scores = dict[str, list[float | None]]  # by name
+PENALTIES = ("overlong_penalty", "missing_eos_penalty")
+WITH_PENALTIES = "reward_with_penalties"
 
 
 class AnswersHeldOut:
@@ -192,16 +195,46 @@ def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) 
     return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
 
 
-def named_rewards(rewards: Tensor, weights: Tensor, names: Sequence[str]) -> Scores:
+def with_penalties(
+    args: Any, rewards: Tensor, lengths: Tensor, finished: Tensor
+) -> dict[str, Tensor]:
+    """Return the penalties that a run's config names, and `reward_with_penalties`, their sum.
+
+    A penalty is what it adds to the reward, at most 0. All are (B,), as are the rewards and the
+    lengths (in tokens) of completions and whether the model ended them. Without a penalty, the
+    result is empty: a config holds None in what its row does not read.
+    """
+    columns = {}
+    if (cache := getattr(args, "soft_punish_cache", None)) is not None:
+        limit = args.max_completion_length
+        columns["overlong_penalty"] = book.rewards.overlong_penalty(lengths, limit, cache)
+    if penalty := getattr(args, "missing_eos_penalty", None):
+        columns["missing_eos_penalty"] = torch.where(finished.bool(), 0.0, -penalty)
+    if not columns:
+        return {}
+    for penalty in columns.values():
+        rewards = rewards + penalty
+    return {**columns, WITH_PENALTIES: rewards}
+
+
+def named_rewards(
+    rewards: Tensor, weights: Tensor, names: Sequence[str], said: Said, args: Any
+) -> Scores:
     """Return (B, R) rewards by the names of their functions, and their weighted sum as `reward`.
 
-    NaN, where a reward does not apply, becomes None.
+    The penalties that `args` names follow: see `with_penalties`. NaN, where a reward does not
+    apply, becomes None.
     """
-    weights = weights.to(rewards.device)
+    rewards, weights = rewards.cpu(), weights.cpu()
     total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
-    columns = torch.cat([rewards, total[:, None]], dim=1).T.tolist()
-    columns = [[None if math.isnan(value) else value for value in each] for each in columns]
-    return dict(zip([*names, "reward"], columns, strict=True))
+    lengths = torch.tensor([len(one.ids) for one in said])
+    finished = torch.tensor([one.finished for one in said])
+    columns = dict(zip(names, rewards.T, strict=True)) | {"reward": total}
+    columns |= with_penalties(args, total, lengths, finished)
+    return {
+        name: [None if math.isnan(value) else value for value in column.tolist()]
+        for name, column in columns.items()
+    }
 
 
 def shown(rows: Rows, greedy: Said, sampled: Said) -> list[dict[str, Any]]:

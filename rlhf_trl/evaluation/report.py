@@ -158,6 +158,9 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     points = _points(log, key)
     few = "." if len(points[0]) < 30 else ""  # a line through one point is not seen
     axis.plot(*points, f"{few}-", color="tab:blue", label=f"training {key}")
+    if any("reward_with_penalties" in entry for entry in log):
+        points = _points(log, "reward_with_penalties")
+        axis.plot(*points, f"{few}:", color="tab:blue", label="training reward with penalties")
     axis.set(xlabel="optimizer step", ylabel=key, title=title)
     axis.xaxis.get_major_locator().set_params(integer=True)
     measured = [{"step": n, **e["metrics"]} for n, e in evaluations.items()]

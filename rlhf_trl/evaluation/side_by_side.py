@@ -57,7 +57,7 @@ class Policy(AnswersHeldOut):
             given = called({f.__name__: f for f in self.rewards}, rows, said)
             columns = [[math.nan if v is None else v for v in each] for each in given.values()]
             weights = torch.tensor(self.weights or [1.0] * len(columns))
-            named = named_rewards(torch.tensor(columns).T, weights, list(given))
+            named = named_rewards(torch.tensor(columns).T, weights, list(given), said, self.args)
             scores = {**scores, **named, **scores}  # the first ones keep their place and value
         return scores | called(self.scorers, rows, said)
 

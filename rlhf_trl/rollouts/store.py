@@ -72,8 +72,8 @@ class Store:
 
         `when` is the steps and epochs before it. Samples, `size` of each prompt in a row, are
         prompt and completion (texts or conversations), tokens, whether the model ended it, and the
-        reward that its advantage is estimated from, or None. `rewards`, by name, and `advantages`
-        are those of each sample; None or NaN where a reward does not apply.
+        weighted sum of its rewards, or None. `rewards`, by name, also those with penalties, and
+        `advantages` are those of each sample; None or NaN where a reward does not apply.
         """
 
         def job(connection: sqlite3.Connection) -> None:

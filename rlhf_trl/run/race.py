@@ -32,7 +32,13 @@ LAST = 10  # logged steps that the final training metrics are averaged over
 ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
 START = {"start": "start"}  # the first metric of the table before training
 COST = {"CPU s": "train_cpu_seconds"}
-TRAINING = {"reward": "reward", "clipped": "clipped", "KL": "kl", "entropy": "entropy"}
+TRAINING = {
+    "reward": "reward",
+    "with penalties": "reward_with_penalties",
+    "clipped": "clipped",
+    "KL": "kl",
+    "entropy": "entropy",
+}
 PREFERENCES = {
     "pair accuracy": "eval_rewards/accuracies",
     "log p chosen": "eval_logps/chosen",
@@ -235,7 +241,7 @@ def _read(folder: Path) -> dict[str, Any]:
     for entry in trained:  # CISPO has a name of its own for the share of weights cut
         entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
     final = {}
-    for key in ("reward", "clipped", "kl", "entropy"):
+    for key in TRAINING.values():
         # not every step logs every key: rewards belong to generations, clipping to updates
         values = [entry[key] for entry in trained if entry.get(key) is not None]
         if values:
@@ -257,6 +263,8 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
     """
     known = {key for runs in results.values() for run in runs for key in run}
     columns = ANSWERS | (PREFERENCES if "eval_rewards/margins" in known else TRAINING)
+    if "reward_with_penalties" not in known:
+        columns.pop("with penalties", None)
     if not known & {"eval_rewards/margins", "eval_exact_match"}:
         columns = {name: key for name, key in REWARDS.items() if key in known}
 

@@ -24,7 +24,7 @@ from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.verifiers import check_right_answers, load_rewards, task_metrics
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
-from rlhf_trl.evaluation.held_out import AnswersHeldOut
+from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES, AnswersHeldOut
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
@@ -267,7 +267,9 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         how = (own.reward_aggregate, own.reward_model_strips_think)
         rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
     names = [function.__name__ for function in rewards]
-    taken = {*("length", "cut_off"), *(("reward",) if len(names) > 1 else ())}
+    taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
+    if len(names) > 1:
+        taken.add("reward")
     if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
         raise InputError(
             f"reward_funcs: {again[0]!r} is what logs call another number; rename the function."

@@ -1,6 +1,8 @@
 """On-policy distillation on TRL's GRPOTrainer: teachers read what the student writes."""
 
 import inspect
+import itertools
+import operator
 import random
 from copy import deepcopy
 from dataclasses import dataclass
@@ -70,8 +72,9 @@ class BookDistillationTrainer(BookGRPOTrainer):
     """BookGRPOTrainer whose signal is a teacher's, at every token that the student wrote.
 
     Rewards are logged, and say which completions are right. Logged beside TRL's metrics:
-    `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens,
-    and `teacher/demonstrated`, the share of prompts with a demonstration; others train nothing.
+    `teacher/kl`, the mean over the tokens of log pi - log pi_T where the row reads sampled tokens;
+    `teacher/demonstrated`, the share of completions with a demonstration (others train nothing);
+    and `teacher/own_demonstration`, the share whose demonstration is their own text.
 
     The formulation "trl" is computed here, too.
     """
@@ -154,28 +157,43 @@ class BookDistillationTrainer(BookGRPOTrainer):
         if not self._own:
             return output
         prompts, completions = self._read
-        said, right = gather_object(completions), self._binary_rewards()
-        mode = "train" if self.model.training else "eval"
+        said, right = list(map(completion_text, gather_object(completions))), self._binary_rewards()
+        metrics = self._metrics["train" if self.model.training else "eval"]
         size, hints = self._group(), []
         for group in range(len(said) // size):
-            places = [i for i in range(group * size, (group + 1) * size) if right[i]]
-            chosen = places[:1]
-            if places and self.args.demonstration == "random":
-                draw = random.Random(f"{self.args.seed} {self.state.global_step} {group}")
-                chosen = [draw.choice(places)]
-            hints += [completion_text(said[i]) for i in chosen] or [None]
+            rows = slice(group * size, (group + 1) * size)
+            hints += self._demonstrations(group, said[rows], right[rows].bool().tolist())
+        shown = [hint is not None for hint in hints]
+        own = [hint == text for hint, text in zip(hints, said, strict=True)]
+        metrics["teacher/demonstrated"].append(sum(shown) / len(shown))
+        metrics["teacher/own_demonstration"].append(sum(own) / len(own))
         mine = self._mine(output)
-        hints = [hints[i // size] for i in range(mine.start, mine.stop)]
-        texts = [self._hinted(*pair) for pair in zip(prompts, hints, strict=True)]
+        texts = [self._hinted(*pair) for pair in zip(prompts, hints[mine], strict=True)]
         ids = list(map(torch.tensor, self._tokenize_prompts(texts)[0]))
-        shown = torch.tensor([hint is not None for hint in hints], device=self.args.device)
-        share = self.accelerator.gather(shown).float().mean().item()
-        self._metrics[mode]["teacher/demonstrated"].append(share)
         masks = list(map(torch.ones_like, ids))
         for name, rows, value in (("ids", ids, self._tokenizer.pad_token_id), ("mask", masks, 0)):
-            found = pad(rows, padding_value=value, padding_side="left").to(shown.device)
-            output[f"teacher_prompt_{name}"] = found
-        return output | {"demonstrated": shown}
+            padded = pad(rows, padding_value=value, padding_side="left").to(self.args.device)
+            output[f"teacher_prompt_{name}"] = padded
+        return output | {"demonstrated": torch.tensor(shown[mine], device=self.args.device)}
+
+    def _demonstrations(self, group: int, texts: list[str], right: list[bool]) -> list[str | None]:
+        """Return the demonstration for each completion of a group; None: there is none.
+
+        All have the same one. Where the row excludes their own text, completions of that very text
+        have another right one.
+        """
+        candidates = list(itertools.compress(texts, right))
+        if not candidates:
+            return [None] * len(texts)
+        choose = operator.itemgetter(0)
+        if self.args.demonstration == "random":
+            choose = random.Random(f"{self.args.seed} {self.state.global_step} {group}").choice
+        shared = choose(candidates)
+        if self._row.own_demonstrations:
+            return [shared] * len(texts)
+        others = [text for text in candidates if text != shared]
+        instead = choose(others) if others else None
+        return [instead if text == shared else shared for text in texts]
 
     def _hinted(self, prompt: Any, hint: str | None) -> Any:
         """Return the prompt that the teacher reads; without a demonstration, the student's."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from datasets import IterableDataset
+from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
 from rlhf_trl import algorithms, output
@@ -157,11 +158,14 @@ class OnTRL:
             if self.args.should_save:
                 torch.save(synced, folder / SYNCED)
 
-    # Extends Trainer._load_optimizer_and_scheduler: the counterpart.
+    # Extends Trainer._load_optimizer_and_scheduler: the counterpart. It brings back the learning
+    # rate of the next step, too, which is not the config's where max_steps or the schedule changed.
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        # accelerate wraps it for DeepSpeed
+        follow_schedule(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler))
         if self.args.include_num_input_tokens_seen == "no":
             self._total_train_tokens = self.state.num_input_tokens_seen
         if getattr(self.args, "sync_ref_model", False):
@@ -210,6 +214,19 @@ class OnTRL:
         whole = [step for step, path in saved if (path / output.MANIFEST).exists()]
         last = f"the last good step is {max(whole)}" if whole else "no good step was saved"
         return f"{last}; lower learning_rate"
+
+
+def follow_schedule(scheduler: Any) -> None:
+    """Set the learning rates that a schedule has where it stands: base_lr * factor(last_epoch).
+
+    A schedule without such a factor stays as it is: it knows nothing of a run's length.
+    """
+    if not isinstance(scheduler, LambdaLR):
+        return
+    rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    scheduler._last_lr = [base * factor(scheduler.last_epoch) for base, factor in rates]
+    for group, rate in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
+        group["lr"] = rate
 
 
 def paper(algorithm: str) -> dict[str, str | None]:

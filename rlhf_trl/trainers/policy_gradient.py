@@ -16,7 +16,13 @@ from trl.trainer import utils
 from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.evaluation.held_out import AnswersHeldOut, Scores, named_rewards
+from rlhf_trl.evaluation.held_out import (
+    WITH_PENALTIES,
+    AnswersHeldOut,
+    Scores,
+    named_rewards,
+    with_penalties,
+)
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rollouts.generate import Rows, Said, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
@@ -103,7 +109,8 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
 
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
     whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
-    gives to a completion of such a group.
+    gives to a completion of such a group. Runs with penalties log the means of `with_penalties`,
+    and `frac_reward_zero_std` is counted with them.
     """
 
     config_class, default_row = BookGRPOConfig, "grpo"
@@ -179,7 +186,8 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             [said[i].ids for i in mine],
         )
         self._pending_extra_logs, self._pending_metrics = pending
-        named = named_rewards(rewards[: len(rows)], self.reward_weights, self.reward_func_names)
+        rewards, names = rewards[: len(rows)], self.reward_func_names
+        named = named_rewards(rewards, self.reward_weights, names, said, self.args)
         scores = super().judge(rows, said)
         return scores | {name: values for name, values in named.items() if name not in scores}
 
@@ -202,7 +210,10 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         per_func, training = self._rewards_per_func, self.model.training
         told = [(len(ids), end) for ids, end in zip(self._completion_ids, self._ended, strict=True)]
         told = self.accelerator.gather(torch.tensor(told, device=per_func.device))
-        rewards = self._total(per_func, *told.T)
+        rewards = self._weighted(per_func)
+        if penalized := with_penalties(self.args, rewards, *told.T):
+            rewards = penalized[WITH_PENALTIES]
+            self._log_penalties(penalized)
         if not self._stock:
             if training and self.num_generations == 1:  # TRL finds no spread in groups of one
                 self._metrics["train"].pop("frac_reward_zero_std", None)
@@ -222,23 +233,30 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             self._carried["generation"] += 1
         return output
 
-    def _total(self, per_func: Tensor, lengths: Tensor, ended: Tensor) -> Tensor:
-        """Return the weighted sum of the rewards, less the penalties."""
-        rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
-        if "soft_punish_cache" in self._row.trainer_reads:
-            limit, cache = self.max_completion_length, self.args.soft_punish_cache
-            rewards = rewards + book.rewards.overlong_penalty(lengths, limit, cache)
-        if penalty := self.args.missing_eos_penalty:
-            rewards = rewards - penalty * ~ended.bool()
-        return rewards
+    def _weighted(self, per_func: Tensor) -> Tensor:
+        """Return the weighted sum of the rewards."""
+        return (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
+
+    def _log_penalties(self, penalized: dict[str, Tensor]) -> None:
+        """Log what `with_penalties` returns, in the table of completions, too."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, column in penalized.items():
+            metrics[name].append(column.mean().item())
+            self._logs["extra"][name].extend(column.tolist())
+        if (size := self._group()) > 1:  # TRL has counted groups by their rewards alone
+            spread = penalized[WITH_PENALTIES].view(-1, size).std(dim=1)
+            equal = torch.isclose(spread, torch.zeros_like(spread))
+            metrics["frac_reward_zero_std"][-1] = equal.float().mean().item()
 
     def _samples(
         self, prompts: Any, completions: Any, told: Tensor, per_func: Tensor
     ) -> tuple[list[tuple[Any, ...]], dict[str, list[float]]]:
         """Return samples, but for their advantages, and rewards as `Store.write` takes them."""
-        columns = *told.T.tolist(), self._total(per_func, *told.T).tolist()
-        named = zip(self.reward_func_names, per_func.T.tolist(), strict=True)
-        return list(zip(prompts, completions, *columns, strict=True)), dict(named)
+        rewards = self._weighted(per_func)
+        samples = zip(prompts, completions, *told.T.tolist(), rewards.tolist(), strict=True)
+        named = dict(zip(self.reward_func_names, per_func.T, strict=True))
+        named |= with_penalties(self.args, rewards, *told.T)
+        return list(samples), {name: column.tolist() for name, column in named.items()}
 
     def _record_generation(self, output: Batch, told: Tensor) -> None:
         """Record a generation, unless only the loss will estimate its advantages."""
