@@ -7,10 +7,11 @@ from trl import SFTTrainer
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
+from rlhf_trl.trainers.evaluating import OverExamples
 from rlhf_trl.trainers.on_trl import OnTRL
 
 
-class BookSFTTrainer(OnTRL, AnswersHeldOut, SFTTrainer):
+class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
     """SFTTrainer that is evaluated by answering, or by loss and token accuracy."""
 
     streams = True
