@@ -34,7 +34,7 @@ START = {"start": "start"}  # the first metric of the table before training
 COST = {"CPU s": "train_cpu_seconds"}
 TRAINING = {"reward": "reward", "clipped": "clipped", "KL": "kl", "entropy": "entropy"}
 PREFERENCES = {
-    "pair accuracy": "eval_rewards/accuracies",
+    "pair accuracy": "eval_pair_accuracy",
     "log p chosen": "eval_logps/chosen",
     "log p rejected": "eval_logps/rejected",
 }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
@@ -154,7 +153,8 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
-    # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay.
+    # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay,
+    # with a pair accuracy that counts a tie as one half (rewards/accuracies: as wrong).
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         mode = "train" if self.model.training else "eval"
@@ -170,7 +170,8 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         if self._stock:
             logps = self.compute_ref_log_probs(Replay([outputs]), inputs)  # as TRL sums them
             sides = zip(logps, self.reference_names, strict=True)
-            self._log_pair_accuracy(*(policy - inputs[name] for policy, name in sides))
+            ratios = [policy - inputs[name] for policy, name in sides]
+            self._metrics[mode]["pair_accuracy"].append(pair_accuracy(*ratios))
             return result
         mask = inputs["completion_mask"][:, 1:]
         sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
@@ -192,8 +193,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         values["accuracies"] = (chosen > rejected).float()
         for name, each in values.items():  # in place of what TRL has just logged
             self._metrics[mode][f"rewards/{name}"][-1] = each.mean().item()
-        if mode == "eval":
-            self._log_pair_accuracy(chosen, rejected)
+        self._metrics[mode]["pair_accuracy"].append(pair_accuracy(chosen, rejected))
         loss = found.loss
         if self._nll_weight:
             nll = -(sums / lengths).chunk(2)[0].mean()
@@ -202,9 +202,6 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, result[1]) if return_outputs else loss
-
-    def _log_pair_accuracy(self, chosen: Tensor, rejected: Tensor) -> None:
-        self._metrics["eval"]["pair_accuracy"].append(pair_accuracy(chosen, rejected))
 
     def _batch_size(self, inputs):
         return len(inputs["input_ids"]) // 2

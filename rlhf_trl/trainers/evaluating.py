@@ -21,6 +21,7 @@ class Recorder:
         self.outputs: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
         output = self.model(*args, **kwargs)
         self.outputs.append(output)
         return output
@@ -33,6 +34,7 @@ class Replay:
         self._outputs = iter(outputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the next call returned."""
         return next(self._outputs)
 
 
@@ -42,7 +44,6 @@ class Example:
 
     inputs: dict[str, Any]
     outputs: list[dict[str, Any]]  # of each call of the model
-    kinds: list[type]  # the class of each call's output
 
 
 class OverExamples:
@@ -61,6 +62,7 @@ class OverExamples:
 
     lists_in_a_row = False  # the R = k B rows are k by k those of an example; else B by B
     _evaluated: list[Example] | None = None  # while the evaluation loop runs
+    _output_classes: Sequence[type] = ()  # of the calls whose output is kept
 
     # Extends Trainer.evaluation_loop, whose metrics are means of batches' means.
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
@@ -88,7 +90,10 @@ class OverExamples:
         inputs = self._with_reference(self._prepare_inputs(inputs))
         recorder = Recorder(model)
         result = super().prediction_step(recorder, dict(inputs), prediction_loss_only, ignore_keys)
-        self._evaluated += gather_object(self._examples(inputs, recorder.outputs))
+        calls = [(type(output), self._kept(output)) for output in recorder.outputs]
+        self._output_classes = [kind for kind, fields in calls if fields]
+        outputs = [fields for _, fields in calls if fields]
+        self._evaluated += gather_object(self._examples(inputs, outputs))
         return result
 
     def _on_one_batch(self, examples: Sequence[Example]) -> Tensor:
@@ -98,9 +103,9 @@ class OverExamples:
         """
         inputs = self._joined([example.inputs for example in examples])
         outputs = []
-        for call, kind in enumerate(examples[0].kinds):
+        for call, output_class in enumerate(self._output_classes):
             fields = self._joined([example.outputs[call] for example in examples])
-            outputs.append(kind(**fields))
+            outputs.append(output_class(**fields))
         with _outside_of_data_loaders(self.accelerator):
             loss, _, _ = self.prediction_step(Replay(outputs), inputs, True)
         return loss
@@ -130,15 +135,11 @@ class OverExamples:
         return len(inputs["input_ids"])
 
     def _examples(self, inputs: Batch, outputs: Sequence[Mapping[str, Any]]) -> list[Example]:
-        """Take a batch apart."""
+        """Take a batch, and what the calls of the model returned for it, apart."""
         count = self._batch_size(inputs)
-        kept = [fields for fields in map(self._kept, outputs) if fields]
-        kinds = [type(output) for output in outputs if self._kept(output)]
         rows = self._apart(inputs, count)
-        rows_of_calls = [self._apart(fields, count) for fields in kept]
-        return [
-            Example(rows[n], [of_call[n] for of_call in rows_of_calls], kinds) for n in range(count)
-        ]
+        rows_of_calls = [self._apart(fields, count) for fields in outputs]
+        return [Example(rows[n], [of_call[n] for of_call in rows_of_calls]) for n in range(count)]
 
     def _apart(self, batch: Batch, count: int) -> list[dict[str, Any]]:
         """Return the part of each of `count` examples: (k, ...) of the k B rows of a tensor."""

@@ -117,8 +117,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         for side, logps in (("chosen", chosen), ("rejected", rejected)):
             sums = logps.detach() * (batch[f"{side}_labels"] != -100).sum(1)
             metrics[f"{prefix}logps/{side}"] = self.accelerator.gather(sums).mean().item()
-        if train_eval == "eval":
-            metrics["eval_pair_accuracy"] = pair_accuracy(chosen, rejected)
+        both = self.accelerator.gather((chosen.detach(), rejected.detach()))
+        metrics[f"{prefix}pair_accuracy"] = pair_accuracy(*both)
         if self._stock:
             return loss, metrics
         metrics[f"{prefix}nll_loss"] = self.accelerator.gather(-chosen.detach()).mean().item()
