@@ -12,6 +12,7 @@ import direct_alignment_cases as alignment
 import distillation_cases
 import policy_gradient_cases
 import ppo_cases
+import pytest
 import reward_model_cases as reward_models
 from datasets import Dataset
 from policy_gradient_cases import WORDS, checkpoint, drift
@@ -44,6 +45,10 @@ LOSS = [
 ]
 ANSWERS = [("grpo", "chapter"), ("ppo", "chapter"), ("opd", "chapter"), ("sdpo", "chapter")]
 CASES = LOSS + ANSWERS
+LIKE_OTHERS = [("ipo", "chapter"), ("kto", "code"), ("prm", "code"), *ANSWERS[::3]]
+PARAMS = [
+    pytest.param(case, marks=[pytest.mark.promise] if case in LIKE_OTHERS else []) for case in CASES
+]
 # of the clock; sampled answers are drawn batch by batch, so others with other batches
 NOT_COMPARED = ("runtime", "per_second", "preparation_time", "epoch")
 DRAWN = "eval_sampled_"

@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from direct_alignment_cases import build as build_alignment
 from direct_alignment_cases import pairs
-from evaluating_processes import CASES, HELD_OUT, PAIRS, build, evaluated, supervised
+from evaluating_processes import HELD_OUT, PAIRS, PARAMS, build, evaluated, supervised
 from policy_gradient_cases import checkpoint
 from reward_model_cases import outputs, texts
 from transformers import AutoModelForCausalLM, IntervalStrategy
@@ -17,7 +17,7 @@ from rlhf_trl.reward_models.metrics import pair_accuracy
 NEAR = {"rel": 1e-5, "abs": 2e-6}
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", PARAMS, ids="-".join)
 def test_metrics_do_not_depend_on_the_batch_size(case):
     trainer = build(*case)
     whole = evaluated(trainer, 64)

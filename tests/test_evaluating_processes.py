@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from evaluating_processes import CASES, build, evaluated
+from evaluating_processes import PARAMS, build, evaluated
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", PARAMS, ids="-".join)
 def test_two_processes_measure_what_one_does(case, two_processes):
     paths = [two_processes / f"metrics.{rank}.json" for rank in (0, 1)]
     first, second = (json.loads(path.read_text())["-".join(case)] for path in paths)
