@@ -232,5 +232,23 @@ def test_another_evaluation_set_has_its_own_name():
 
 
 def test_label_smoothing_is_left_to_the_trainer():
-    trainer = supervised(False, label_smoothing_factor=0.1)
-    assert trainer.evaluate()["eval_loss"] > 0
+    """Its loss reads logits, which are not kept: a mean over batches, so right for one batch."""
+    trainer = supervised(False, label_smoothing_factor=0.1, per_device_eval_batch_size=HELD_OUT)
+    losses = []
+    for row in PAIRS:
+        (chosen, _), start = written(row)
+        with torch.no_grad():
+            logits = trainer.model(input_ids=torch.tensor([chosen])).logits[0, start - 1 : -1]
+        answer = torch.tensor(chosen[start:])
+        cross_entropy = torch.nn.functional.cross_entropy
+        losses.append(cross_entropy(logits, answer, label_smoothing=0.1, reduction="none"))
+    loss = float(torch.cat(losses).mean())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, **NEAR)
+
+
+@pytest.mark.parametrize("case", [("dpo", "trl"), ("sft", "padded"), ("orpo", "chapter")])
+def test_metrics_of_the_users_own_are_computed_beside_ours(case):
+    trainer = build(*case)
+    wanted = evaluated(trainer, 4)
+    trainer.compute_metrics = lambda prediction: {"own": 0.25}
+    assert evaluated(trainer, 4) == {**wanted, "eval_own": 0.25}

@@ -57,7 +57,8 @@ class OverExamples:
     `per_device_eval_batch_size` and the number of processes: a mean over tokens is one over all
     tokens, a minimum is that of all examples, and KTO's reference point is that of all completions.
     What a model itself computes over a batch, the auxiliary loss of a mixture of experts, is the
-    mean of what it was in the batch of each example.
+    mean of what it was in the batch of each example. Of a streamed data set, whose length is not
+    known, the examples that fill the last batches of several processes still count twice.
     """
 
     lists_in_a_row = False  # the R = k B rows are k by k those of an example; else B by B
