@@ -252,3 +252,15 @@ def test_metrics_of_the_users_own_are_computed_beside_ours(case):
     wanted = evaluated(trainer, 4)
     trainer.compute_metrics = lambda prediction: {"own": 0.25}
     assert evaluated(trainer, 4) == {**wanted, "eval_own": 0.25}
+
+
+@pytest.mark.parametrize("which", ["chapter", "trl"])
+def test_the_reference_reads_batch_by_batch(which):
+    trainer, rows = build("dpo", which), []
+
+    def note(module, args, kwargs):
+        rows.append(len(kwargs["input_ids"]))
+
+    trainer.ref_model.register_forward_pre_hook(note, with_kwargs=True)
+    evaluated(trainer, 4)
+    assert rows == [8, 8, 2]  # both sides of four, four and one pair
