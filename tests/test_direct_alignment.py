@@ -42,12 +42,13 @@ def test_gradient_is_that_of_the_public_function(name, which, accumulation):
 
 
 @pytest.mark.parametrize("which", ["chapter", "code", "trl"])
-def test_a_tie_is_not_right(which):
+def test_a_tie_is_one_half_and_not_right_for_trl(which):
     trainer = build("dpo", which)
     trainer.eval_dataset = trainer.train_dataset
     metrics = trainer.evaluate()  # the policy is the reference still
     assert metrics["eval_loss"] == pytest.approx(math.log(2))
     assert metrics["eval_rewards/margins"] == metrics["eval_rewards/accuracies"] == 0.0
+    assert metrics["eval_pair_accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(("name", "which"), REFERENCE)

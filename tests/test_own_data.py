@@ -30,9 +30,9 @@ REWARD_METRICS = {
 # what a recipe says of held-out data
 METRICS = {
     "sft": {"eval_loss", "eval_mean_token_accuracy"},
-    "dpo": {"eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"},
+    "dpo": {"eval_loss", "eval_pair_accuracy", "eval_rewards/margins"},
     "kto": {"eval_loss", "eval_rewards/margins"},
-    "orpo": {"eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"},
+    "orpo": {"eval_loss", "eval_pair_accuracy", "eval_rewards/margins"},
     "reward": {"eval_loss", "eval_pair_accuracy"},
     "grpo": REWARD_METRICS,
     "ppo": REWARD_METRICS,

@@ -249,7 +249,7 @@ def test_a_wheel_holds_recipes_and_configs_and_an_editable_install_has_them_besi
 
 def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(tmp_path)
-    pairs = {"dpo": {"eval_rewards/margins": 1, "eval_rewards/accuracies": 0.75}, "sft_chosen": {}}
+    pairs = {"dpo": {"eval_rewards/margins": 1, "eval_pair_accuracy": 0.75}, "sft_chosen": {}}
     stand_in(lambda folder, part, _: finished(part, 0.9, **pairs[folder.parent.name]))
     race.race(["dpo", "sft_chosen"], 1, tmp_path)
     lines = (tmp_path / "race.md").read_text().splitlines()

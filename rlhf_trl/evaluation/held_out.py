@@ -264,7 +264,14 @@ class AnswersBesideLoss(AnswersHeldOut):
         self._answers = []
         metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         names = (*getattr(self, "scores", ()), "length", "cut_off")
-        known = ("loss", "rewards/", "logps/", *names, *(f"sampled_{name}" for name in names))
+        known = (
+            "loss",
+            "pair_accuracy",
+            "rewards/",
+            "logps/",
+            *names,
+            *(f"sampled_{name}" for name in names),
+        )
         told = {
             key: value
             for key, value in metrics.items()

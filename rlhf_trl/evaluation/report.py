@@ -19,7 +19,6 @@ SAMPLES_SHOWN = 5
 HEADLINES = (
     ("exact_match", "exact match"),
     ("reward", "reward"),
-    ("rewards/accuracies", "pair accuracy"),
     ("pair_accuracy", "pair accuracy"),
     ("first_error", "first error found"),
     ("auc", "AUC"),
@@ -30,14 +29,20 @@ SHARES = (
     ("exact_match", "o-", "exact match, greedy"),
     ("sampled_exact_match", "s--", "exact match, sampled"),
     ("gym_score", ":", "gym's own score, greedy"),
-    ("rewards/accuracies", "-.", "pair accuracy"),
     ("pair_accuracy", "-.", "pair accuracy"),
     ("first_error", "-.", "first error found"),
     ("auc", "--", "AUC"),
     ("best_of_n", "o-", "best of n"),
 )
 # What the table of a run without held-out examples shows of its training.
-TRAINING = ("reward", "loss", "logps/", "mean_token_accuracy", "completions/mean_length")
+TRAINING = (
+    "reward",
+    "loss",
+    "pair_accuracy",
+    "logps/",
+    "mean_token_accuracy",
+    "completions/mean_length",
+)
 PATIENCE = 10  # logged steps in a row before a warning
 ROUNDING = 1e-6  # of a mean or deviation of equal rewards
 

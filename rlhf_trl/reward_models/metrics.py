@@ -20,10 +20,18 @@ SIZES = (1, 2, 4, 8)
 STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
 
 
+def pair_accuracy(chosen: Any, rejected: Any) -> float:
+    """Return the share of the N pairs of rewards (N,) whose chosen is higher; a tie is half one.
+
+    They are arrays or tensors.
+    """
+    return float(((chosen > rejected) + (chosen == rejected) / 2).mean())
+
+
 def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
     """Return how well the rewards (N,) of both sides separate preference pairs.
 
-    pair_accuracy = mean of 1[r_c > r_r] + 1/2 1[r_c = r_r];  margin = mean(r_c - r_r);
+    That of `pair_accuracy`;  margin = mean(r_c - r_r);
     calibration_error: that of `pair_calibration`; chosen_mean, rejected_mean.
     """
     chosen, rejected = finite(chosen, "chosen"), finite(rejected, "rejected")
@@ -31,7 +39,7 @@ def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
     if not len(chosen):
         return {}
     return {
-        "pair_accuracy": float(np.mean((chosen > rejected) + (chosen == rejected) / 2)),
+        "pair_accuracy": pair_accuracy(chosen, rejected),
         "margin": float(np.mean(chosen - rejected)),
         "chosen_mean": float(np.mean(chosen)),
         "rejected_mean": float(np.mean(rejected)),

@@ -40,7 +40,7 @@ TRAINING = {
     "entropy": "entropy",
 }
 PREFERENCES = {
-    "pair accuracy": "eval_rewards/accuracies",
+    "pair accuracy": "eval_pair_accuracy",
     "log p chosen": "eval_logps/chosen",
     "log p rejected": "eval_logps/rejected",
 }

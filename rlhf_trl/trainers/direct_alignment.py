@@ -1,6 +1,7 @@
 """Direct alignment (chapter 8) on TRL's DPOTrainer and KTOTrainer: a row of the table, read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,6 +13,8 @@ from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
 from rlhf_trl.losses import completions_loss
+from rlhf_trl.reward_models.metrics import pair_accuracy
+from rlhf_trl.trainers.evaluating import OverExamples, Replay
 from rlhf_trl.trainers.fitting import fit, kto_order, rotated
 from rlhf_trl.trainers.on_trl import OnTRL
 
@@ -69,8 +72,10 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
     loss_type: str | None = of_the_row("TRL's name of the loss.")
 
 
-class Aligned(OnTRL, AnswersBesideLoss):
+class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
+
+    reference_names: ClassVar[tuple[str, ...]] = ()  # the reference's log-probabilities, as TRL's
 
     def _take(self, args: Any, given: dict[str, Any]) -> Any:
         args, self.fitted = super()._take(args, given), {}
@@ -86,24 +91,38 @@ class Aligned(OnTRL, AnswersBesideLoss):
             outputs.append(model(**given))
             return outputs[-1]
 
+        with self._reference_given():
+            return compute(recorder, inputs, return_outputs), outputs
+
+    @contextmanager
+    def _reference_given(self) -> Iterator[None]:
+        """Let TRL's loss read the reference's log-probabilities in its inputs."""
         precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
         try:
-            return compute(recorder, inputs, return_outputs), outputs
+            yield
         finally:
             self.precompute_ref_logps = precomputed
 
-    def _reference(self, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    def _reference(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reference's summed log-probabilities, computed unless they are there."""
+        names = self.reference_names
         if names[0] in inputs:
-            return {name: inputs[name] for name in names}
-        found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
-        return dict(zip(names, found, strict=True))
+            return {name: inputs[name] for name in names if name in inputs}
+        logps = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+        return dict(zip(names, logps, strict=True))
+
+    # Extends OverExamples': the reference answers batch by batch.
+    def _with_reference(self, inputs):
+        if not self.reference_names or not self._row.reference:
+            return inputs
+        return {**inputs, **self._reference(inputs)}
 
 
 class BookDPOTrainer(Aligned, DPOTrainer):
     """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
     config_class, default_row = BookDPOConfig, "dpo"
+    reference_names = ("ref_chosen_logps", "ref_rejected_logps")
 
     # Where no reference is read, TRL loads none if told that its log-probabilities are precomputed.
     def __init__(self, model: Any, args: BookDPOConfig | None = None, **kwargs: Any):
@@ -134,16 +153,26 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
-    # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay.
+    # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay,
+    # with a pair accuracy that counts a tie as one half (rewards/accuracies: as wrong).
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
-        if self._stock:
+        mode = "train" if self.model.training else "eval"
+        if self._stock and mode == "train":
             return compute(model, inputs, return_outputs)
-        names = ("ref_chosen_logps", "ref_rejected_logps")
-        zeros = torch.zeros(len(inputs["input_ids"]) // 2, device=inputs["input_ids"].device)
-        unread = dict.fromkeys(names, zeros)  # TRL subtracts them all the same
-        inputs = {**inputs, **(self._reference(inputs, names) if self._row.reference else unread)}
+        if self._row.reference:
+            inputs = {**inputs, **self._reference(inputs)}
+        else:
+            zeros = torch.zeros(self._batch_size(inputs), device=inputs["input_ids"].device)
+            # TRL subtracts them all the same
+            inputs = {**inputs, **dict.fromkeys(self.reference_names, zeros)}
         result, (outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
+        if self._stock:
+            logps = self.compute_ref_log_probs(Replay([outputs]), inputs)  # as TRL sums them
+            sides = zip(logps, self.reference_names, strict=True)
+            ratios = [policy - inputs[name] for policy, name in sides]
+            self._metrics[mode]["pair_accuracy"].append(pair_accuracy(*ratios))
+            return result
         mask = inputs["completion_mask"][:, 1:]
         sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
         lengths = mask.sum(1)
@@ -157,7 +186,6 @@ class BookDPOTrainer(Aligned, DPOTrainer):
                 total = inputs[f"ref_{side}_logps"]
                 given[f"ref_{side}_logps"] = total / length if self._row.logps == "mean" else total
         found = completions_loss(self._row, self._parameters, **given)
-        mode = "train" if self.model.training else "eval"
         chosen, rejected = map(
             self.accelerator.gather, (found.chosen_rewards, found.rejected_rewards)
         )
@@ -165,6 +193,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         values["accuracies"] = (chosen > rejected).float()
         for name, each in values.items():  # in place of what TRL has just logged
             self._metrics[mode][f"rewards/{name}"][-1] = each.mean().item()
+        self._metrics[mode]["pair_accuracy"].append(pair_accuracy(chosen, rejected))
         loss = found.loss
         if self._nll_weight:
             nll = -(sums / lengths).chunk(2)[0].mean()
@@ -173,6 +202,9 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, result[1]) if return_outputs else loss
+
+    def _batch_size(self, inputs):
+        return len(inputs["input_ids"]) // 2
 
 
 class BookKTOTrainer(Aligned, KTOTrainer):
@@ -184,6 +216,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     """
 
     config_class, default_row = BookKTOConfig, "kto"
+    reference_names = ("ref_logps", "ref_KL_logps")
 
     def __init__(self, model: Any, args: BookKTOConfig | None = None, **kwargs: Any):
         args = self._take(args, kwargs)
@@ -211,9 +244,12 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     # Extends KTOTrainer._compute_loss: see BookDPOTrainer; mismatched pairs are the first call.
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
-        if self._stock:
+        if self._stock and self.model.training:
             return compute(model, inputs, return_outputs)
-        inputs = {**inputs, **self._reference(inputs, ("ref_logps", "ref_KL_logps"))}
+        inputs = {**inputs, **self._reference(inputs)}
+        if self._stock:
+            with self._reference_given():
+                return compute(model, inputs, return_outputs)
         result, (kl, outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         policy = outputs.log_probs[:, 1 - inputs["input_ids"].shape[1] :].sum(1)
         kl_policy = kl.log_probs[:, 1 - inputs["KL_input_ids"].shape[1] :].sum(1)

@@ -22,7 +22,7 @@ SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the
 OVERRIDDEN = {
     "Trainer": "create_optimizer create_scheduler evaluate evaluation_loop get_batch_samples "
     "_init_training_state _load_best_model _load_from_checkpoint _load_optimizer_and_scheduler "
-    "_push_from_checkpoint _run_epoch _save",
+    "_push_from_checkpoint _run_epoch _save prediction_step",
     "GRPOTrainer": "_calculate_rewards _compute_loss _generate_and_score_completions "
     "_generate_single_turn _get_per_token_logps_and_entropies _get_train_sampler "
     "_load_optimizer_and_scheduler _prepare_inputs _save_checkpoint",

@@ -5,10 +5,15 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+from trl.trainer.utils import selective_log_softmax
+
 from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import completions_loss
+from rlhf_trl.reward_models.metrics import pair_accuracy
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
+from rlhf_trl.trainers.evaluating import Batch, Recorder, Replay
 from rlhf_trl.trainers.fitting import fit
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -59,11 +64,49 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         self.fitted[name] = counts
         return dataset.map(_columns, remove_columns=["prompt_ids", *names])
 
-    # Extends ORPOTrainer.concatenated_forward: keeps the result for the loss.
+    # Extends ORPOTrainer.concatenated_forward: keeps the result for the loss, and for evaluation
+    # what it comes to in each pair, where TRL takes means over a batch (its padding included).
     def concatenated_forward(self, model, batch):
         """Run the model, and keep what it returned."""
-        self._forward = super().concatenated_forward(model, batch)
+        if isinstance(model, Replay):
+            self._forward = _means(**model())
+        elif isinstance(model, Recorder):
+            self._forward = super().concatenated_forward(model.model, batch)
+            model.outputs.append(self._of_pairs(batch))
+        else:
+            self._forward = super().concatenated_forward(model, batch)
         return self._forward
+
+    def _of_pairs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what `_means` needs, (B,) each, and the auxiliary loss, if there is one."""
+        chosen_logps, rejected_logps, chosen_logits, rejected_logits, _, *aux = self._forward
+        both = self.concatenated_inputs(
+            batch, padding_value=self.padding_value, device=self.accelerator.device
+        )
+        ids = both["concatenated_input_ids"][:, 1:].chunk(2)
+        masks = both["concatenated_attention_mask"][:, 1:].chunk(2)
+        chosen_tokens = selective_log_softmax(chosen_logits, ids[0])
+        pairs = {
+            "chosen_logps": chosen_logps,
+            "rejected_logps": rejected_logps,
+            "nll": -(chosen_tokens * masks[0]).sum(1),
+            "chosen_logits": (chosen_logits.mean(-1) * masks[0]).sum(1),
+            "rejected_logits": (rejected_logits.mean(-1) * masks[1]).sum(1),
+            "chosen_lengths": masks[0].sum(1),
+            "rejected_lengths": masks[1].sum(1),
+        }
+        return pairs | ({"aux_loss": aux[0]} if aux else {})
+
+    def _batch_size(self, inputs):
+        return len(inputs["chosen_labels"])
+
+    # Extends OverExamples': where ORPOTrainer keeps the metrics of batches.
+    def _batch_metrics(self):
+        return self._stored_metrics["eval"]
+
+    # Replaces OverExamples': what `_of_pairs` returned is kept whole.
+    def _kept(self, output):
+        return dict(output)
 
     # Extends ORPOTrainer.get_batch_loss_metrics: the row's loss on TRL's log-probabilities.
     def get_batch_loss_metrics(self, model, batch, train_eval="train"):
@@ -74,12 +117,40 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         for side, logps in (("chosen", chosen), ("rejected", rejected)):
             sums = logps.detach() * (batch[f"{side}_labels"] != -100).sum(1)
             metrics[f"{prefix}logps/{side}"] = self.accelerator.gather(sums).mean().item()
+        both = self.accelerator.gather((chosen.detach(), rejected.detach()))
+        metrics[f"{prefix}pair_accuracy"] = pair_accuracy(*both)
         if self._stock:
             return loss, metrics
         metrics[f"{prefix}nll_loss"] = self.accelerator.gather(-chosen.detach()).mean().item()
         sides = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected}
         found = completions_loss(self._row, self._parameters, **sides, chosen_nll=-chosen)
         return found.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
+
+
+def _means(
+    *,
+    chosen_logps: Tensor,
+    rejected_logps: Tensor,
+    nll: Tensor,
+    chosen_logits: Tensor,
+    rejected_logits: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    aux_loss: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Return what ORPOTrainer.concatenated_forward does, logits and NLL as means over all tokens.
+
+    Each is (B,): mean log-probabilities of the completions, sums over the tokens of the whole texts
+    but their first, and the number of these.
+    """
+    means = (
+        chosen_logps,
+        rejected_logps,
+        chosen_logits.sum() / chosen_lengths.sum(),
+        rejected_logits.sum() / rejected_lengths.sum(),
+        nll.sum() / chosen_lengths.sum(),
+    )
+    return means if aux_loss is None else (*means, aux_loss)
 
 
 def _ids(row: dict[str, Any]) -> dict[str, list[int]]:

@@ -20,6 +20,7 @@ from rlhf_trl.losses import scores_loss
 from rlhf_trl.models import loading
 from rlhf_trl.reward_models import metrics
 from rlhf_trl.reward_models.reader import CLASSES, Encoded, Reader, judged_class, pad_texts
+from rlhf_trl.trainers.evaluating import OverExamples
 from rlhf_trl.trainers.on_trl import OnTRL
 
 
@@ -48,7 +49,7 @@ class BookTokenRewardConfig(BookRewardConfig):
         super().__post_init__()
 
 
-class _OnRewardTrainer(OnTRL, RewardTrainer):
+class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
     """RewardTrainer that also measures what a reward model is used for.
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
@@ -81,19 +82,17 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
             self.on_answers(self.state.global_step, told, [])
         return metrics
 
-    # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs.
+    # Extends OverExamples.evaluation_loop, whose metrics `evaluate` logs.
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         """Run the loop, then add what the model is used for."""
-        self._seen, kwargs["metric_key_prefix"] = [], metric_key_prefix
+        self._rows, kwargs["metric_key_prefix"] = [], metric_key_prefix
         output = super().evaluation_loop(dataloader, *args, **kwargs)
-        # the last rows repeat where they do not fill the processes
-        rows = self._seen[: len(dataloader.dataset)]
-        self.judged = {"rows": rows, "scores": self._score_candidates()}
-        found = self._row_metrics(rows, dataloader.dataset)
+        self.judged = {"rows": self._rows, "scores": self._score_candidates()}
+        found = self._row_metrics(self._rows, dataloader.dataset)
         if self.candidates:
             found |= metrics.ranking_metrics(*self.ranking())
         for name, value in found.items():
-            self._metrics["eval"].pop(name, None)  # RewardTrainer's is a mean of batches' means
+            self._metrics["eval"].pop(name, None)  # RewardTrainer's, of the same name
             output.metrics[f"{metric_key_prefix}_{name}"] = value
         return output
 
@@ -124,9 +123,8 @@ class _OnRewardTrainer(OnTRL, RewardTrainer):
     def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
         return {}
 
-    def _keep(self, rows: list[Any]) -> None:
-        """Keep what one evaluation batch gave, of all processes, in the data set's order."""
-        self._seen += gather_object(rows)
+    def _kept(self, output):
+        return {"logits": output.logits}
 
     def _collating(self, collate: Any) -> Any:
         filler, multiple = self.processing_class.pad_token_id, self.args.pad_to_multiple_of
@@ -168,7 +166,7 @@ class BookRewardTrainer(_OnRewardTrainer):
 
     def __init__(self, model: Any, args: BookRewardConfig | None = None, **kwargs: Any):
         args = self._take(args, kwargs)
-        self._ranked = self.reader.algorithm == "kwise"
+        self._ranked = self.lists_in_a_row = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         if self._ranked and "data_collator" not in kwargs:
@@ -215,8 +213,11 @@ class BookRewardTrainer(_OnRewardTrainer):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             rewards = torch.stack(outputs.logits.squeeze(-1).chunk(2), 1)
         if not self.model.training:
-            self._keep(rewards.float().tolist())
+            self._rows = rewards.float().tolist()  # at last those of all examples
         return (loss, outputs) if return_outputs else loss
+
+    def _batch_size(self, inputs):
+        return len(inputs["input_ids"]) // inputs.get("list_length", 2)
 
     def _ranking_loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any, Tensor]:
         length = inputs.pop("list_length")
@@ -343,7 +344,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             self._metrics[mode]["accuracy"].append((both[0] / both[1].clamp(min=1)).item())
             if mode == "eval" and self.reader.algorithm == "prm":
                 rows = zip(logits.float().cpu(), labels.cpu(), counted.cpu(), strict=True)
-                self._keep([(x[c], y[c].tolist()) for x, y, c in rows])
+                self._rows = [(x[c], y[c].tolist()) for x, y, c in rows]
         return (loss, outputs) if return_outputs else loss
 
     def _row_metrics(self, rows: list[tuple[Tensor, list[int]]], dataset: Any) -> dict[str, float]:

@@ -3,15 +3,21 @@
 from typing import Any
 
 from datasets import Dataset
+from torch import Tensor
 from trl import SFTTrainer
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
+from rlhf_trl.trainers.evaluating import Example, OverExamples
 from rlhf_trl.trainers.on_trl import OnTRL
 
 
-class BookSFTTrainer(OnTRL, AnswersHeldOut, SFTTrainer):
-    """SFTTrainer that is evaluated by answering, or by loss and token accuracy."""
+class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
+    """SFTTrainer that is evaluated by answering, or by loss and token accuracy.
+
+    Both are means over all tokens. With label smoothing or a `compute_loss_func`, which read
+    logits, they are the Trainer's, means over batches.
+    """
 
     streams = True
     measured = ("loss", "mean_token_accuracy")
@@ -38,3 +44,40 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, SFTTrainer):
                 f"{len(dataset)} {dataset_name} examples, whose prompts fill it; raise it."
             )
         return prepared(found, True) if packing else found
+
+    # Extends OverExamples.evaluation_loop, which keeps no logits.
+    def evaluation_loop(self, *args, **kwargs):
+        """Run the loop, over examples unless the loss reads logits."""
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            return super(OverExamples, self).evaluation_loop(*args, **kwargs)
+        return super().evaluation_loop(*args, **kwargs)
+
+    # Extends OverExamples': without padding a batch is one row, and an example is a sequence in it.
+    def _examples(self, inputs, outputs):
+        if not self.padding_free:
+            return super()._examples(inputs, outputs)
+        starts = (inputs["position_ids"][0] == 0).nonzero().flatten().tolist()
+        ends = [*starts[1:], inputs["position_ids"].shape[1]]
+        return [
+            Example(
+                {"input_ids": inputs["input_ids"][:, start:end].cpu()},
+                [_between(fields, start, end - 1) for fields in outputs],
+            )
+            for start, end in zip(starts, ends, strict=True)
+            if end - start > 1  # a single token, as of padding, has none to predict
+        ]
+
+    def _count(self, dataset):
+        if not self.padding_free:
+            return super()._count(dataset)
+        if "seq_lengths" in dataset.column_names:  # of packed rows
+            return sum(length > 1 for lengths in dataset["seq_lengths"] for length in lengths)
+        return sum(len(ids) > 1 for ids in dataset["input_ids"])
+
+
+def _between(fields: dict[str, Tensor], start: int, end: int) -> dict[str, Tensor]:
+    """Return what (1, L - 1) tensors say of the tokens after `start` up to `end`."""
+    return {
+        name: (value[:, start:end] if value.dim() else value).cpu().clone()
+        for name, value in fields.items()
+    }
