@@ -1,5 +1,6 @@
 """The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -72,7 +73,7 @@ def prepare_model(model: Any, args: Any) -> Any:
 
 def load_policy(model: Any, args: Any) -> Any:
     """Return a whole language model that answers, on `args.device`; an adapter with its base."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from trl import get_quantization_config
 
     fields, quantization = copy(args), get_quantization_config(model)
@@ -89,8 +90,73 @@ def load_policy(model: Any, args: Any) -> Any:
             told = {"quantization_config": quantization, "device_map": {"": args.device}}
             fields.model_init_kwargs = told | fields.model_init_kwargs
         with whole_weights(args):
-            policy = AutoModelForCausalLM.from_pretrained(policy, **fields.model_init_kwargs)
+            policy = load_language_model(policy, **fields.model_init_kwargs)
     return policy.eval() if quantization is not None else policy.to(args.device).eval()
+
+
+def model_config(model: Any, args: Any) -> Any:
+    """Return what transformers says of a `ModelConfig`'s model; of an adapter's base."""
+    from transformers import AutoConfig
+
+    file = Path(_path(model), ADAPTER)
+    if file.is_file():
+        model = copy(model)
+        model.model_name_or_path = json.loads(file.read_text())["base_model_name_or_path"]
+        model.model_revision = "main"
+    return from_pretrained(AutoConfig, model, args)
+
+
+def load_language_model(source: str, **options: Any) -> Any:
+    """Return the language model of a folder or hub name; an adapter in PEFT's wrapper, on its base.
+
+    transformers would load adapters, too, but pass over what it does not know, such as DoRA's
+    magnitudes. The `options` are those of `from_pretrained`.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    revision = options.get("revision")
+    if find_adapter_config_file(source, revision=revision) is None:
+        return AutoModelForCausalLM.from_pretrained(source, **options)
+    from peft import AutoPeftModelForCausalLM
+
+    with fitting_adapter(source):
+        model = AutoPeftModelForCausalLM.from_pretrained(source, **options)
+        if model.active_peft_config.is_prompt_learning:
+            raise InputError(
+                f"{source} is an adapter that holds a learned prompt, which is not read here; name "
+                "one that changes weights, such as LoRA."
+            )
+        check_adapter(model, source, revision)
+    return model
+
+
+def check_adapter(model: Any, source: str, revision: str | None = None) -> None:
+    """Refuse an adapter of which `PeftModel.from_pretrained` passed over some weights, or lacked.
+
+    Only loading again tells: `from_pretrained` warns of some and is silent about others.
+    """
+    weights = model.load_adapter(source, model.active_adapter, revision=revision)
+    for fault, keys in (("lacks", weights.missing_keys), ("also has", weights.unexpected_keys)):
+        if keys:
+            raise InputError(
+                f"{source} is an adapter that {fault} {keys[0]} (of {len(keys)} such weights), so "
+                f"it is not what its {ADAPTER} says; name a whole one."
+            )
+
+
+@contextmanager
+def fitting_adapter(source: str) -> Iterator[None]:
+    """Say in one sentence that an adapter does not fit its base, where PEFT raises an error."""
+    try:
+        yield
+    except (KeyError, RuntimeError) as error:  # a weight is missing, or of another shape
+        lacking = isinstance(error, KeyError)
+        reason = f"it lacks {error.args[0]}" if lacking else " ".join(str(error).split())[:300]
+        raise InputError(
+            f"{source} is an adapter that does not fit its base model ({reason}); name a whole "
+            f"one, or correct base_model_name_or_path in its {ADAPTER}."
+        ) from error
 
 
 @contextmanager

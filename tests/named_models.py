@@ -18,16 +18,22 @@ async def brief(completions, trainer_state, log_metric, **columns):
     return [1 / (1 + len(text)) if len(text) % 2 == 0 else None for text in texts]
 
 
-def make_adapter(folder, base=None, scale=0.02):
-    """Save a LoRA adapter whose weights are random, so that it says other things than its base."""
+def make_adapter(folder, base=None, scale=0.02, **options):
+    """Save a LoRA adapter whose weights are random, so that it says other things than its base.
+
+    The options are those of `LoraConfig`; whatever else they train is changed as much.
+    """
     base = str(base or checkpoint_path())
     torch.manual_seed(0)
     model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules="all-linear")
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(**{"r": 4, "target_modules": "all-linear"} | options),
     )
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or "lora_embedding_A" in name:  # which begin as 0
             torch.nn.init.normal_(parameter, std=scale)
+        elif parameter.requires_grad and "lora_A" not in name and "embedding_B" not in name:
+            parameter.data += scale * torch.randn_like(parameter)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return folder

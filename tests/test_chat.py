@@ -115,6 +115,66 @@ def test_settings_are_those_of_the_runs_config(tmp_path, own_model):
     assert Chat([str(own_model)]).frame == ("", "")
 
 
+def own_run(folder, own_model, algorithm, rows, **settings):
+    """The folder of a run on rows of one's own, without the training."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {"output_dir": "out", "max_completion_length": 3, "use_cpu": True, **settings}
+    config["model_name_or_path"] = str(own_model)
+    config |= {"algorithm": algorithm} if algorithm else {}
+    config["dataset"] = {"source": "path", "path": str(folder / "rows.jsonl")}
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    (folder / "model").symlink_to(own_model)
+    return str(folder)
+
+
+def test_a_run_of_rejection_sampling_is_asked_as_it_sampled(tmp_path, own_model, monkeypatch):
+    rows = [{"prompt": [said("user", f"Q: {n}?")], "answer": "1"} for n in range(30)]
+    settings = {"strategy": "top_per_prompt", "reward_funcs": ["exact_match"], "temperature": 0.4}
+    settings |= {"top_p": 0.9, "top_k": 7, "min_p": 0.01, "chat_template_kwargs": {"mood": "glad"}}
+    chat = Chat([own_run(tmp_path / "run", own_model, None, rows, **settings)])
+    assert chat.sampled == (0.4, 0.9, 7, 0.01)
+    policy = chat.policies[0]
+    policy.processing_class.chat_template = "{{ mood }}: {{ messages[-1]['content'] }}"
+    asked = []
+    generate = policy.model.generate
+    keep = lambda **given: asked.append(given["input_ids"]) or generate(**given)  # noqa: E731
+    monkeypatch.setattr(policy.model, "generate", keep)
+    list(chat.ask("7"))
+    assert [policy.processing_class.decode(ids[0]) for ids in asked] == ["glad: Q: 7?"] * 2
+    assert Chat([str(tmp_path / "run")], temperature=0.2).sampled == (0.2, 0.9, 7, 0.01)
+
+
+def test_system_messages_of_rows_are_told_and_sent(tmp_path, own_model, monkeypatch, capsys):
+    def rows(*systems):
+        talk = [said("user", "Hi"), said("assistant", "Ho")]
+        return [
+            {"messages": [*([said("system", system)] if system else []), *talk]}
+            for system in systems
+        ]
+
+    def told(name, *systems):
+        chat = Chat([own_run(tmp_path / name, own_model, None, rows(*systems))])
+        asked = []
+        reply = lambda prompt, *_: asked.append(prompt) or (Completion("yes", True), {})  # noqa: E731
+        monkeypatch.setattr(chat.policies[0], "reply", reply)
+        list(chat.ask("Hello"))
+        first = asked[0][0]
+        monkeypatch.setattr("builtins.input", lambda _: next(iter(())))
+        with pytest.raises(StopIteration):
+            engine.talk(chat)
+        lines = capsys.readouterr().out.splitlines()
+        return first["content"] if first["role"] == "system" else None, lines[:-1]
+
+    sent = "all rows of the run have a system message; it is sent: 'Be brief.'"
+    assert told("one", "Be brief.", "Be brief.") == ("Be brief.", [sent])
+    sent = "3 of 4 rows of the run have a system message; the commonest of 2 is sent: 'Be brief.'"
+    assert told("some", None, "Be kind.", "Be brief.", "Be brief.") == ("Be brief.", [sent])
+    none = "1 of 3 rows of the run have a system message; none is sent"
+    assert told("few", "Be brief.", None, None) == (None, [none])
+    assert told("none", None, None) == (None, [])
+
+
 def said(role, content):
     return {"role": role, "content": content}
 

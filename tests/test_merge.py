@@ -9,6 +9,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from rlhf_trl import cli
+from rlhf_trl.errors import InputError
 from rlhf_trl.run import merge as merging
 from rlhf_trl.tiny import checkpoint_path
 
@@ -48,6 +49,59 @@ def test_a_run_is_merged_and_its_logits_stay(run_folder, capsys):
         (run_folder / name / "model.safetensors").read_bytes() for name in ("merged", "other")
     ]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "stays_tied"),
+    [
+        ({"target_modules": ["embed_tokens", "q_proj"]}, False),
+        ({"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}, True),
+        ({"target_modules": ["lm_head", "q_proj"]}, False),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [7, 8, 50]}, True),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, False),
+        ({"use_dora": True}, True),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
+)
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:Setting `save_")
+def test_adapters_of_embeddings_and_of_tokens_are_merged(tmp_path, options, stays_tied):
+    adapter = make_adapter(tmp_path / "adapter", scale=0.2, **options)
+    folder, gap = merging.merge(str(adapter))
+    assert gap <= 1e-5
+    base, merged = (AutoModelForCausalLM.from_pretrained(at) for at in (checkpoint_path(), folder))
+    ids = torch.arange(7, 103).view(4, 24)
+    with torch.no_grad():
+        plain = base(ids).logits
+        apart = PeftModel.from_pretrained(base, adapter).eval()(ids).logits
+        found = merged(ids).logits
+    assert (found - apart).abs().max() <= 1e-5 * apart.abs().max()
+    assert (plain - apart).abs().max() > 0.01 * apart.abs().max()
+    tied = merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
+    assert tied is merged.config.tie_word_embeddings is stays_tied
+
+
+@pytest.mark.parametrize(("gap", "refused"), [(6e-6, False), (1.5e-5, True)])
+def test_the_tolerance_lies_between(run_folder, monkeypatch, gap, refused):
+    merge = PeftModel.__getattr__
+
+    def merge_with_a_gap(model, name):
+        if name != "merge_and_unload":
+            return merge(model, name)
+
+        def inexactly(**options):
+            merged = model.base_model.merge_and_unload(**options)
+            merged.model.norm.weight.data *= 1 + gap  # so that each logit grows by that share
+            return merged
+
+        return inexactly
+
+    monkeypatch.setattr(PeftModel, "__getattr__", merge_with_a_gap)
+    if refused:
+        with pytest.raises(InputError, match=r"merged, its logits differ by 1\.\de-05 of the larg"):
+            merging.merge(str(run_folder))
+    else:
+        assert 4e-6 < merging.merge(str(run_folder))[1] < 8e-6
+    assert (run_folder / "merged").exists() is not refused
 
 
 def test_logits_that_differ_leave_nothing(run_folder, monkeypatch, capsys):

@@ -13,6 +13,8 @@ from transformers import (
     pipeline,
 )
 
+from rlhf_trl import cli
+
 DATA = {
     "sft": conversations,
     "dpo": preferences,
@@ -53,7 +55,7 @@ def words(recipe, own_model, folder, rows=None):
 
 
 @pytest.mark.parametrize("recipe", DATA)
-def test_a_recipe_runs_on_ones_own_files_and_model(recipe, run, own_model, tmp_path):
+def test_a_recipe_runs_on_ones_own_files_and_model(recipe, run, own_model, tmp_path, capfd):
     given = [*words(recipe, own_model, tmp_path), "--dataset.eval_size", 8]
     config = ROOT / "configs" / "own" / recipe
     folder, out = run(recipe, config, *given)
@@ -69,6 +71,17 @@ def test_a_recipe_runs_on_ones_own_files_and_model(recipe, run, own_model, tmp_p
         name.removeprefix("eval_").replace("_", " ") for name in METRICS[recipe]
     }
     assert " -> " in lines[-1] and "seed 42" in lines[-1]
+
+    assert summary["held_out"] == 8
+    if recipe in ("sft", "dpo"):  # the command that the run prints tells the same, in one batch
+        cli.main(
+            ["evaluate", str(own_model), str(folder), "--json", "--answers", f"{folder}.jsonl"]
+        )
+        told = json.loads(capfd.readouterr().out)["models"].values()
+        names = METRICS[recipe] - {"eval_rewards/accuracies"}
+        for numbers, when in zip(told, ("before", "after"), strict=True):
+            for name in names:
+                assert numbers[name]["value"] == pytest.approx(summary[when][name], abs=1e-5)
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     assert tokenizer.chat_template == TEMPLATE

@@ -10,6 +10,7 @@ import pytest
 import torch
 from trl import ModelConfig
 
+from rlhf_trl import cli
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.generate import SAMPLED, Completion
@@ -55,6 +56,22 @@ def never(*_, **__):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_evaluate_does_what_the_run_says_and_gets_its_numbers(sampled, capfd):
+    folder, out, _ = sampled("--reward_funcs", "exact_match", "format")
+    (line,) = [line for line in out.splitlines() if line.strip().startswith("evaluate it:")]
+    words = line.split("rlhf-trl ")[1].split()
+    assert words[:2] == ["evaluate", "tiny"]
+    cli.main([*words, "--json", "--answers", str(folder / "answers.jsonl")])
+    told = json.loads(capfd.readouterr().out)["models"]
+    summary = json.loads((folder / "summary.json").read_text())
+    for model, when in zip(told.values(), ("before", "after"), strict=True):
+        numbers = {name: each["value"] for name, each in model.items()}
+        assert summary[when].items() <= numbers.items()
+        # the reward is the sum of the two functions, as in the selection
+        total = numbers["eval_exact_match"] + numbers["eval_format"]
+        assert numbers["eval_reward"] == pytest.approx(total, abs=1e-9)
 
 
 def test_strategies_share_answers_and_train_on_what_they_select(sampled, tmp_path, monkeypatch):

@@ -84,6 +84,22 @@ def test_the_page_holds_what_is_recorded(tmp_path, capsys):
     assert [sample[0] for sample in train["shown"][1]["samples"]] == [0, 0, 1, 1]
 
 
+def test_rewards_keep_their_names_after_a_resume_with_others(tmp_path):
+    store = Store(tmp_path, Rollouts(), {})
+    rewards = [{"right": [1.0, 0.0], "short": [0.25, 0.5]}, {"kind": [3.0, 5.0], "right": [0, 1]}]
+    for number, each in enumerate(rewards):
+        samples = [("prompt", f"answer {n}", 3, True, None) for n in range(2)]
+        store.write("train", number, (number, 0.0), samples, each, size=2)
+    store.close()
+    page.write_page([tmp_path], tmp_path / "page.html")
+    (found,) = Read(tmp_path / "page.html").runs()
+    train = found["splits"]["train"]
+    assert train["names"] == ["right", "short", "kind"]
+    assert [curve[3:6] for curve in train["curves"]] == [[0.5, 0.375, None], [0.5, None, 4]]
+    shown = [[sample[7:] for sample in each["samples"]] for each in train["shown"]]
+    assert shown == [[[1, 0.25, None], [0, 0.5, None]], [[0, None, 3], [1, None, 5]]]
+
+
 def test_a_page_of_several_runs_does_not_replace_that_of_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a/seed-0", "b/seed-0", "a/seed-1"):

@@ -88,6 +88,29 @@ def test_differences_are_paired():
     assert lines[2].split() == ["length", "3.000", "±", "0.000", "-"]
 
 
+def test_no_error_is_shown_where_it_is_unknown():
+    found = compare({"one": {"right": [0.0, 1.0]}, "two": {"right": [1.0, 1.0]}}, [0, 0])
+    assert [told["eval_right"]["error"] for told in found.values()] == [None, None]
+    assert table(found).splitlines()[1].split() == ["right", "0.500", "1.000", "(+0.500)"]
+
+
+def test_weighted_means_are_those_of_all_tokens_and_their_errors_those_of_a_ratio():
+    # three answers of 1, 2 and 5 tokens, two of them to one prompt
+    values, groups, weights = [0.4, 0.7, 0.2], [0, 0, 1], [1, 2, 5]
+    mean, error = mean_and_error(values, groups, weights)
+    assert mean == pytest.approx((0.4 + 1.4 + 1.0) / 8, rel=1e-12)
+    # residuals of prompts: 0.4 + 1.4 - 3 * 0.35 = 0.75 and 1.0 - 5 * 0.35 = -0.75
+    assert error == pytest.approx(math.sqrt(2 * 2 * 0.75**2) / 8, rel=1e-12)
+    scores = {"one": {"loss": values}, "two": {"loss": [0.3, 0.7, 0.2]}}
+    own = {"one": {"loss": weights}, "two": {"loss": weights}}
+    told = compare(scores, groups, own)["two"]["eval_loss"]
+    assert told["difference"] == pytest.approx(-0.1 / 8, rel=1e-12)
+    # another tokenizer, other weights: the two means have no difference by row
+    told = compare(scores, groups, own | {"two": {"loss": [1, 2, 4]}})["two"]["eval_loss"]
+    assert told["value"] == pytest.approx((0.3 + 1.4 + 0.8) / 7, rel=1e-12)
+    assert told["difference"] is None
+
+
 def test_a_table_of_three_models_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     right = {"tiny": [0.0, 0.0], "outputs/one": [1.0, 0.0], "outputs/two": [1.0, 1.0]}
@@ -244,6 +267,46 @@ def test_a_run_an_adapter_and_a_reward_model_make_one_table(
     assert said["scores"]["sampled_kl"] == pytest.approx(kl, rel=1e-4)
 
 
+def with_logits(folder, extra, scale):
+    """The embedded model with `extra` more logits; those beyond its vocabulary are like an e's."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_path())
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_path())
+    model.resize_token_embeddings(model.config.vocab_size + extra, mean_resizing=False)
+    letter = model.lm_head.weight.data[tokenizer.convert_tokens_to_ids("e")]
+    model.lm_head.weight.data[len(tokenizer) :] = scale * letter
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_kl_is_over_all_that_can_be_sampled(tmp_path):
+    words = ["--use_cpu", "--dataset.size", "4", "--dataset.eval_size", "3"]
+    loaded, data = load_run(str(ROOT / "configs" / "tiny" / "grpo.yaml"), words)
+    paths = [with_logits(tmp_path / "one", 0, 0.9), with_logits(tmp_path / "more", 7, 0.5)]
+    one, more = (named(path).load(loaded, data.conversational) for path in paths)
+    tokenizer, rows = one.processing_class, data.tasks.held_out
+    one.held_out = more.held_out = rows
+    said = one.complete(rows)[1]
+    expected = []
+    for row, answer in zip(rows, said, strict=True):
+        asked = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        ids = torch.tensor([[*asked, *answer.ids]])
+        with torch.no_grad():
+            p, q = (
+                AutoModelForCausalLM.from_pretrained(path)(ids).logits[0].double().softmax(-1)
+                for path in paths
+            )
+        assert p.shape[1] == 120 and q.shape[1] == 127 and len(tokenizer) == 113
+        p, q = p[len(asked) - 1 : -1], q[len(asked) - 1 : -1, :120]  # p has no more than that
+        assert p[:, 113:].sum() > 0.01  # that is sampled now and then
+        expected.append(float((p * (p / q).log()).sum()))
+    assert one.kl(more, said) == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(InputError, match=r"one has 120 logits and .*more 127, .*KL is infinite"):
+        more.kl(one, said)
+
+
 def message(text):
     return {"role": "assistant", "content": text}
 
@@ -270,7 +333,8 @@ def test_prompts_of_ones_own_that_have_no_scores(evaluate, own_model, tmp_path):
         evaluate(*words)
     told = json.loads(evaluate(*words, "--dataset.eval_size", 2))["models"][str(own_model)]
     assert [*told] == [
-        f"eval_{n}" for n in ("length", "cut_off", "sampled_length", "sampled_cut_off")
+        *("eval_loss", "eval_mean_token_accuracy"),
+        *(f"eval_{n}" for n in ("length", "cut_off", "sampled_length", "sampled_cut_off")),
     ]
     assert told["eval_length"]["value"] <= 5
 

@@ -1,6 +1,7 @@
 """Prompts of one's own to learn from by rewards: a file or hub set whose columns rewards read."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data.columns import Counted, Names, check_cells, check_mapped, without_none
 from rlhf_trl.data.files import Examples, FileData, read_sides
@@ -20,12 +21,26 @@ TAKEN = (
 )
 
 
-def load_prompts(config: PromptData) -> Examples:
-    """Make or read prompts, with all columns beside them."""
+def load_prompts(
+    config: PromptData, template_arguments: Mapping[str, Any] | None = None
+) -> Examples:
+    """Make or read prompts, with all columns beside them.
+
+    `template_arguments`, if any, become a column where TRL and `prompt_texts` look for what the
+    chat template gets.
+    """
     if isinstance(config, FileData):
-        return read_sides(config, None, checked_prompts, "prompts")
-    tasks = GymTasks(config)
-    return examples(tasks.train, tasks.held_out, tasks)
+        data = read_sides(config, None, checked_prompts, "prompts")
+    else:
+        tasks = GymTasks(config)
+        data = examples(tasks.train, tasks.held_out, tasks)
+    if template_arguments:
+        column = {"chat_template_kwargs": dict(template_arguments)}
+        data.train = data.train.map(lambda _: column)
+        data.held_out = data.held_out and data.held_out.map(lambda _: column)
+        for row in data.tasks.held_out if data.tasks else ():
+            row.update(column)
+    return data
 
 
 def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch.nn.functional import pad
 
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
@@ -24,6 +26,7 @@ class Policy(AnswersHeldOut):
     rewards: Sequence[Callable[..., Any]] = ()  # the run's
     weights: Sequence[float] | None = None  # of these; None: 1 each
     scorers: Mapping[str, Callable[..., Any]] = {}  # like them, but no part of the reward
+    columns: Mapping[str, Any] = {}  # beside the prompt, of what `reply` answers
 
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
         self.name, self.args, self._config, self.scores = name, args, config, {}
@@ -44,7 +47,7 @@ class Policy(AnswersHeldOut):
         self, prompt: Any, sampling: Sampling, streamer: Any = None
     ) -> tuple[Completion, Scores]:
         """Return an answer to one prompt, and what the `scorers` give it."""
-        rows, device = [{"prompt": prompt}], self.accelerator.device
+        rows, device = [{"prompt": prompt, **self.columns}], self.accelerator.device
         options = {"sampling": sampling, "max_new_tokens": self.max_completion_length}
         options |= {"device": device, "template": self.template, "streamer": streamer}
         said = generate(self.model_wrapped, self.processing_class, rows, **options)
@@ -63,7 +66,10 @@ class Policy(AnswersHeldOut):
 
     @torch.no_grad()
     def kl(self, other: "Policy", said: Said) -> list[float]:
-        """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`)."""
+        """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`).
+
+        It is over all logits, from which the answers were sampled, be they more than the tokens.
+        """
         tokenizer, found = self.processing_class, []
         if tokenizer.get_vocab() != other.processing_class.get_vocab():
             raise InputError(
@@ -75,44 +81,63 @@ class Policy(AnswersHeldOut):
         for asked, one in zip(texts, said, strict=True):
             start = tokenizer(asked, add_special_tokens=special)["input_ids"]
             ids = torch.tensor([[*start, *one.ids]], device=self.accelerator.device)
-            # what is beyond the vocabulary only fills up
             mine, others = (
-                each.model_wrapped(input_ids=ids).logits[0, len(start) - 1 : -1, : len(tokenizer)]
+                each.model_wrapped(input_ids=ids).logits[0, len(start) - 1 : -1].float()
                 for each in (self, other)
             )
-            found.append(float(exact(mine.float(), others.float()).sum()))
+            extra = others.shape[1] - mine.shape[1]
+            if extra < 0:
+                raise InputError(
+                    f"--reference: {other.name} has {others.shape[1]} logits and {self.name} "
+                    f"{mine.shape[1]}, of which some can be sampled from {self.name} only, so that "
+                    "the KL is infinite; name a model with as many."
+                )
+            mine = pad(mine, (0, extra), value=-1e9)  # never sampled
+            found.append(float(exact(mine, others).sum()))
         return found
 
 
 def mean_and_error(
-    values: Sequence[float | None], groups: Sequence[int]
+    values: Sequence[float | None], groups: Sequence[int], weights: Sequence[float] | None = None
 ) -> tuple[float | None, float | None]:
     """Return mean and standard error of what is not None, where values of a group go together.
 
-    se^2 = G / (G - 1) sum_g (sum_{i in g} (x_i - mean))^2 / n^2; with one value in each of the G
-    groups, that is the usual one. None: no value, or no second group.
+    se^2 = G / (G - 1) sum_g (sum_{i in g} w_i (x_i - mean))^2 / (sum_i w_i)^2; with one value in
+    each of the G groups and equal `weights` (None), that is the usual one. None: no value, or no
+    second group.
     """
-    rows = [(x, g) for x, g in zip(values, groups, strict=True) if x is not None]
+    weights = [1] * len(values) if weights is None else weights
+    rows = [row for row in zip(values, groups, weights, strict=True) if row[0] is not None]
     if not rows:
         return None, None
-    values, groups = map(list, zip(*rows, strict=True))
-    mean, count = sum(values) / len(values), len(set(groups))
-    sums = np.bincount(groups, np.array(values, dtype=float) - mean)
+    values, groups, weights = map(list, zip(*rows, strict=True))
+    total, count = sum(weights), len(set(groups))
+    mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
+    sums = np.bincount(groups, np.array(weights) * (np.array(values, dtype=float) - mean))
     spread = (sums**2).sum() * count / max(count - 1, 1)
-    return mean, math.sqrt(spread) / len(values) if count > 1 else None
+    return mean, math.sqrt(spread) / total if count > 1 else None
 
 
-def compare(scores: Mapping[str, Scores], groups: Sequence[int]) -> dict[str, Numbers]:
+def compare(
+    scores: Mapping[str, Scores],
+    groups: Sequence[int],
+    weights: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
+) -> dict[str, Numbers]:
     """Return, by policy and metric, `value` and `difference` from the first policy, and `error`s.
 
     A difference is taken row by row, where the score applies to both; `groups` numbers the prompts.
+    `weights` has, by policy and metric, those of the rows where they are not all 1; where they are
+    not the first policy's, there is no difference.
     """
-    first, found = next(iter(scores.values())), {name: {} for name in scores}
+    start, found = next(iter(scores)), {name: {} for name in scores}
+    first = scores[start]
     for policy, each in scores.items():
         for name, values in each.items():
-            pairs = zip(values, first.get(name, [None] * len(values)), strict=True)
+            own, others = (weights.get(model, {}).get(name) for model in (policy, start))
+            comparable = first.get(name) if own == others else None
+            pairs = zip(values, comparable or [None] * len(values), strict=True)
             gaps = [None if None in pair else pair[0] - pair[1] for pair in pairs]
-            told = (*mean_and_error(values, groups), *mean_and_error(gaps, groups))
+            told = (*mean_and_error(values, groups, own), *mean_and_error(gaps, groups, own))
             if told[0] is not None:
                 keys = ("value", "error", "difference", "difference_error")
                 found[policy][f"eval_{name}"] = dict(zip(keys, told, strict=True))
@@ -125,12 +150,17 @@ def table(found: Mapping[str, Numbers]) -> str:
     lines: dict[str, dict[str, str]] = {}
     for policy, numbers in found.items():
         for key, told in numbers.items():
-            value, error, gap, gap_error = told.values()
-            cell = f"{value:.3f} ± {error or 0:.3f}"
-            if gap is not None and policy != first:
-                cell += f"  ({gap:+.3f} ± {gap_error or 0:.3f})"
+            cell = _with_error(f"{told['value']:.3f}", told["error"])
+            if told["difference"] is not None and policy != first:
+                gap = _with_error(f"{told['difference']:+.3f}", told["difference_error"])
+                cell += f"  ({gap})"
             name = key.removeprefix("eval_").replace("_", " ")
             lines.setdefault(name, {"": name, **dict.fromkeys(found, "-")})[policy] = cell
     if len(found) > 1:
         legend += f"; in brackets: difference from {first}, by prompt"
     return f"{text([*lines.values()])}\n\n{legend}"
+
+
+def _with_error(value: str, error: float | None) -> str:
+    """Return a number with its standard error, where there is one."""
+    return value if error is None else f"{value} ± {error:.3f}"

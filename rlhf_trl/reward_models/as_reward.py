@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_trl.data.verifiers import checked
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import ADAPTER, loading, whole_weights
+from rlhf_trl.models import ADAPTER, check_adapter, fitting_adapter, loading, whole_weights
 from rlhf_trl.reward_models.reader import Reader
 
 BATCH = 64  # texts scored at once
@@ -131,7 +131,10 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     missing = {k for k in told["missing_keys"] if not any(s.endswith(k) for s in saved)}
     if missing:
         return model, missing  # PEFT would stop at them
-    return PeftModel.from_pretrained(model, path).merge_and_unload(), missing
+    with fitting_adapter(path):
+        adapted = PeftModel.from_pretrained(model, path)
+        check_adapter(adapted, path)
+    return adapted.merge_and_unload(), missing
 
 
 def _check_characters(path: str, own: Any, tokenizer: Any) -> None:

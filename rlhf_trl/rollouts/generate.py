@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from datasets.utils import tqdm
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 from trl.data_utils import is_conversational
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import UNTRAINED, from_pretrained
+from rlhf_trl.models import UNTRAINED, model_config
 
 Rows = Sequence[Mapping[str, Any]]  # with a `prompt`
 
@@ -47,17 +47,18 @@ def prompt_texts(
     It gets `template` for all rows, as in GRPOTrainer, or (None) each row's own `tools` and
     `chat_template_kwargs`, as in TRL's trainers on data sets.
     """
-
-    def own(row: Mapping[str, Any]) -> dict[str, Any]:
-        tools = row.get("tools")
-        tools = json.loads(tools) if isinstance(tools, str) else tools
-        return {"tools": tools or None, **(row.get("chat_template_kwargs") or {})}
-
     if not _conversational(rows):
         return [row["prompt"] for row in rows]
     how = {"add_generation_prompt": True, "tokenize": False}
-    each = ((row["prompt"], own(row) if template is None else template) for row in rows)
+    each = ((r["prompt"], template_arguments(r) if template is None else template) for r in rows)
     return [tokenizer.apply_chat_template(asked, **how, **more) for asked, more in each]
+
+
+def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the chat template gets for a row of its own, as in TRL's trainers on data."""
+    tools = row.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    return {"tools": tools or None, **(row.get("chat_template_kwargs") or {})}
 
 
 def _conversational(rows: Rows) -> bool:
@@ -68,7 +69,7 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
     """Stop before loading the model if a prompt plus its completion cannot fit the context."""
     if config is None and model.model_name_or_path == UNTRAINED:
         return
-    config = config or from_pretrained(AutoConfig, model, args)
+    config = config or model_config(model, args)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return

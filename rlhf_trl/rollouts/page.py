@@ -75,12 +75,11 @@ def _read_split(
 ) -> dict[str, Any]:
     """Return a point of the curves for each generation, and one in `excess` of the samples."""
     of_split = "FROM rollouts WHERE split = ?"
-    first, prompt, groups = connection.execute(
-        f"SELECT rewards, prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} "
-        "ORDER BY generation",
+    prompt, groups = connection.execute(
+        f"SELECT prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} ORDER BY generation",
         (split, split),
     ).fetchone()
-    names = list(json.loads(first))
+    names = _names(connection, split)
     means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
     curves = connection.execute(
         f"SELECT generation, step, AVG(reward), {means}AVG(finished), AVG(tokens) {of_split} "
@@ -99,13 +98,21 @@ def _read_split(
         )
         samples = [
             [group, prompts.setdefault(key, len(prompts)), *said]
-            + [_short(x) for x in (reward, advantage, *json.loads(each).values())]
-            for group, key, *said, reward, advantage, each in rows
+            + [_short(x) for x in (reward, advantage, *map(json.loads(rewards).get, names))]
+            for group, key, *said, reward, advantage, rewards in rows
         ]
         if samples:
             shown.append({"generation": generation, "step": step, "samples": samples})
     found = {"names": names, "curves": [[_short(value) for value in row] for row in curves]}
     return {**found, "shown": shown, "left_out": [every, some]}
+
+
+def _names(connection: sqlite3.Connection, split: str) -> list[str]:
+    """Return the names of all rewards, in order; a resumed run may go on with other ones."""
+    rows = connection.execute(
+        "SELECT rewards FROM rollouts WHERE split = ? AND sample = 0 ORDER BY generation", (split,)
+    )
+    return list(dict.fromkeys(name for (rewards,) in rows for name in json.loads(rewards)))
 
 
 def _short(value: float | None) -> float | None:

@@ -1,5 +1,6 @@
 """What `rlhf-trl chat` does: an engine that answers what is typed, and a terminal around it."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from os.path import commonprefix
 from string import ascii_letters, digits
@@ -31,11 +32,11 @@ class Answer(NamedTuple):
 class Chat:
     """Policies, named as in `named`, that answer what is typed, asked as in training.
 
-    System prompt, lengths and temperature are those of `config` (None: of the first run's), with
-    `words` as on a recipe's command line. `history` says whether a prompt continues from the last
-    ones and their greedy answers; None: yes, except for models of the embedded one's kind, which
-    have seen single turns only. `frame` is the beginning and end that all questions of the run
-    share; they go around what is typed.
+    System prompt, lengths and sampling are those of `config` (None: of the first run's), with
+    `words` as on a recipe's command line; `system_note` says which rows have a system prompt.
+    `history` says whether a prompt continues from the last ones and their greedy answers; None:
+    yes, except for models of the embedded one's kind, which have seen single turns only. `frame`
+    is the beginning and end that all questions of the run share; they go around what is typed.
     """
 
     def __init__(
@@ -57,10 +58,16 @@ class Chat:
         self.policies = [model.load(loaded, self.messages) for model in found]
         for policy in self.policies if judge else ():
             policy.scorers = {"score": load_reward_model(judge.path, policy.processing_class, args)}
-        given = [getattr(args, name, default) for name, default in Sampling()._asdict().items()]
-        self.sampled = Sampling(given[0] if temperature is None else temperature, *given[1:])
-        first = prompts[0][0] if self.messages else {"role": "user"}
-        self.system = first["content"] if first["role"] == "system" else ""
+        how = Sampling()._asdict()
+        for name, default in how.items():  # rejection sampling's are fields of the recipe
+            how[name] = getattr(loaded.own, name, getattr(args, name, default))
+        if temperature is not None:
+            how["temperature"] = temperature
+        self.sampled = Sampling(**how)
+        if path and "chat_template_kwargs" in data.train.column_names:
+            for policy in self.policies:
+                policy.columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
+        self.system, self.system_note = _system_message(prompts if self.messages else [])
         self.frame = _frame(map(completion_text, prompts)) if path else ("", "")
         single = self.policies[0].processing_class.chat_template == CHAT_TEMPLATE
         self.history = self.messages and (not single if history is None else history)
@@ -77,12 +84,31 @@ class Chat:
             turns = [*self.turns.get(policy.name, []), {"role": "user", "content": text}]
             first = [{"role": "system", "content": self.system}] if self.system else []
             prompt = [*first, *turns] if self.messages else text
-            policy.check([{"prompt": prompt}])
+            policy.check([{"prompt": prompt, **policy.columns}])
             for how, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 said, scores = policy.reply(prompt, sampling, streamer and streamer(policy, how))
                 if self.history and how == "greedy":
                     self.turns[policy.name] = [*turns, {"role": "assistant", "content": said.text}]
                 yield Answer(policy.name, how, said.text, *scores.get("score", [None]))
+
+
+def _system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
+    """Return the system message that most prompts begin with, and a sentence about it.
+
+    Where they have several, that is the commonest one. Both are empty where there is none, and the
+    message is where most prompts have none.
+    """
+    firsts = [prompt[0] for prompt in prompts]
+    messages = Counter(first["content"] for first in firsts if first["role"] == "system")
+    if not messages:
+        return "", ""
+    count = messages.total()
+    share = "all rows" if count == len(prompts) else f"{count} of {len(prompts)} rows"
+    if 2 * count < len(prompts):
+        return "", f"{share} of the run have a system message; none is sent"
+    (commonest, _), *others = messages.most_common()
+    which = f"the commonest of {len(messages)}" if others else "it"
+    return commonest, f"{share} of the run have a system message; {which} is sent: {commonest!r}"
 
 
 def _frame(texts: Iterable[str]) -> tuple[str, str]:
@@ -107,6 +133,8 @@ def talk(chat: Chat) -> None:
 
     if any(chat.frame):
         print(f"each question reads: {'...'.join(chat.frame)} (the dots stand for what you type)")
+    if chat.system_note:
+        print(chat.system_note)
     turns = "follow on each other" if chat.history else "start anew"
     print(f"temperature {chat.sampled.temperature:g}; prompts {turns}; Ctrl-D ends")
     while True:

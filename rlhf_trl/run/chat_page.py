@@ -92,7 +92,12 @@ def serve(*options: Any) -> None:
             settings = [
                 gr.Slider(0, max(2, heat), heat, label="Temperature of sampled answers"),
                 gr.Slider(1, max(1024, length), length, step=1, label="Length in tokens"),
-                gr.Textbox(chat.system, label="System prompt", visible=chat.messages),
+                gr.Textbox(
+                    chat.system,
+                    label="System prompt",
+                    info=chat.system_note or None,
+                    visible=chat.messages,
+                ),
             ]
         asked = [text, turns, *settings, *columns]
         event = text.submit(answer, asked, [text, turns, *columns])

@@ -4,14 +4,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlhf_trl.data.files import Examples
 from rlhf_trl.data.verifiers import task_metrics
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import shown
+from rlhf_trl.evaluation.held_out import Score, shown
 from rlhf_trl.evaluation.side_by_side import compare, table
 from rlhf_trl.output import write_lines
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.reward_models.metrics import prompt_groups
-from rlhf_trl.run.named import config_of, load_run, named
+from rlhf_trl.run.config import Loaded
+from rlhf_trl.run.held_rows import HeldRows
+from rlhf_trl.run.named import Named, config_of, load_run, named
+from rlhf_trl.run.rejection_sampling import correctness_of
 from rlhf_trl.run.train import load_reward_functions
 
 
@@ -27,8 +31,9 @@ def evaluate(
     """Let models answer the same held-out prompts, and return one table (or JSON) of their scores.
 
     Prompts and rewards are those of `config` (None: of the first run's), with `words` as on a
-    recipe's command line. A `reward_model` scores the answers, too, and the KL of sampled ones is
-    measured to a `reference`. `answers` is the JSONL file that gets them all.
+    recipe's command line. Pairs and answers of one's own are read, too: see `HeldRows`. A
+    `reward_model` scores the answers, too, and the KL of sampled ones is measured to a `reference`.
+    `answers` is the JSONL file that gets them all.
     """
     if len(set(models)) < len(models):
         raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")
@@ -47,7 +52,11 @@ def evaluate(
             f"{path} holds no prompts out; name some with --dataset.eval_path or .eval_split."
         )
     base = other and other.load(loaded, data.conversational)
-    scores, said, rewards, scorers = {}, {}, None, {}
+    held = HeldRows(loaded, data, rows)
+    if held.needs_reference:
+        start = loaded.model.model_name_or_path
+        held.set_reference(Named(start, start).load(loaded, data.conversational))
+    scores, weights, said, rewards, scorers = {}, {}, {}, None, {}
     for model in found:
         policy = model.load(loaded, data.conversational)
         if rewards is None:  # the same for all
@@ -56,13 +65,16 @@ def evaluate(
             if judge:
                 name = f"scored_by_{Path(reward_model).name}"
                 scorers[name] = load_reward_model(judge.path, *given)
-        policy.held_out, policy.scores = rows, task_metrics(data.tasks) if data.tasks else {}
+        policy.held_out, policy.scores = rows, _scores_of(loaded, data)
         policy.rewards, policy.scorers = rewards, scorers
         policy.weights = getattr(loaded.trl, "reward_weights", None)
         policy.check(rows)
         completions, scores[model.word] = policy.scored()
         if base:
             scores[model.word]["sampled_kl"] = policy.kl(base, completions[1])
+        if held.noun:
+            own, weights[model.word] = held.scores(policy)
+            scores[model.word] = own | scores[model.word]
         said[model.word] = shown(rows, *completions)
         del policy  # before the next one is loaded
     lines = []
@@ -71,10 +83,20 @@ def evaluate(
         told = {word: {**texts[n], "scores": each[word]} for word, texts in said.items()}
         lines.append({"prompt": row["prompt"], **told})
     write_lines(answers, lines, ensure_ascii=False)
-    numbers = compare(scores, prompt_groups([row["prompt"] for row in rows]))
+    numbers = compare(scores, prompt_groups([row["prompt"] for row in rows]), weights)
     if as_json:
         told = {"config": path, "held_out": len(rows), "reference": reference, "answers": answers}
         return json.dumps({**told, "models": numbers}, indent=2)
     kl = f"; sampled kl: to {reference}, nats per answer" if reference else ""
-    count = f"{len(rows)} held-out prompts of {path}"
+    if held.needs_reference:
+        kl = f"; rewards: relative to {loaded.model.model_name_or_path}, the run's start{kl}"
+    count = f"{len(rows)} held-out {held.noun or 'prompts'} of {path}"
     return f"{count}\n\n{table(numbers)}{kl}\nall answers, side by side, are in {answers}"
+
+
+def _scores_of(loaded: Loaded, data: Examples) -> dict[str, Score]:
+    """Return what scores answers in the run's own evaluation, beside its rewards."""
+    if data.tasks:
+        return task_metrics(data.tasks)
+    correctness = correctness_of(loaded.own, data) if hasattr(loaded.own, "correctness") else None
+    return {} if correctness is None else {correctness.__name__: correctness}

@@ -1,12 +1,14 @@
 """What `rlhf-trl merge` does: a LoRA adapter becomes part of its base, checked, written whole."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft import AutoPeftModelForCausalLM
+from torch import nn
 from transformers import AutoTokenizer
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.models import load_language_model
 from rlhf_trl.output import replace_folder
 from rlhf_trl.run.named import ADAPTER, loading, named
 
@@ -28,11 +30,14 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
     if folder.exists():
         raise InputError(f"--output: {folder} exists; name a new folder.")
     with loading(word):
-        model = AutoPeftModelForCausalLM.from_pretrained(source, dtype="float32").eval()
+        model = load_language_model(str(source), dtype="float32").eval()
     torch.manual_seed(0)
-    ids = torch.randint(model.get_input_embeddings().num_embeddings, (8, 32))
+    ids = torch.randint(len(model.get_input_embeddings().weight), (8, 32))
     apart = model(input_ids=ids).logits
+    tied = _untie(model.get_base_model())
     merged = model.merge_and_unload(safe_merge=True)
+    if tied:
+        _tie_if_equal(merged)
     gap = float((merged(input_ids=ids).logits - apart).abs().max() / apart.abs().max())
     if not gap <= TOLERANCE:
         raise InputError(
@@ -46,3 +51,29 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
 
     replace_folder(folder, write, main_process=True, wait=lambda: None)
     return folder, gap
+
+
+def _untie(model: Any) -> bool:
+    """Let output embeddings share no weights with the input ones; return whether they did.
+
+    An adapter of one side, merged, would otherwise change the other side, too.
+    """
+    head = model.get_output_embeddings()
+    shared = {id(weight) for weight in model.get_input_embeddings().parameters()}
+    tied = False
+    for module in head.modules() if head is not None else ():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if id(weight) in shared:
+                setattr(module, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+                tied = True
+    if tied:
+        model.config.tie_word_embeddings = False
+    return tied
+
+
+def _tie_if_equal(model: Any) -> None:
+    """Let embeddings share their weights again, unless an adapter has made them differ."""
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    model.config.tie_word_embeddings = torch.equal(inputs.weight, outputs.weight)
+    if model.config.tie_word_embeddings:
+        outputs.weight = inputs.weight

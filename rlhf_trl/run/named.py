@@ -131,7 +131,7 @@ def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
     if recipe in ("sft", "rejection_sampling"):
         loaded.trl.max_completion_length = own.max_completion_length
     if not isinstance(data, FileData) or recipe in (*PROMPTED, "rejection_sampling"):
-        return loaded, load_prompts(data)
+        return loaded, load_prompts(data, getattr(own, "chat_template_kwargs", None))
     if recipe == "sft":
         return loaded, load_demonstrations(data, own.demonstrator)
     return loaded, load_preferences(data, own.max_samples, recipe == "kto")

@@ -89,13 +89,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     train.check_reward_model(own)
     resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
-    data = train.read(args, load_prompts, own.dataset)
-    if column := own.chat_template_kwargs and {"chat_template_kwargs": own.chat_template_kwargs}:
-        # where TRL and `prompt_texts` look for what the template gets
-        data.train = data.train.map(lambda _: column)
-        data.held_out = data.held_out and data.held_out.map(lambda _: column)
-        for row in data.tasks.held_out if data.tasks else ():
-            row.update(column)
+    data = train.read(args, load_prompts, own.dataset, own.chat_template_kwargs)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     args.max_completion_length = own.max_completion_length
@@ -217,14 +211,25 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         return in_batches(partial(_rewards, functions, answers), args, rows, count)
 
     rewards = lines(f"rewards-{asked}-{judged}", score)
-    verifiers = [each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS]
-    name = own.correctness or ("exact_match" if data.tasks else next(iter(verifiers), None))
-    if name is None:
+    correctness = correctness_of(own, data)
+    if correctness is None:
         return Rollouts(rows, answers, rewards, None), None
-    (correctness,) = load_rewards([name], data.tasks, columns)
     right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness
+
+
+def correctness_of(own: Any, data: Examples) -> Any:
+    """Return the function that tells right answers: the named one, or the first verifier's; None.
+
+    `own` are the recipe's fields. Questions of the gym have exact_match by default.
+    """
+    verifiers = [each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS]
+    name = own.correctness or ("exact_match" if data.tasks else next(iter(verifiers), None))
+    if name is None:
+        return None
+    (correctness,) = load_rewards([name], data.tasks, data.train.column_names)
+    return correctness
 
 
 def _key(**what: Any) -> str:

@@ -274,7 +274,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         raise InputError(
             f"reward_funcs: {again[0]!r} is what logs call another number; rename the function."
         )
-    weights = args.reward_weights
+    weights = getattr(args, "reward_weights", None)  # rejection sampling has none
     if weights is not None and len(weights) != len(rewards):
         raise InputError(
             f"reward_weights: {len(weights)} for {len(rewards)} reward_funcs; write one for each."
@@ -456,7 +456,7 @@ def run(
             "seen": seen,
             "seen_kind": kind,
             "processes": args.world_size,
-            "held_out": len(held_out),
+            "held_out": len(held_out or data.held_out or ()),
             "questions": len(questions),
             "questions_fingerprint": fingerprint(questions),
             "passed_over": tasks.passed_over if tasks is not None else 0,

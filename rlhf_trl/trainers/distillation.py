@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad
@@ -21,7 +21,7 @@ from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
 from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
-from rlhf_trl.models import EMBEDDED, loading
+from rlhf_trl.models import EMBEDDED, load_language_model, loading
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers.on_trl import Batch
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
@@ -123,7 +123,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         remote = {"trust_remote_code": self.args.trust_remote_code}
         fault = "is neither a language model's folder here nor a hub model that can be reached"
         with loading(f"{FIELD}: {name!r}", "name another", fault):
-            teacher = AutoModelForCausalLM.from_pretrained(source, dtype=self.model.dtype, **remote)
+            teacher = load_language_model(source, dtype=self.model.dtype, **remote)
         size = teacher.config.get_text_config().vocab_size
         check_vocabulary(FIELD, source, size, self.model, self.processing_class, remote)
         return teacher

@@ -1,0 +1,152 @@
+"""Held-out pairs and answers of one's own data, which `rlhf-trl evaluate` lets models read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+from trl.data_utils import _tokenize, common_prefix_length, is_conversational
+
+from rlhf_trl.algorithms import Preference
+from rlhf_trl.data.demonstrations import AnswersToLearn
+from rlhf_trl.data.files import Examples, FileData
+from rlhf_trl.evaluation.held_out import Scores
+from rlhf_trl.evaluation.likelihoods import (
+    Reading,
+    Text,
+    answer_scores,
+    labeled_scores,
+    pair_scores,
+    read,
+)
+from rlhf_trl.evaluation.side_by_side import Policy
+from rlhf_trl.rollouts.generate import template_arguments
+from rlhf_trl.run.config import Loaded
+from rlhf_trl.trainers.fitting import shortened
+
+Row = Mapping[str, Any]
+Columns = list[list[Reading | None]]  # the readings of the completions, by side
+
+
+class HeldRows:
+    """The held-out rows of a run on data of one's own, and how its trainer reads them.
+
+    `noun` says what they are: pairs, labeled answers or answers. None: rows without completions,
+    or questions of the gym, which the answers' own scores tell more about.
+    """
+
+    def __init__(self, loaded: Loaded, data: Examples, rows: Sequence[Row]):
+        self._loaded, self._rows = loaded, rows
+        self._sides: tuple[str, ...] = ()
+        self.noun: str | None = None
+        self._reference: tuple[list[Any], Columns] | None = None
+        if data.tasks is not None or not isinstance(loaded.own.dataset, FileData):
+            return
+        if isinstance(loaded.own.dataset, AnswersToLearn):
+            self.noun, self._sides = "answers", ("completion",)
+        elif loaded.row is not None and isinstance(loaded.row.row, Preference):
+            paired = "chosen" in rows[0]
+            self.noun = "pairs" if paired else "labeled answers"
+            self._sides = ("chosen", "rejected") if paired else ("completion",)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the run compares its policy with the model that it started from."""
+        return self.noun not in (None, "answers") and self._loaded.row.row.reference
+
+    def set_reference(self, policy: Policy) -> None:
+        """Let the model that a run started from read the rows."""
+        texts = self._texts(policy.processing_class)
+        self._reference = texts, self._read(policy, texts)
+
+    def scores(self, policy: Policy) -> tuple[Scores, dict[str, list[int]]]:
+        """Return the scores of a model by row, and the weights of rows in their means if not 1.
+
+        A model that reads other tokens than the reference has no reward relative to it.
+        """
+        texts = self._texts(policy.processing_class)
+        columns = self._read(policy, texts)
+        if self.noun == "answers":
+            scores, counts = answer_scores(columns[0])
+            return scores, dict.fromkeys(scores, counts)
+        reference = None
+        if self._reference is not None and self._reference[0] == texts:
+            reference = self._reference[1]
+        resolved = self._loaded.row
+        if self.noun == "labeled answers":
+            labels = [row["label"] for row in self._rows]
+            before = None if reference is None else reference[0]
+            return labeled_scores(resolved, columns[0], before, labels), {}
+        weighs_nll = "nll_weight" in resolved.row.trainer_reads
+        nll_weight = self._loaded.trl.nll_weight if weighs_nll else 0.0
+        return pair_scores(resolved, *columns, reference, nll_weight), {}
+
+    def _read(self, policy: Policy, texts: list[Any]) -> Columns:
+        return [read(policy, [text and text[n] for text in texts]) for n in range(len(self._sides))]
+
+    def _texts(self, tokenizer: Any) -> list[list[Text] | None]:
+        """Return the texts of each row, one for each side; None where training leaves it out."""
+        return [
+            answer_text(tokenizer, row, self._loaded)
+            if self.noun == "answers"
+            else compared_texts(tokenizer, row, self._sides, self._loaded.trl)
+            for row in self._rows
+        ]
+
+
+def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) -> list[Text] | None:
+    """Return prompt and completion for each side of a row, of the tokens that TRL makes of them.
+
+    They are shortened as in training; None: the row is left out there.
+    """
+    prompt, wholes, _ = _tokens(tokenizer, row, sides)
+    fitting = shortened(
+        prompt, [ids[len(prompt) :] for ids in wholes], args.max_length, args.overlong
+    )
+    if fitting is None or (len(sides) == 2 and fitting[1][0] == fitting[1][1]):
+        return None
+    prompt, completions = fitting
+    return [Text(prompt + ids, [False] * len(prompt) + [True] * len(ids)) for ids in completions]
+
+
+def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
+    """Return prompt and answer of a row, of the tokens that SFTTrainer makes of them.
+
+    `dataset.turns` says which of them count; None: none of them is left by max_length.
+    """
+    args, options = loaded.trl, {}
+    all_turns = loaded.own.dataset.turns == "all"
+    if all_turns:
+        options["return_assistant_tokens_mask"] = True
+        if not has_generation_markers(tokenizer.chat_template):
+            options["chat_template"] = get_training_chat_template(tokenizer)
+    prompt, (ids,), masks = _tokens(tokenizer, row, ("completion",), **options)
+    counted = [place >= len(prompt) for place in range(len(ids))]
+    if all_turns:
+        counted = list(map(bool, masks[0]))
+    if args.max_length is not None:
+        ends = args.truncation_mode == "keep_end"
+        kept = slice(-args.max_length, None) if ends else slice(args.max_length)
+        ids, counted = ids[kept], counted[kept]
+    return [Text(ids, counted)] if any(counted[1:]) else None
+
+
+def _tokens(
+    tokenizer: Any, row: Row, sides: Sequence[str], **options: Any
+) -> tuple[list[int], list[list[int]], list[list[int] | None]]:
+    """Return the tokens of the prompt, those of prompt and completion, and the assistant's masks.
+
+    The completion starts where the tokens of the prompt alone end to be the same, as in TRL.
+    """
+    how = {**template_arguments(row), **options}
+    asked = {name: value for name, value in how.items() if "mask" not in name}
+    prompt = _tokenize(tokenizer, row["prompt"], add_generation_prompt=True, **asked)["input_ids"]
+    wholes, masks = [], []
+    for side in sides:
+        completion = row[side]
+        if not is_conversational(row) and not completion.endswith(tokenizer.eos_token):
+            completion += tokenizer.eos_token
+        whole = _tokenize(tokenizer, row["prompt"] + completion, **how)
+        wholes.append(whole["input_ids"])
+        masks.append(whole.get("assistant_masks"))
+    start = min(common_prefix_length(prompt, ids) for ids in wholes)
+    return prompt[:start], wholes, masks
