@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rlhf_trl.errors import InputError, end, takes_traceback
+from rlhf_trl.errors import InputError, end, refuse_repeated, takes_traceback
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -91,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     option("--quick", action="store_true", help="only the batches that tell most")
     option("--format", default="table", choices=("table", "markdown", "json", "html"))
     option("--verbose", action="store_true", help="every batch, and every term")
-    option("--config", help="a training config: which algorithm does it compute?")
+    told = "a training config: which algorithm does it compute? Twice: how do the two differ?"
+    option("--config", action="append", help=told)
     option("--trainer", help="the same of a class, such as mypackage.MyTrainer")
     told = "exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)"
     option("--require", metavar="NAME", help=told)
@@ -111,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.rest and args.run not in (_race, _overoptimize, _evaluate, _chat):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
     try:
+        refuse_repeated(words, several=("config",) if args.run is _compare else ())
         args.run(args)
         sys.stdout.flush()
     except InputError as error:

@@ -64,6 +64,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def refuse_repeated(words: Iterable[str], several: Collection[str] = ()) -> None:
+    """Refuse a command line that gives an option twice, of which only the last would count.
+
+    Options in `several` may be repeated; `--no_x`, `--no-x` and `--x=1` are all the option `x`.
+    """
+    written: dict[str, str] = {}
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        name = option_name(option)
+        if name in written and name not in several:
+            other = f" (as {written[name]})" if option != written[name] else ""
+            raise InputError(f"command line: {option} is given more than once{other}; write one.")
+        written[name] = option
+
+
+def option_name(option: str) -> str:
+    """Return the name of the field that an option such as `--no-history` or `--a.b=1` sets."""
+    name = option.removeprefix("--").partition("=")[0]
+    head, dot, tail = name.partition(".")
+    return head.replace("-", "_").removeprefix("no_") + dot + tail
+
+
 @contextmanager
 def naming(keys: Collection[str], phase: str = "") -> Iterator[None]:
     """Make one sentence of what a library refuses: about a key in its message, or the `phase`.

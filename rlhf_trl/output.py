@@ -121,6 +121,8 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "
             "nor the config.yaml of a run; write elsewhere with --output_dir."
         )
+    if any(folder.iterdir()) and not finished(folder):
+        print(f"{output_dir} holds no checkpoint: the run begins again at step 0", flush=True)
     return None
 
 

@@ -22,6 +22,7 @@ import yaml
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import translate
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.differences import differences
 from rlhf_trl.run.race import recipe_of
 
 HERE = Path(__file__).parent.parent / "configs" / "book"
@@ -106,21 +107,20 @@ def comment_on(path: Path, key: str) -> str:
         path = path.parent / base
 
 
-def differences(code: Path, ours: Path) -> list[tuple[str, Any, Any, str]]:
+def with_reasons(code: Path, ours: Path) -> list[tuple[str, Any, Any, str]]:
     """Return key, our value, the code's value and the comment of all that differs."""
     theirs, mine = of_the_code(code), of_ours(ours)
     usual = defaults(mine)
     if "steps_per_generation" in usual:
         usual["steps_per_generation"] = mine["gradient_accumulation_steps"]  # TRL's default
+    known = {key: usual[key] for key in usual.keys() & {*theirs, *mine}}
     found = []
-    for key in sorted({*theirs, *mine} - NOT_COMPARED):
+    for key, (one, other) in differences({**known, **mine}, {**known, **theirs}).items():
         # the code evaluates reward models only; panels are of its own prompts
-        if ("eval" in key and key not in theirs) or key.startswith("samples."):
+        panel = key.startswith("samples.")
+        if key in NOT_COMPARED or panel or ("eval" in key and key not in theirs):
             continue
-        unset = usual.get(key, "not set")
-        one, other = mine.get(key, unset), theirs.get(key, unset)
-        if one != other:
-            found.append((key, one, other, comment_on(ours, key)))
+        found.append((key, one, other, comment_on(ours, key)))
     return found
 
 
@@ -171,7 +171,7 @@ def main() -> None:
         if ours not in compared:
             print(f"configs/book/{ours.name} has no counterpart in the code")
             continue
-        for key, mine, theirs, why in differences(compared[ours], ours):
+        for key, mine, theirs, why in with_reasons(compared[ours], ours):
             line = f"{ours.name}: {key} is {mine!r}, the code's {theirs!r}"
             print(f"{line}: {why}" if why else f"{line}: NOT EXPLAINED")
             problems += [] if why else [line]

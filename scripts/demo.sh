@@ -8,5 +8,6 @@ export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HU
 
 n=1
 while [ -e "outputs/demo-$n" ]; do n=$((n + 1)); done
+[[ " $*" == *" --output_dir"* ]] || set -- --output_dir "outputs/demo-$n" "$@"
 exec accelerate launch --quiet --config_file configs/accelerate/cpu.yaml \
-  recipes/grpo.py --config configs/tiny/grpo.yaml --output_dir "outputs/demo-$n" "$@"
+  recipes/grpo.py --config configs/tiny/grpo.yaml "$@"

@@ -51,6 +51,7 @@ from transformers import GenerationMixin, TokenizersBackend
 from rlhf_trl.output import MANIFEST, RECORD
 from rlhf_trl.run import preferences, supervised, train  # noqa: F401
 from rlhf_trl.run import reward_models as judges  # noqa: F401
+from rlhf_trl.run.config import join_options
 from rlhf_trl.trainers import (  # noqa: F401 - what the runs need, imported once
     direct_alignment,
     orpo,
@@ -183,8 +184,9 @@ def start(
         with open(log, "a") as stream:
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
+        os.environ.pop("TORCHELASTIC_ERROR_FILE", None)  # errors belong into the log
         given = ["--config", f"configs/tiny/{config}.yaml", "--output_dir", str(folder)]
-        sys.argv = [recipe, *given, *COMMON.split(), *options.split(), *words]
+        sys.argv = [recipe, *join_options(given, COMMON.split(), options.split(), words)]
         seen: list[str] = []
         watch(folder, at if mine == rank else None, act, seen)
         try:

@@ -17,6 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from two_processes import on_two_processes
 
+from rlhf_trl.run.config import join_options
+
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "recipes" / "experiments" / "2026-11-20-over-optimization"))
 
@@ -79,7 +81,8 @@ def run(monkeypatch, tmp_path, capfd):
         monkeypatch.chdir(ROOT)
         path = Path("configs/tiny") / f"{config}.yaml"  # an absolute path stays what it is
         argv = ["--config", str(path), "--output_dir", str(folder)]
-        monkeypatch.setattr(sys, "argv", [name, *argv, "--disable_tqdm", *map(str, words)])
+        options = join_options([*argv, "--disable_tqdm"], [*map(str, words)])
+        monkeypatch.setattr(sys, "argv", [name, *options])
         capfd.readouterr()
         runpy.run_path(str(ROOT / "recipes" / f"{name}.py"), run_name="__main__")
         return folder, capfd.readouterr().out
@@ -116,11 +119,12 @@ def launch(tmp_path):
     """Run a recipe through `accelerate launch`; return the finished process, output as text."""
 
     def launch(accelerate, recipe, *words, env=None):
-        command = ["-m", "accelerate.commands.launch", *accelerate, f"recipes/{recipe}.py", *words]
+        options = join_options([*words, "--disable_tqdm"])
+        command = ["-m", "accelerate.commands.launch", *accelerate, f"recipes/{recipe}.py"]
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         clean = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
         return subprocess.run(
-            [sys.executable, *command, "--disable_tqdm"],
+            [sys.executable, *command, *options],
             cwd=ROOT,
             env={**clean, "PATH": path, **(env or {})},
             stdout=subprocess.PIPE,

@@ -111,6 +111,20 @@ def test_an_unknown_name_is_one_sentence():
     assert done.stderr.startswith("error: unknown algorithm 'cipso' (did you mean 'cispo'?)")
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("algorithms --json --json", "--json is given more than once"),
+        ("rollouts no-run --output=a --output b", "--output is given more than once"),
+        ("race --algorithms nobody --lr 1 --lr 2", "--lr is given more than once"),  # the recipe's
+    ],
+)
+def test_an_option_that_is_repeated_is_refused(words, sentence):
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    assert str(stop.value.code).startswith(f"error: command line: {sentence}")
+
+
 def test_a_pipe_that_closes_early_ends_quietly():
     command = [sys.executable, "-m", "rlhf_trl.cli", "algorithms"]
     with subprocess.Popen(

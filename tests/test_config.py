@@ -17,7 +17,7 @@ from rlhf_trl import algorithms
 from rlhf_trl.data.pairs import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
-from rlhf_trl.run.config import load_config, read_config, read_fields
+from rlhf_trl.run.config import join_options, load_config, read_config, read_fields
 from rlhf_trl.run.named import CONFIGS
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 
@@ -232,8 +232,27 @@ def test_a_tuple_field_takes_a_list_of_its_length(load, argv):
     assert "reward_clip_range is [1], a list; write a list of 2" in sentence
 
 
-def test_the_last_of_two_equal_options_wins(load):
-    assert load("", "--seed", "1", "--seed", "2").trl.seed == 2
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--seed", "1", "--seed", "2"], "--seed is given more than once; write one"),
+        (["--seed=1", "--seed=1"], "--seed is given more than once"),
+        (["--own.size", "1", "--own.size", "2"], "--own.size is given more than once"),
+        (["--bf16", "--no-bf16"], r"--no-bf16 is given more than once \(as --bf16\)"),
+        (["--max-steps", "1", "--max_steps", "2"], "--max_steps is given more than once"),
+    ],
+)
+def test_an_option_that_is_repeated_is_refused(load, words, sentence):
+    with pytest.raises(InputError, match=f"^command line: {sentence}"):
+        load("", *words)
+
+
+def test_options_that_overrule_others_stand_once():
+    first = ["--config", "x.yaml", "--seed", "1", "--betas", "1", "2", "--flag"]
+    later = ["--betas", "3", "--no_flag", "--name=y"]
+    assert join_options(first, later, ["--seed", "5"]) == [
+        *["--config", "x.yaml", "--betas", "3", "--no_flag", "--name=y", "--seed", "5"]
+    ]
 
 
 @pytest.mark.parametrize("words", [[], ["true"], ["1"], ["yes"]])

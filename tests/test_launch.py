@@ -275,6 +275,15 @@ def test_an_error_does_not_stick_to_the_progress_bar(tmp_path):
     assert "1/2" in done.stderr and done.stderr.endswith("\nerror: a reward is nan.\n")
 
 
+def test_a_run_for_deepspeed_names_what_installs_it(monkeypatch):
+    launch.check_deepspeed()  # not asked for
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setattr(launch, "find_spec", lambda name: object())
+    launch.check_deepspeed()
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    refused("not installed; run scripts/setup.sh deepspeed", launch.check_deepspeed)
+
+
 BROKEN_ON = """
 import os, sys, time
 from rlhf_trl.errors import InputError
@@ -299,7 +308,10 @@ def test_of_two_processes_one_tells_of_an_error(tmp_path, broken):
         timeout=120,
     )
     assert done.returncode == 1
-    assert done.stderr.count(f"error: {len(broken)} processes are wrong.") == 1
+    sentence = f"error: {len(broken)} processes are wrong."
+    assert done.stderr.count(sentence) == 1
+    *_, last, rule = done.stderr.splitlines()  # torch draws a line below its report
+    assert last == sentence and set(rule) == {"="}
     assert time.monotonic() - started < 50  # nobody waits for the process that is left
 
 
@@ -397,7 +409,9 @@ def test_auto_resumes_from_the_newest_whole_checkpoint(tmp_path, capsys):
     refused("checkpoint-10.*no manifest.json", output.claim, str(tmp_path), str(half))
 
 
-def test_where_only_a_start_was_made_a_run_starts_anew(tmp_path):
+def test_where_only_a_start_was_made_a_run_starts_anew(tmp_path, capsys):
+    assert output.claim(str(tmp_path), "auto") is None
+    assert capsys.readouterr().out == ""  # the first start, of which there is nothing to say
     for name in (".writable", "samples-train.jsonl", ".model.part", ".summary.part.json"):
         (tmp_path / name).write_text("")
     assert output.claim(str(tmp_path), "auto") is None
@@ -405,6 +419,8 @@ def test_where_only_a_start_was_made_a_run_starts_anew(tmp_path):
     (tmp_path / "config.yaml").write_text("")
     (checkpoint(tmp_path / "checkpoint-1") / "manifest.json").unlink()
     assert output.claim(str(tmp_path), "auto") is None
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count(f"{tmp_path} holds no checkpoint: the run begins again at step 0") == 2
 
 
 def test_what_a_run_left_after_a_step_is_set_aside_whole(tmp_path, capsys):

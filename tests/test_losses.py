@@ -9,7 +9,7 @@ import torch
 
 import rlhf_trl
 from rlhf_trl import policy_gradient_loss
-from rlhf_trl.algorithms import ALGORITHMS, formulation, names
+from rlhf_trl.algorithms import ALGORITHMS, formulation, names, nearest_row
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import surrogate_loss
 
@@ -624,3 +624,67 @@ def test_public_names():
     assert set(rlhf_trl.__all__) == public <= set(dir(rlhf_trl))
     with pytest.raises(AttributeError, match="no attribute 'policy_loss'"):
         _ = rlhf_trl.policy_loss
+
+
+# --- what tells a row from its nearest one
+
+
+def gradient_by_row(name, which, on_policy, beta):
+    """Return d loss / d logps of a row on eight completions of two prompts; (8, 5)."""
+    noise = torch.Generator().manual_seed(0)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=noise, dtype=torch.float64)
+
+    row = formulation(name, which)
+    logps = (-2 + 0.3 * drawn(8, 5)).requires_grad_()
+    mask = (torch.arange(5) < torch.tensor([5, 3, 4, 1, 2, 5, 5, 3])[:, None]).double()
+    old = logps.detach() + (0 if on_policy else 0.4 * drawn(8, 5))
+    reads = {**row.reads}
+    given = {"rewards": drawn(8), "mask": mask, "num_generations": 4, "old_logps": old}
+    if "beta" in reads:
+        given |= {"beta": beta, "ref_logps": logps.detach() + 0.2 * drawn(8, 5)}
+    if (
+        row.advantage == "maxrl"
+    ):  # which reads no old log-probabilities, neither for a ratio nor a KL
+        given["binary_rewards"] = (given["rewards"] > 0).double()
+        del given["old_logps"]
+    if row.value_loss != "none":
+        del given["num_generations"]
+        given |= {"values": drawn(8, 5), "old_values": drawn(8, 5)}
+    if "max_completion_length" in reads:
+        given["max_completion_length"] = 8
+    result = policy_gradient_loss(name, logps=logps, formulation=which, **given)
+    (gradient,) = torch.autograd.grad(result.loss, logps)
+    return gradient
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [(name, which) for name in names("policy_gradient") for which in ALGORITHMS[name].formulations],
+)
+def test_a_row_is_its_nearest_one_at_ratio_1_only_where_the_table_says_so(name, which, beta):
+    near = nearest_row(name, which)
+    if near is None:
+        assert name in ("reinforce", "grpo")
+        return
+    for on_policy in (True, False):
+        mine = gradient_by_row(name, which, on_policy, beta)
+        other = gradient_by_row(near.name, which, on_policy, beta)
+        same = bool((mine - other).norm() <= 1e-10 * other.norm())
+        assert same == (on_policy and near.same_at_ratio_1)
+
+
+def test_gspo_and_sapo_are_grpo_at_ratio_1_and_nothing_else_is():
+    same = {
+        (name, which)
+        for name in names("policy_gradient")
+        for which in ALGORITHMS[name].formulations
+        if (near := nearest_row(name, which)) and near.same_at_ratio_1
+    }
+    forms = ("chapter", "code", "trl")
+    assert same == {(name, which) for name in ("gspo", "sapo") for which in forms} | {
+        ("cispo", "code")  # whose mean is GRPO's there
+    }
+    assert nearest_row("cispo").inactive_at_ratio_1 == ("surrogate", "epsilon_high")

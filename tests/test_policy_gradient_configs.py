@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_trl.algorithms import formulation, names
 from rlhf_trl.run.config import load_config
+from rlhf_trl.run.train import on_policy_note
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +51,28 @@ def settings(folder, name, tmp_path):
     config = "rlhf_trl.trainers.ppo.BookPPOConfig" if name == "ppo" else config
     argv = ["--config", f"{ROOT}/configs/{folder}/{name}.yaml", "--output_dir", str(tmp_path)]
     return load_config(recipe["Run"], config, [*argv, "--use_cpu", "--bf16", "false"])
+
+
+def test_a_run_says_where_its_algorithm_cannot_show_itself(tmp_path):
+    def note(name, **changes):
+        loaded = settings("tiny", name, tmp_path)
+        for key, value in changes.items():
+            setattr(loaded.trl, key, value)
+        return on_policy_note(loaded)
+
+    start = "one update per generation: every ratio is 1, so "
+    once = {"num_iterations": 1}
+    assert note("gspo", **once) == f"{start}gspo is grpo here; num_iterations 2 tells them apart"
+    assert note("gspo") is None  # two updates
+    assert note("gspo", **once, steps_per_generation=2) is None
+    # TRL keeps the old log-probabilities where a generation does not end with its window
+    assert note("gspo", **once, steps_per_generation=2, gradient_accumulation_steps=3) is None
+    assert "sapo is grpo here" in note("sapo")
+    assert note("cispo") == (
+        f"{start}cispo differs from grpo in aggregation only, not in surrogate and epsilon_high; "
+        "num_iterations 2 brings that in"
+    )
+    assert [name for name in ("grpo", "rloo", "drgrpo", "maxrl", "ppo") if note(name)] == []
 
 
 # the book's code: completions per prompt, optimizer steps per generation, training rows

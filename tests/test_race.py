@@ -117,6 +117,18 @@ def test_runs_with_other_options_are_not_mixed(tmp_path, config, stand_in):
     race.race(["gspo"], 1, folder, **options, extra=["--max_steps", "6"])
 
 
+@pytest.mark.parametrize(
+    ("iterations", "extra"), [(1, []), (2, []), (1, ["--num_iterations", "3"])]
+)
+def test_updates_per_generation_are_those_of_the_race(tmp_path, stand_in, iterations, extra):
+    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    race.race(["gspo", "grpo"], 1, tmp_path / "race", iterations=iterations, extra=extra)
+    wanted = extra[-1] if extra else str(iterations)
+    (_, gspo), (_, grpo) = started
+    assert gspo["--num_iterations"] == wanted  # its config has 2
+    assert grpo.get("--num_iterations", "1") == wanted
+
+
 def test_a_run_is_not_reused_after_its_config_was_edited(tmp_path, config, stand_in):
     started = stand_in(lambda folder, part, _: finished(part, 0.9))
     folder, options = tmp_path / "race", {"config": str(config)}

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import statistics
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,36 @@ def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate
     exec(told["in Python"], {"print": said.append})
     last = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"][0]
     assert said[0][0]["generated_text"][-1] == message(last["greedy"])
+
+
+def test_what_a_run_says_to_type_works_when_it_is_pasted(tmp_path, monkeypatch):
+    """Paths are quoted, and the command is one that is reached from here."""
+    for kind in (".venv/bin", "elsewhere/bin"):
+        (tmp_path / kind).mkdir(parents=True)
+        for name in ("python", "rlhf-trl"):
+            (tmp_path / kind / name).touch(0o755)
+    (tmp_path / "outputs" / "my grpo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    def commands(python, path):
+        monkeypatch.setattr(sys, "executable", str(python))
+        monkeypatch.setenv("PATH", str(path))
+        lines = next_steps("outputs/my grpo", "my model", 5, "Why?", adapter=True).splitlines()
+        return {line.split(":")[0].strip(): line.partition(": ")[2].strip() for line in lines}
+
+    mine = tmp_path / ".venv" / "bin" / "python"
+    active = commands(mine, mine.parent)
+    assert active["talk to it"] == "rlhf-trl chat 'outputs/my grpo'"
+    assert active["evaluate it"] == "rlhf-trl evaluate 'my model' 'outputs/my grpo'"
+    assert active["merge it"] == "rlhf-trl merge 'outputs/my grpo'"
+    assert "pipeline('text-generation', 'outputs/my grpo/model', " in active["in Python"]
+    for path in ("/usr/bin", tmp_path / "elsewhere" / "bin"):  # none, or that of another one
+        assert commands(mine, path)["talk to it"].split()[0] == ".venv/bin/rlhf-trl"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert commands(mine, "/usr/bin")["talk to it"].startswith(f"{mine.parent}/rlhf-trl chat ")
+    monkeypatch.chdir(tmp_path)
+    mine.with_name("rlhf-trl").unlink()
+    assert commands(mine, "/usr/bin")["talk to it"].startswith(".venv/bin/python -m rlhf_trl.cli ")
 
 
 def test_a_teacher_is_told_with_the_run_that_left_it(tmp_path):

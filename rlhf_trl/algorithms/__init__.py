@@ -15,4 +15,11 @@ from rlhf_trl.algorithms.formulations import (
     RewardModel,
 )
 from rlhf_trl.algorithms.resolve import FieldError, Resolved, RowConfig, of_the_row, resolve
-from rlhf_trl.algorithms.table import ALGORITHMS, algorithm, formulation, names, of_recipe
+from rlhf_trl.algorithms.table import (
+    ALGORITHMS,
+    algorithm,
+    formulation,
+    names,
+    nearest_row,
+    of_recipe,
+)

@@ -12,6 +12,10 @@ from rlhf_trl.errors import InputError, nearest
 REQUIRED = "required"
 """Stands in `reads` for a default where there is none: the caller must give the parameter."""
 
+INACTIVE_AT_RATIO_1 = frozenset({"ratio", "surrogate", "epsilon", "epsilon_high"})
+"""What changes no gradient while every ratio is 1, where all surrogates have the slope -advantage
+in the log-probability of a token, and no bound is reached."""
+
 Part = str | Callable[..., Any]
 Family = Literal["policy_gradient", "direct_alignment", "reward_model", "distillation"]
 
@@ -114,6 +118,19 @@ class PolicyGradient(Formulation):
             row = replace(row, ratio="token_ratio", surrogate="truncated_importance_weight")
         return row
 
+    def differs_in(self, other: "PolicyGradient") -> tuple[str, ...]:
+        """Return what of this row another one has otherwise.
+
+        These are its parts, the parameters that both read with other defaults, and what only one
+        of their trainers reads.
+        """
+        names = [*self.parts, "window", "kl"]
+        changed = [name for name in names if getattr(self, name) != getattr(other, name)]
+        shared = [name for name in self.reads if name in other.reads]
+        changed += [name for name in shared if self.reads[name] != other.reads[name]]
+        changed += sorted(self.trainer_reads.keys() ^ other.trainer_reads.keys())
+        return tuple(changed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Formulation):
@@ -171,6 +188,7 @@ class Algorithm:
     chapter: Formulation  # the book's equation, or the paper's where `source` says none is printed
     code: Formulation | str  # what the book's published code computes, or why it is not compared
     trl: Formulation | str  # stock TRL with the closest settings, or why it is not offered
+    nearest: str = ""  # the policy-gradient row that it changes least against; none: a root
 
     @property
     def family(self) -> Family:

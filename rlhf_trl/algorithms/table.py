@@ -6,11 +6,12 @@ book's published code computes; `trl` is the stock trainer with the settings tha
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_trl.algorithms.formulations import (
     FORMULATIONS,
+    INACTIVE_AT_RATIO_1,
     REQUIRED,
     Algorithm,
     Distillation,
@@ -338,6 +339,7 @@ _ROWS = (
     Algorithm(
         *("rloo", "RLOO", "chapter 6, eq:RLOO_baseline and eq:RLOO_advantage_alt"),
         paper="arXiv:2402.14740",
+        nearest="reinforce",
         chapter=_RLOO,
         code=replace(
             _RLOO,
@@ -350,6 +352,7 @@ _ROWS = (
     ),
     Algorithm(
         *("ppo", "PPO", "chapter 6, eq:PPO_EQN_EXPANDED and eq:GAE_DFN", "arXiv:1707.06347"),
+        nearest="grpo",
         chapter=_PPO,
         code=replace(
             _PPO,
@@ -368,6 +371,7 @@ _ROWS = (
     Algorithm(
         *("drgrpo", "Dr. GRPO", "chapter 6, eq:DrGRPO_ADV and eq:loss_fixed_length"),
         paper="arXiv:2503.20783",
+        nearest="grpo",
         chapter=_DRGRPO,
         code=replace(
             _DRGRPO,
@@ -382,12 +386,14 @@ _ROWS = (
     ),
     Algorithm(
         *("gspo", "GSPO", "chapter 6, eq:GSPO_ratio and eq:GSPO_objective", "arXiv:2507.18071"),
+        nearest="grpo",
         chapter=_GSPO,
         code=replace(_GSPO, **_CODE),
         trl=replace(_GSPO, **_STOCK, reads=_CLIP | _BETA),
     ),
     Algorithm(
         *("cispo", "CISPO", "chapter 6, eq:CISPO_objective and eq:CISPO_ratio", "arXiv:2506.13585"),
+        nearest="grpo",
         chapter=_CISPO,
         code=replace(
             _CISPO,
@@ -414,12 +420,14 @@ _ROWS = (
     Algorithm(
         *("cispo_window", "CISPO over the window", "chapter 6, eq:CISPO_ratio, eq:loss_per_token"),
         paper="arXiv:2506.13585",
+        nearest="cispo",
         chapter=_CISPO_WINDOW,
         code="the book's code is cispo's",
         trl="stock TRL is cispo's",
     ),
     Algorithm(
         *("sapo", "SAPO", "chapter 6, Further Reading (prose)", "arXiv:2511.20347"),
+        nearest="grpo",
         chapter=_SAPO,
         code=replace(_SAPO, **_CODE),
         trl=replace(_SAPO, **_STOCK, reads=_GATE | _BETA),
@@ -427,6 +435,7 @@ _ROWS = (
     Algorithm(
         *("dapo", "DAPO", "chapter 6, eq:loss_per_token and Further Reading (prose)"),
         paper="arXiv:2503.14476",
+        nearest="grpo",
         chapter=_DAPO,
         code=replace(
             _DAPO,
@@ -447,6 +456,7 @@ _ROWS = (
     Algorithm(
         *("dapo_per_prompt", "DAPO per prompt", "not in the book; the equation of DAPO's paper"),
         paper="arXiv:2503.14476",
+        nearest="dapo",
         chapter=replace(
             _DAPO,
             aggregation="per_prompt",
@@ -459,6 +469,7 @@ _ROWS = (
     ),
     Algorithm(
         *("maxrl", "MaxRL", "not in the book; its published code has it", "arXiv:2602.02710"),
+        nearest="reinforce",
         chapter=_MAXRL,
         code=replace(
             _MAXRL,
@@ -649,6 +660,36 @@ def algorithm(name: str) -> Algorithm:
         known = ", ".join(ALGORITHMS)
         raise InputError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}; known: {known}")
     return ALGORITHMS[name]
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The row that an algorithm is closest to, and what tells the two apart."""
+
+    name: str
+    differs_in: tuple[str, ...]  # fields of the row, of its parameters and of its trainer
+
+    @property
+    def inactive_at_ratio_1(self) -> tuple[str, ...]:
+        """Those that change no gradient while every ratio is 1: one update per generation."""
+        return tuple(name for name in self.differs_in if name in INACTIVE_AT_RATIO_1)
+
+    @property
+    def same_at_ratio_1(self) -> bool:
+        """Whether nothing else differs, so that the two then train alike."""
+        return self.inactive_at_ratio_1 == self.differs_in
+
+
+def nearest_row(algorithm_name: str, formulation_name: str = "chapter") -> Nearest | None:
+    """Return what a formulation is closest to; None for a root, or where that row has none."""
+    row = algorithm(algorithm_name)
+    if not row.nearest:
+        return None
+    form = row.formulations.get(formulation_name)
+    other = ALGORITHMS[row.nearest].formulations.get(formulation_name)
+    if not (isinstance(form, PolicyGradient) and isinstance(other, PolicyGradient)):
+        return None
+    return Nearest(row.nearest, form.differs_in(other))
 
 
 def names(family: Family, having: str = "chapter") -> list[str]:

@@ -366,16 +366,24 @@ def _worst(results: Sequence[Result]) -> Result:
 
 def _measured(matrix: Matrix, subject: Subject, left: Book, **changes: Any) -> list[Result]:
     """Measure a subject with some fields changed, on the batches that say something about it."""
-    fields = {**subject.fields, **changes}
-    fields.pop("generation_kwargs", None)
     batches = subject.batches
     # the baseline of REINFORCE spans the generation, which no window of several sees whole
-    if fields.pop("steps_per_generation", None) or left.algorithm == "reinforce":
+    if changes.get("steps_per_generation") or left.algorithm == "reinforce":
         batches = [b for b in batches if b.per_generation == b.accumulation]
-    trainer = pairs.own_trainer(left.row) if subject.also else subject.base
-    right = Stock(fields, subject.label, trainer, classes=subject.classes, also=subject.also)
-    row = Row(left, right, variant=subject.label)
+    row = Row(left, side_of(subject, **changes), variant=subject.label)
     return [matrix.compare(row, batch) for batch in batches]
+
+
+def side_of(subject: Subject, **changes: Any) -> Stock:
+    """Return a subject, with some fields changed, as a side of a comparison."""
+    sampling = ("generation_kwargs", "steps_per_generation")  # of which the batches have their own
+    given = {**subject.fields, **changes}
+    fields = {name: value for name, value in given.items() if name not in sampling}
+    trainer = subject.base
+    if subject.also:
+        row = formulation(subject.also["algorithm"], subject.also["formulation"])
+        trainer = pairs.own_trainer(row)
+    return Stock(fields, subject.label, trainer, classes=subject.classes, also=subject.also)
 
 
 def _params(row: Formulation, subject: Subject, built: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare import paper_index, report
+from rlhf_trl.compare import paper_index, report, two_configs
 from rlhf_trl.compare.closest import Distance, distances, read_subject
 from rlhf_trl.compare.matrix import Matrix
 from rlhf_trl.compare.page import write_page
@@ -17,14 +17,21 @@ from rlhf_trl.errors import InputError, nearest
 
 def run(args: Namespace) -> None:
     """Compare and print; an unmet --require or an unexplained difference is an InputError."""
-    if args.require and not (args.config or args.trainer):
+    configs = args.config or []
+    if args.require and not (configs or args.trainer):
         raise InputError("--require is about --config or --trainer; give one of them")
     if args.paper_index is not None:
         print(paper_index.page(args.paper_index or None, args.format))
-    elif args.config or args.trainer:
-        if args.batches or args.page or args.quick:
-            raise InputError("--batches, --quick and --page belong to the matrix, without --config")
-        _subject(args)
+    elif configs or args.trainer:
+        unread = [name for name in ("batches", "quick", "page") if getattr(args, name)]
+        if unread:
+            subject = "--config" if configs else "--trainer"
+            option = f"--{unread[0]}"
+            raise InputError(f"{option} belongs to the matrix; leave out {option} or {subject}")
+        if len(configs) > 1:
+            _two_configs(args)
+        else:
+            _subject(args, configs[0] if configs else None)
     else:
         _matrix(args)
 
@@ -71,12 +78,26 @@ def _pair(text: str) -> tuple[str, str]:
     return name, which or "chapter"
 
 
-def _subject(args: Namespace) -> None:
+def _two_configs(args: Namespace) -> None:
+    """Compare two configs with each other."""
+    if len(args.config) > 2:
+        raise InputError(f"--config is given {len(args.config)} times; compare takes two at most")
+    for option in ("trainer", "algorithms", "require", "verbose"):
+        if getattr(args, option):
+            raise InputError(f"--{option} is about one --config; leave it out for two")
+    if args.format == "html":
+        raise InputError(
+            "--format html has no place for two configs; write table, markdown or json"
+        )
+    print(two_configs.render(two_configs.compare_configs(*args.config), args.format))
+
+
+def _subject(args: Namespace, config: str | None) -> None:
     wanted = [_pair(n) for n in (args.algorithms or "").split(",") if n.strip()]
     required = _pair(args.require) if args.require else None
     if required and wanted and required not in wanted:
         wanted.append(required)
-    subject = read_subject(args.config, args.trainer)
+    subject = read_subject(config, args.trainer)
     found = distances(subject, wanted)
     print(report.render_distances(subject, found, args.format))
     if required:

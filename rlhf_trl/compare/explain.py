@@ -7,7 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import ALGORITHMS, FORMULATIONS, Formulation, algorithm, names
+from rlhf_trl.algorithms import (
+    ALGORITHMS,
+    FORMULATIONS,
+    Formulation,
+    algorithm,
+    names,
+    nearest_row,
+)
 from rlhf_trl.evaluation import tables
 
 # Where in TRL's grpo_trainer.py the counterpart of a part stands: a pattern, and what it is. The
@@ -66,7 +73,8 @@ def describe(name: str) -> dict[str, Any]:
     row = algorithm(name)
     forms: dict[str, Any] = {kind: getattr(row, kind) for kind in FORMULATIONS}
     forms |= {kind: _formulation(form) for kind, form in row.formulations.items()}
-    about = {part: getattr(row, part) for part in ("name", "title", "family", "source", "paper")}
+    parts = ("name", "title", "family", "source", "paper", "nearest")
+    about = {part: getattr(row, part) for part in parts}
     return about | {"formulations": forms}
 
 
@@ -123,6 +131,9 @@ def explain(name: str) -> str:
         form = getattr(row, kind)
         lines += ["", f"formulation {kind}"]
         lines += [f"  none: {form}"] if isinstance(form, str) else _in_full(form)
+        if near := nearest_row(name, kind):
+            same = "; the same while every ratio is 1" if near.same_at_ratio_1 else ""
+            lines.append(f"  nearest: {near.name}; differs in {', '.join(near.differs_in)}{same}")
     if row.family in _HOOKS:
         lines += ["", f"hook: {_HOOKS[name if name in _HOOKS else row.family]}"]
     return "\n".join(lines)

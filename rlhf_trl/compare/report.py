@@ -47,7 +47,8 @@ def explanation(result: Result) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON has, or None."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -62,12 +63,12 @@ def record(result: Result) -> dict[str, Any]:
         "left": row.left.label,
         "right": row.right.label,
         "batch": result.batch,
-        **{name: _finite(getattr(result, name)) for name in numbers},
+        **{name: finite(getattr(result, name)) for name in numbers},
         "verdict": verdict(result),
         "explanation": explanation(result),
         "settings": row.settings,
         "identity": "; ".join(part.says for part in result.contributions),
-        "residual": _finite(result.residual),
+        "residual": finite(result.residual),
         "terms": [asdict(part) for part in result.contributions],
     }
 

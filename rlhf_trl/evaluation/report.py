@@ -4,7 +4,11 @@ import importlib.metadata
 import json
 import logging
 import math
+import os
+import shutil
+import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from transformers import TrainerCallback
@@ -232,24 +236,42 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
     `start` is the model that it started from, and `adapter` whether it has left an adapter.
     """
     told = {}
+    command, run, model = command_line(), quote(folder), f"{folder}/model"
     if prompt is None:
         told["learn from it"] = (
-            f"as in configs/tiny/grpo_reward.yaml, with --reward_model {folder}/model"
+            f"as in configs/tiny/grpo_reward.yaml, with --reward_model {quote(model)}"
         )
         if Path(folder, "scores.jsonl").exists():
-            told["compare it"] = f"rlhf-trl best-of-n {folder}"
+            told["compare it"] = f"{command} best-of-n {run}"
     else:
-        told["talk to it"] = f"rlhf-trl chat {folder}"
-        told["evaluate it"] = f"rlhf-trl evaluate {start} {folder}"
+        told["talk to it"] = f"{command} chat {run}"
+        told["evaluate it"] = f"{command} evaluate {quote(start)} {run}"
         if adapter:
-            told["merge it"] = f"rlhf-trl merge {folder}"
-        load = f"answer = pipeline('text-generation', '{folder}/model', do_sample=False)"
+            told["merge it"] = f"{command} merge {run}"
+        load = f"answer = pipeline('text-generation', {model!r}, do_sample=False)"
         told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
     longer = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
     told["train on"] = f"{longer}; the learning rate then follows the longer schedule"
     if not numbered(Path(folder), "checkpoint-"):
         told["train on"] = "possible after a run with --save_strategy steps"
     return "\n".join(f"  {f'{name}:':15}{line}" for name, line in told.items())
+
+
+def command_line() -> str:
+    """Return what to type for this installation's `rlhf-trl`, whether it is on the PATH or not."""
+    installed = Path(sys.executable).with_name("rlhf-trl")
+    if not installed.is_file():
+        return f"{quote(_short_path(sys.executable))} -m rlhf_trl.cli"
+    reached = shutil.which("rlhf-trl")
+    if reached and Path(reached).samefile(installed):
+        return "rlhf-trl"
+    return quote(_short_path(str(installed)))
+
+
+def _short_path(path: str) -> str:
+    """Return a path as it is reached from here, where it lies below, or else from the root."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") else relative
 
 
 def told_of(model: str) -> str:

@@ -21,7 +21,7 @@ from typing import get_args as type_args
 from typing import get_origin as type_origin
 
 from rlhf_trl import algorithms
-from rlhf_trl.errors import InputError, instead, nearest
+from rlhf_trl.errors import InputError, instead, nearest, option_name, refuse_repeated
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.launch import cpu_settings, world_size
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
@@ -179,6 +179,19 @@ def read_fields(
     return config.check_block(config.values, {k: known[k] for k in config.values}, ())
 
 
+def join_options(*layers: Sequence[str]) -> list[str]:
+    """Return the options of several command lines, of which each overrules those before it."""
+    options: dict[str, list[str]] = {}
+    for words in layers:
+        name = ""
+        for word in words:
+            if word.startswith("--"):
+                name = option_name(word)
+                options.pop(name, None)  # it stands where it was given last
+            options.setdefault(name, []).append(word)
+    return [word for words in options.values() for word in words]
+
+
 class _Words(tuple[str, ...]):
     """What followed an option on the command line; the type of its field says what it means."""
 
@@ -201,6 +214,7 @@ def _read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, _Words]]]:
             raise InputError(f"{COMMAND_LINE}: {word!r} belongs to no option; write --key value.")
         else:
             options[-1][1].append(word)
+    refuse_repeated(argv, several=("config",))  # which has a sentence of its own
     match [words for name, words in options if name == "config"]:
         case [[str(path)]] if path:
             return path, [(name, _Words(words)) for name, words in options if name != "config"]

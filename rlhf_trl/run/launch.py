@@ -1,12 +1,16 @@
 """The guard around a launch: what came up is what was asked for, and errors are sentences."""
 
+import json
 import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 from tqdm import tqdm
 
@@ -43,6 +47,7 @@ def recipe(main: Callable[[], None]) -> None:
     try:
         try:
             check_process_count_asked()
+            check_deepspeed()
             main()
         except Exception:
             time.sleep(0 if first else WAIT)
@@ -51,28 +56,58 @@ def recipe(main: Callable[[], None]) -> None:
             for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
                 bar.close()
     except InputError as error:
-        end(str(error), with_traceback)
+        _end(str(error), with_traceback)
     except KeyboardInterrupt:
         if first:
-            print("\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint")
+            print(
+                "\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint, or "
+                "begins again at step 0 if none was saved"
+            )
         sys.exit(130)
     except Exception as error:  # of no kind of its own where tokenizers writes
         said = " ".join(str(error).split())
         if re.search(UNWRITABLE, said):
-            end(
+            _end(
                 f"a file could not be written ({said}); checkpoints saved before are whole: make "
                 "room, then --resume_from_checkpoint auto goes on.",
                 with_traceback,
             )
         if type(error).__module__.startswith("wandb"):
-            end(
+            _end(
                 f"report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, set "
                 "WANDB_MODE=offline, or write report_to: none.",
                 with_traceback,
             )
         if not isinstance(error, ValueError):
             raise
-        end(said, with_traceback=True)
+        _end(said, with_traceback=True)
+
+
+def _end(sentence: str, with_traceback: bool) -> NoReturn:
+    """End this process as `errors.end` does, and of several processes at the end of all output.
+
+    The launcher of several prints a traceback of its own after they have ended; torch has a file
+    whose message it puts at the end of that.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None or not _handed_on(f"error: {sentence}", Path(path)):
+        end(sentence, with_traceback)
+    if with_traceback:
+        traceback.print_exc()
+    sys.exit(1)
+
+
+def _handed_on(sentence: str, path: Path) -> bool:
+    """Write an error to the launcher's file unless the machine's first process has told one."""
+    message = {"message": f"\n{sentence}", "timestamp": int(time.time())}
+    first = path.parent.parent / "0" / path.name
+    try:
+        if not first.exists():
+            path.write_text(json.dumps(message), encoding="utf-8")
+    except OSError:  # of a full disk, say; half a file would be another error
+        path.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def world_size() -> int:
@@ -90,6 +125,18 @@ def check_process_count_asked() -> None:
         raise InputError(
             "accelerate was asked for several processes but started one, as it does with --cpu; "
             "launch with --config_file configs/accelerate/cpu_2proc.yaml, or unset MASTER_ADDR."
+        )
+
+
+def check_deepspeed() -> None:
+    """Stop a run that was launched for DeepSpeed where that is not installed.
+
+    `accelerate launch` says so itself, torchrun does not.
+    """
+    if _launched_for() == "deepspeed" and find_spec("deepspeed") is None:
+        raise InputError(
+            "this run was launched for DeepSpeed, which is not installed; run scripts/setup.sh "
+            "deepspeed, or launch with configs/accelerate/ddp.yaml or fsdp2.yaml."
         )
 
 

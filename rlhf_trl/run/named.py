@@ -16,7 +16,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
 from rlhf_trl.output import numbered, weights_fault
-from rlhf_trl.run.config import Loaded, load_config, read_config
+from rlhf_trl.run.config import Loaded, join_options, load_config, read_config
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.race import recipe_of
 
@@ -126,7 +126,8 @@ def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
         batch = 2 * given.get("num_generations", 8)
         fixed += [*NO_BATCHES.split(), "--per_device_train_batch_size", str(batch)]
     fields = runpy.run_path(str(home() / script))["Run"]
-    loaded = load_config(fields, CONFIGS[recipe], ["--config", config, *words, *fixed])
+    options = join_options(words, ["--config", config, *fixed])
+    loaded = load_config(fields, CONFIGS[recipe], options)
     own, data = loaded.own, loaded.own.dataset
     if recipe in ("sft", "rejection_sampling"):
         loaded.trl.max_completion_length = own.max_completion_length

@@ -18,7 +18,8 @@ from rlhf_trl.data.gym import GymData
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.config import read_config, read_options, show
+from rlhf_trl.run.config import join_options, read_config, read_options, show
+from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.yaml_loader import dump_yaml
 
@@ -91,9 +92,10 @@ def race(
         row = name if config else given.get("algorithm")
         for seed in range(seeds):
             words = ["--config", path, *(["--algorithm", row] if row else []), "--seed", str(seed)]
-            if iterations > 1 and row in names("policy_gradient"):
+            # a config may have a number of its own, as gspo.yaml has
+            if row in names("policy_gradient") and (iterations > 1 or "num_iterations" in given):
                 words += ["--num_iterations", str(iterations)]
-            words += extra or []
+            words = join_options(words, extra or [])
             runs.append((folder / name / f"seed-{seed}", recipe_of(row, given), words))
     _check_before(runs)
     train_all(runs, jobs)
@@ -194,8 +196,7 @@ def _is_done(folder: Path, recipe: str, words: list[str]) -> bool:
     kept, now = folder / ASKED, _asked(recipe, words)
     before = json.loads(kept.read_text()) if kept.exists() else {}
     if before != now:
-        keys = before.keys() | now.keys() if before else ()
-        other = sorted(key for key in keys if before.get(key) != now.get(key)) or ["unknown ones"]
+        other = [*differences(before, now)] if before else ["unknown ones"]
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(other)}); restore them, move "
             "that folder away, or name another --output_dir."
@@ -209,10 +210,10 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
     shutil.rmtree(part, ignore_errors=True)  # left by an interrupted race
     part.parent.mkdir(parents=True, exist_ok=True)
     launch = ["-m", "accelerate.commands.launch", "--quiet"]
+    options = join_options(words, ["--output_dir", str(part), "--disable_tqdm", "true"])
     command = [
         *[sys.executable, *launch, "--config_file", str(home() / "configs/accelerate/cpu.yaml")],
-        *[str(home() / recipe), *words, "--output_dir", str(part), "--disable_tqdm", "true"],
-        "--traceback",
+        *[str(home() / recipe), *options, "--traceback"],
     ]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how)

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
+from rlhf_trl.algorithms import nearest_row
 from rlhf_trl.data.columns import cells
 from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
@@ -32,6 +33,7 @@ from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.differences import differences
 from rlhf_trl.run.seen import examples_seen
 
 # What makes a resumed run another one: refused, but for what `resume_changed` names.
@@ -103,12 +105,40 @@ def begin(loaded: Any, name: str) -> None:
         args.logging_first_step = True
     if main_process:
         print(first_line, flush=True)
+        if note := on_policy_note(loaded):
+            print(note, flush=True)
         for teacher in getattr(args, "teacher_models", None) or ():
             print(f"teacher: {report.told_of(teacher)}", flush=True)
     else:
         disable_progress_bars()
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
+
+
+def on_policy_note(loaded: Any) -> str | None:
+    """Say what of an algorithm does nothing in a run whose ratios never leave 1; None: all acts.
+
+    TRL takes the log-probabilities of the update itself for the old ones where a generation ends
+    with an accumulation window.
+    """
+    args = loaded.trl
+    if loaded.row is None or not hasattr(args, "steps_per_generation"):
+        return None
+    if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
+        return None
+    name = loaded.row.algorithm
+    near = nearest_row(name, loaded.row.formulation)
+    if near is None or not near.inactive_at_ratio_1:
+        return None
+    start = "one update per generation: every ratio is 1, so"
+    if near.same_at_ratio_1:
+        return f"{start} {name} is {near.name} here; num_iterations 2 tells them apart"
+    idle = " and ".join(near.inactive_at_ratio_1)
+    rest = [part for part in near.differs_in if part not in near.inactive_at_ratio_1]
+    return (
+        f"{start} {name} differs from {near.name} in {', '.join(rest)} only, not in {idle}; "
+        "num_iterations 2 brings that in"
+    )
 
 
 def _left(loaded: Any, checkpoint: str | None) -> bool:
@@ -185,20 +215,7 @@ def _changed(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what a run was given before and what is given now, where the two differ."""
     # as a manifest holds them
     old, new = (json.loads(json.dumps(given, default=str)) for given in (before, loaded.given))
-    return {k: v for k, v in _differences(old, new).items() if k not in RESUMING}
-
-
-def _differences(
-    before: dict[str, Any], now: dict[str, Any], block: str = ""
-) -> dict[str, tuple[Any, Any]]:
-    found = {}
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key, "unset"), now.get(key, "unset")
-        if isinstance(old, dict) and isinstance(new, dict):
-            found |= _differences(old, new, f"{block}{key}.")
-        elif old != new:
-            found[block + key] = old, new
-    return found
+    return {k: v for k, v in differences(old, new).items() if k not in RESUMING}
 
 
 def _keep_config(loaded: Any, folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.report import read_evaluations
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.config import read_config
+from rlhf_trl.run.config import join_options, read_config
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.race import draw_band, recipe_of, train_all
 
@@ -68,7 +68,8 @@ def overoptimize(
     def one(place: Path, config: str, seed: int, *more: str) -> tuple[Path, str, list[str]]:
         path = home() / "configs" / "tiny" / f"{config}.yaml"
         recipe = recipe_of(read_config(path)["algorithm"])
-        return place, recipe, ["--config", str(path), "--seed", str(seed), *more]
+        options = join_options(["--config", str(path), "--seed", str(seed)], more)
+        return place, recipe, options
 
     rewards = [
         one(_reward(folder, name, seed), config, seed, *(reward_extra or []))

@@ -1,0 +1,174 @@
+"""Two configs side by side: the fields that differ, and loss and gradient on the same batches."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass
+from dataclasses import fields as fields_of
+from enum import Enum
+from typing import Any
+
+from rlhf_trl.algorithms import formulation
+from rlhf_trl.compare import pairs, report
+from rlhf_trl.compare.closest import UNSHOWN, Subject, read_subject, side_of
+from rlhf_trl.compare.matrix import POLICY, Matrix, Verdict, judge
+from rlhf_trl.compare.measure import sentence
+from rlhf_trl.compare.models import quiet
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation import tables
+from rlhf_trl.evaluation.tables import Line
+from rlhf_trl.run.config import read_config
+from rlhf_trl.run.differences import differences
+
+
+@dataclass(frozen=True)
+class OnBatch:
+    """Loss and gradient of two configs on one batch."""
+
+    batch: str
+    first_loss: float
+    second_loss: float
+    error: float  # |second gradient - first gradient| / |first gradient|
+    cosine: float  # of the angle between the gradients
+    ratio: float  # |second gradient| / |first gradient|
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class TwoConfigs:
+    """What two configs have in common and what not."""
+
+    paths: tuple[str, str]
+    fields: Mapping[str, tuple[Any, Any]]  # dotted key -> its two values, where they differ
+    unseen: tuple[str, ...]  # those of the fields that no fixed batch shows, as a learning rate
+    batches: tuple[OnBatch, ...]  # none where the losses cannot be measured on the same batches
+    why_not: str = ""  # the reason for that
+
+
+def compare_configs(first: str, second: str) -> TwoConfigs:
+    """Compare two configs, field by field and on the batches that both can be measured on.
+
+    A field that one config leaves out has its class's default there, or its algorithm's.
+    """
+    given = [read_config(path) for path in (first, second)]
+    subjects: list[Subject] = []
+    why_not = ""
+    try:
+        subjects = [read_subject(path, None) for path in (first, second)]
+    except InputError as error:
+        why_not = str(error)
+    if subjects:
+        given = [
+            _defaults(subjects[0], given[1]) | given[0],
+            _defaults(subjects[1], given[0]) | given[1],
+        ]
+    changed = differences(*given)
+    results: tuple[OnBatch, ...] = ()
+    if subjects and _kind(subjects[0]) != _kind(subjects[1]):
+        why_not = f"{subjects[0].base} and {subjects[1].base} train on different kinds of data"
+    elif subjects:
+        results = _measured(*subjects)
+    measured = {"algorithm", "formulation"}.union(*(subject.fields for subject in subjects))
+    unseen = tuple(key for key in changed if key not in measured - UNSHOWN.keys())
+    return TwoConfigs((first, second), changed, unseen, results, why_not)
+
+
+def _defaults(subject: Subject, keys: Collection[str]) -> dict[str, Any]:
+    """Return the defaults of a subject's class for some keys, and all that its algorithm reads."""
+    found = {
+        field.name: field.default.value if isinstance(field.default, Enum) else field.default
+        for field in fields_of(subject.classes[1])
+        if field.name in keys and field.default is not MISSING
+    }
+    if subject.also:
+        row = formulation(subject.also["algorithm"], subject.also["formulation"])
+        found |= {**row.reads, **row.trainer_reads}
+        found["formulation"] = subject.also["formulation"]
+    return found
+
+
+def _kind(subject: Subject) -> str:
+    """Return what the data of a subject are: those of a trainer, or of the pages' own making."""
+    return pairs.made_kind(subject.also) or ("prompts" if subject.base in POLICY else subject.base)
+
+
+def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
+    """Return loss and gradient of both on each batch that says something about both."""
+    matrix = Matrix()
+    sides = side_of(first), side_of(second)
+    kind = pairs.made_kind(first.also) or first.base
+    batches = [batch for batch in first.batches if batch in second.batches]
+    # the baseline of REINFORCE spans the generation, which no window of several sees whole
+    if "reinforce" in (first.also.get("algorithm"), second.also.get("algorithm")):
+        batches = [batch for batch in batches if batch.per_generation == batch.accumulation]
+    results = []
+    with quiet():
+        for batch in batches:
+            window = matrix.window(kind, (), batch)
+            try:
+                first_loss, left = matrix.side(sides[0], window)
+                second_loss, right = matrix.side(sides[1], window)
+            except InputError:
+                raise
+            except Exception as error:  # whatever a config makes a trainer raise
+                both = f"{first.label} and {second.label}"
+                message = f"{both} cannot both be run on the fixed batches: {sentence(error)}"
+                raise InputError(message) from error
+            away, cosine, ratio, verdict = judge(left, right)
+            losses = {"first_loss": first_loss, "second_loss": second_loss}
+            numbers = {"error": away, "cosine": cosine, "ratio": ratio, "verdict": verdict}
+            results.append(OnBatch(batch.name, **losses, **numbers))
+    return tuple(results)
+
+
+def render(compared: TwoConfigs, how: str) -> str:
+    """Write the comparison as a table, Markdown or JSON."""
+    if how == "json":
+        content = {**vars(compared), "batches": [_finite(result) for result in compared.batches]}
+        return json.dumps(content, indent=2, default=str)
+    first, second = compared.paths
+    count = len(compared.fields)
+    head = f"{first} and {second} differ in {count} field{'s' * (count > 1)}:"
+    parts = [head if count else f"{first} and {second}: no field differs"]
+    if count and how == "markdown":
+        parts.append(tables.markdown([_field_line(key, compared) for key in compared.fields]))
+    elif count:
+        lines = [_field_line(key, compared) for key in compared.fields]
+        parts.append("\n".join("  {field}: {first} -> {second}".format(**line) for line in lines))
+    if compared.why_not:
+        parts.append(f"loss and gradient are not compared: {compared.why_not}")
+    else:
+        parts.append("loss and gradient on the same batches, of the first and of the second:")
+        parts.append(report.table([_batch_line(result) for result in compared.batches], how))
+        if compared.unseen:
+            unseen = ", ".join(compared.unseen)
+            parts.append(
+                f"not measured (the batches have their own, or it acts elsewhere): {unseen}"
+            )
+    return "\n\n".join(parts)
+
+
+def _field_line(key: str, compared: TwoConfigs) -> Line:
+    first, second = compared.fields[key]
+    return {"field": key, "first": _shown(first), "second": _shown(second)}
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _batch_line(result: OnBatch) -> Line:
+    return {
+        "batch": result.batch,
+        "first loss": f"{result.first_loss:.6f}",
+        "second loss": f"{result.second_loss:.6f}",
+        "gradients": result.verdict,
+        "error": f"{result.error:.1e}",
+        "cosine": report.number(result.cosine, ".4f"),
+        "ratio": report.number(result.ratio, ".4f"),
+    }
+
+
+def _finite(result: OnBatch) -> dict[str, Any]:
+    """Return a result for programs; numbers that are not finite are null."""
+    numbers = {"error": result.error, "cosine": result.cosine, "ratio": result.ratio}
+    return {**vars(result), **{name: report.finite(value) for name, value in numbers.items()}}
