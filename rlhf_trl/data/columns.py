@@ -22,11 +22,16 @@ UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 
 
-def code() -> str:
-    """Return a hash of the code here, since `datasets` caches by the names of functions."""
+def code(*rooms: str) -> str:
+    """Return a hash of the code here, since `datasets` caches by the names of functions.
+
+    Or of the code in other `rooms`, folders of the package.
+    """
     from datasets.fingerprint import Hasher
 
-    return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
+    package = Path(__file__).parents[1]
+    files = [path for room in rooms or ("data",) for path in sorted((package / room).glob("*.py"))]
+    return Hasher.hash([path.read_bytes() for path in files])
 
 
 def table(dataset: "Dataset") -> "pa.Table":
