@@ -30,6 +30,7 @@ from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prom
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.supervised import print_counts
 
 NAME = "rejection sampling"
 TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data, that the chat template gets
@@ -160,6 +161,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     asked = None if args.eval_strategy == "no" else dataset.select([0])
     sides = {"train_dataset": dataset, "eval_dataset": asked}
     trainer = train.build(loaded, trainer_class, data, tokenizer, **sides)
+    print_counts(trainer)
     trainer.max_completion_length = own.max_completion_length
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
