@@ -308,6 +308,11 @@ LONG = {
 }
 
 
+def test_weights_of_losses_without_losses_are_one_sentence():
+    with pytest.raises(InputError, match=r"loss_weights is \[2.0\], but there is no loss_type"):
+        BookDPOConfig(loss_weights=[2.0])
+
+
 CHATML = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>ab' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

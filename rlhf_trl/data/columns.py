@@ -284,7 +284,7 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
 
 
 def check_cell(name: str, value: Any) -> None:
-    """Refuse a label that is not boolean, a margin that is no number, a cell without a text."""
+    """Refuse a label that is not boolean, a margin that is not 0 or more, a cell without a text."""
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
@@ -294,6 +294,9 @@ def check_cell(name: str, value: Any) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value):
             told = "which is not a number; write how much better chosen is, or remove the column"
+            wrong = f"margin is {value!r}, {told}"
+        elif value < 0:
+            told = "which makes rejected the better one; swap the two, or remove the row"
             wrong = f"margin is {value!r}, {told}"
     elif isinstance(value, list) and value:
         if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
