@@ -19,7 +19,7 @@ REWARD = {
     "TABLE = json.loads(Path(__file__).with_name('table.json').read_text())\n",
     "pack/table.json": '{"a": 1}',
     "far_one.py": "SIGN = 1\n",
-    "lazy_one.py": "def weight():\n    return 1\n",
+    "lazy_one.py": "def weight():\n    return LOADED[0]\n\n\nLOADED = [1]\n",
     "unrelated_one.py": "SIGN = 1\n",
 }
 MODULES = ("pack", "far_one", "lazy_one", "unrelated_one")

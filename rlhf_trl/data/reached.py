@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from hashlib import blake2b
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from io import BytesIO
@@ -39,9 +40,9 @@ def reached(function: Any) -> str:
     """Return a hash of what a function's results depend on, as far as code and values tell.
 
     That is the function with its closure, partial arguments and attributes, and the source and the
-    global values of all modules that it reaches, by import or by value. Modules of the standard
-    library, of installed packages and of this one are left out. What a function reads elsewhere
-    when it is called (files, the network, the environment) does not count.
+    global values of all modules that it reaches, by import (which is done) or by value. Modules of
+    the standard library, of installed packages and of this one are left out. What a function reads
+    elsewhere when it is called (files, the network, the environment) does not count.
 
     Raises:
         ValueError: something there cannot be hashed; the message says what.
@@ -57,11 +58,14 @@ def reached(function: Any) -> str:
             continue
         seen[name] = Path(spec.origin).read_bytes()
         waiting |= set(_imported(seen[name], spec.parent))
-        if name in sys.modules:
-            values = {k: v for k, v in vars(sys.modules[name]).items() if not k.startswith("__")}
-            state, more = _pickled(values, f"the module {name!r}")
-            seen[name] += state
-            waiting |= more
+        try:
+            variables = vars(import_module(name))
+        except (Exception, SystemExit):  # it may be meant for another place
+            continue
+        values = {key: value for key, value in variables.items() if not key.startswith("__")}
+        state, more = _pickled(values, f"the module {name!r}")
+        seen[name] += state
+        waiting |= more
     digest = blake2b(pickled, digest_size=16)
     for name, content in sorted(seen.items()):
         digest.update(name.encode() + blake2b(content).digest())
@@ -92,10 +96,10 @@ def _spec(name: str) -> ModuleSpec | None:
     """Return where a module comes from, which need not be loaded; None: there is no such module."""
     try:
         return find_spec(name)
-    except ImportError:  # `from a import b`, where b is no module
-        return None
     except ValueError as error:
         raise ValueError(f"the module {name!r} has no file") from error
+    except Exception:  # `from a import b`, where b is no module, or what `a` raises
+        return None
 
 
 def _imported(source: bytes, package: str) -> Iterator[str]:
