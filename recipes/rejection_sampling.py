@@ -35,6 +35,7 @@ class Run(AnyRun):
     reward_model_strips_think: bool = False  # it reads answers without <think>...</think>
     correctness: str | None = None  # reward that tells right answers, to report
     answers: str | None = None  # folder to keep them in; null: output_dir
+    reuse_answers: bool = False  # those of an earlier version, too
     samples: Samples = field(default_factory=Samples)  # panels of answers
 
 

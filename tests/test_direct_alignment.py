@@ -4,6 +4,7 @@ import inspect
 import math
 
 import comparison
+import direct_alignment_cases
 import pytest
 import torch
 from datasets import Dataset
@@ -306,6 +307,53 @@ LONG = {
     "chosen": message("assistant", "c" * 10),
     "rejected": message("assistant", "r" * 6),
 }
+
+
+def test_weights_of_losses_without_losses_are_one_sentence():
+    with pytest.raises(InputError, match=r"loss_weights is \[2.0\], but there is no loss_type"):
+        BookDPOConfig(loss_weights=[2.0])
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>ab' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("form", ["messages", "texts"])
+def test_orpo_trains_on_the_tokens_that_the_tokenizer_makes(monkeypatch, form):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = CHATML  # something follows the end, and nothing comes first
+    assert (
+        tokenizer.bos_token_id is not None
+        and tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id
+    )
+    monkeypatch.setattr(direct_alignment_cases, "build_tokenizer", lambda: tokenizer)
+    rows = pairs(4)
+    if form == "texts":
+        rows = [{key: value[0]["content"] for key, value in row.items()} for row in rows]
+    made = {which: build("orpo", which, rows=rows) for which in ("chapter", "code", "trl")}
+    dpo = build("dpo", rows=rows).train_dataset
+    for number, row in enumerate(rows):
+        for side in ("chosen", "rejected"):
+            if form == "texts":
+                prompt = tokenizer(row["prompt"])["input_ids"]
+                whole = tokenizer(row["prompt"] + row[side] + "<|end|>")["input_ids"]
+            else:
+                how = {"tokenize": True, "return_dict": False}
+                prompt = tokenizer.apply_chat_template(
+                    row["prompt"], add_generation_prompt=True, **how
+                )
+                whole = tokenizer.apply_chat_template(row["prompt"] + row[side], **how)
+            labels = [-100] * len(prompt) + whole[len(prompt) :]
+            for which in ("chapter", "code"):
+                columns = made[which].train_dataset[number]
+                assert columns[f"{side}_input_ids"] == whole
+                assert columns[f"{side}_labels"] == labels
+            assert dpo[number]["prompt_ids"] + dpo[number][f"{side}_ids"] == whole
+            ends = [tokenizer.eos_token_id] * (form == "messages")  # of TRL's own
+            stock = made["trl"].train_dataset[number][f"{side}_input_ids"]
+            assert stock == [tokenizer.bos_token_id, *whole, *ends]
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])

@@ -1,6 +1,7 @@
 """Every recipe on files, a model, a tokenizer and a chat template of one's own: configs/own."""
 
 import json
+import os
 
 import pytest
 from conftest import ROOT, cause
@@ -14,6 +15,7 @@ from transformers import (
 )
 
 from rlhf_trl import cli
+from rlhf_trl.data.files import read
 
 DATA = {
     "sft": conversations,
@@ -117,6 +119,41 @@ def test_rows_that_were_edited_are_not_trained_on_unasked(run, refused, own_mode
     assert "rows are not those of" in sentence and "resume_changed: [dataset]" in sentence
     run("dpo", config, *given, *more, "--resume_changed", "dataset")
     assert json.loads((folder / "summary.json").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "folder", "nested"])
+def test_a_file_changed_under_the_same_time_is_read_again(tmp_path, name):
+    path = tmp_path / name
+    file = {"folder": path / "rows.jsonl", "nested": path / "data" / "rows.csv"}.get(name, path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def texts(first):
+        rows = ["text", first, "d"] if file.suffix == ".csv" else [f'{{"text": "{first}"}}']
+        file.write_text("\n".join(rows) + "\n")
+        os.utime(file, (1e9, 1e9))  # as archives and images set it
+        return read(str(path))[0]["text"][0]
+
+    assert [texts(first) for first in ("aa", "bb", "aa", "ccc")] == ["aa", "bb", "aa", "ccc"]
+
+
+def test_a_template_that_was_edited_is_not_trained_with_unasked(run, refused, own_model, tmp_path):
+    template = tmp_path / "mine.jinja"
+    template.write_text(TEMPLATE)
+    given = [*words("sft", own_model, tmp_path), "--dataset.eval_size", 8]
+    given += ["--chat_template_path", template]
+    config, resume = ROOT / "configs" / "own" / "sft", ["--resume_from_checkpoint", "auto"]
+    folder, _ = run("sft", config, *given, "--max_steps", 2)
+    template.write_text(TEMPLATE.replace("<|", "<||"))
+    assert template.read_text() != TEMPLATE
+    sentence = refused("sft", config, *given, *resume)
+    assert "the chat template is not that of" in sentence
+    assert "write resume_changed: [chat_template_path] if it is meant" in sentence
+    meant = ["--max_steps", 3, "--resume_changed", "chat_template_path"]
+    run("sft", config, *given, *resume, *meant)
+    template.rename(tmp_path / "moved.jinja")  # its content is what counts
+    given[-1] = tmp_path / "moved.jinja"
+    run("sft", config, *given, *resume)
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 4
 
 
 def test_prompts_may_be_texts_and_nothing_held_out(run, own_model, tmp_path):

@@ -1,20 +1,26 @@
 """Rejection sampling end to end on the embedded model."""
 
+import importlib
 import json
+import sys
 from functools import partial
+from hashlib import blake2b, sha256
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 from trl import ModelConfig
 
 from rlhf_trl import cli
+from rlhf_trl.data.files import Examples
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.generate import SAMPLED, Completion
 from rlhf_trl.run import rejection_sampling
+from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers.sft import BookSFTTrainer
 
 ROOT = Path(__file__).parent.parent
@@ -256,6 +262,167 @@ def test_a_broken_file_of_answers_is_named(sampled, tmp_path):
     with pytest.raises(SystemExit) as stop:
         sampled(folder="again")
     assert f"answers: {path} does not hold 12 lines of JSON; remove it." in str(stop.value.code)
+
+
+ASKED = [{"role": "user", "content": "Say it."}]
+
+
+@pytest.fixture
+def rolled_out(tmp_path, monkeypatch):
+    """Sample two made-up answers to each prompt, score them; return rewards and times sampled."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sampled = []
+
+    def sample(model, args, rows, count, *_, **__):
+        sampled.append(rows)
+        return [[Completion("a", True, [5]), Completion("aaa", True, [5, 6])] for _ in rows]
+
+    monkeypatch.setattr(rejection_sampling, "sample_completions", sample)
+
+    def rolled_out(rows=({"prompt": ASKED},), rewards=("scores.length",), reuse=False, **model):
+        for name in ("scores", "scale"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        own = SimpleNamespace(
+            **{"answers": str(tmp_path / "answers"), "reuse_answers": reuse, "num_generations": 2},
+            **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "correctness": None},
+            **{"max_completion_length": 8, "reward_funcs": list(rewards), "reward_model": None},
+            **{"reward_aggregate": None, "reward_model_strips_think": False},
+            chat_template_kwargs={},
+        )
+        args = SimpleNamespace(
+            **{"per_device_eval_batch_size": 8, "process_index": 0, "world_size": 1, "seed": 0},
+            model_init_kwargs=None,
+        )
+        model = ModelConfig(**{"model_name_or_path": "tiny"} | model)
+        loaded = SimpleNamespace(own=own, trl=args, model=model)
+        data = Examples(Dataset.from_list(list(rows)), None, None, {})
+        rollouts, _ = rejection_sampling.roll_out(loaded, data, None)
+        return rollouts.rewards, len(sampled)
+
+    return rolled_out
+
+
+SCORES = (
+    "from functools import partial\n"
+    "from scale import SIGN, weighted\n"
+    "length = partial(weighted, sign=SIGN)\n"
+)
+SCALE = (
+    "SIGN = {sign}\n"
+    "def weighted(completions, sign, **_):\n"
+    "    return [sign * float(len(c[0]['content'])) for c in completions]\n"
+)
+
+
+def test_rewards_of_an_edited_helper_are_scored_anew(rolled_out, tmp_path, capfd):
+    (tmp_path / "scores.py").write_text(SCORES)
+    (tmp_path / "scale.py").write_text(SCALE.format(sign="+1"))
+    assert rolled_out() == ([[1, 3]], 1)
+    kept = contents(tmp_path / "answers")
+    assert rolled_out() == ([[1, 3]], 1)
+    assert contents(tmp_path / "answers") == kept
+    (tmp_path / "scale.py").write_text(SCALE.format(sign="-1"))
+    assert rolled_out() == ([[-1, -3]], 1)  # of the same answers
+    # what cannot be told from another is never kept
+    unclear = SCALE.format(sign="2") + "LINES = (n for n in range(3))\n"
+    (tmp_path / "scale.py").write_text(unclear)
+    kept = contents(tmp_path / "answers")
+    capfd.readouterr()
+    assert rolled_out() == ([[2, 6]], 1)
+    assert contents(tmp_path / "answers") == kept
+    line = "their rewards are not kept for another run: the module 'scale' holds what cannot be"
+    assert line in capfd.readouterr().out
+
+
+def test_rewards_of_other_answers_are_scored_anew(rolled_out, tmp_path):
+    (tmp_path / "scores.py").write_text(SCORES)
+    (tmp_path / "scale.py").write_text(SCALE.format(sign="+1"))
+    rolled_out()
+    (path,) = (tmp_path / "answers").glob("answers-*")
+    path.write_text(path.read_text().replace("aaa", "aaaa"))
+    assert rolled_out() == ([[1, 4]], 1)
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Return a function that writes an adapter's folder, whose base has one file, and its name."""
+
+    def adapter(base_weights):
+        base, folder = tmp_path / "base", tmp_path / "adapter"
+        base.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        (base / "model.safetensors").write_text(base_weights)
+        config = {"base_model_name_or_path": str(base)}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return str(folder)
+
+    return adapter
+
+
+def test_whatever_sampling_reads_is_in_the_name_of_the_answers(rolled_out, tmp_path, adapter):
+    (tmp_path / "scores.py").write_text(SCORES)
+    (tmp_path / "scale.py").write_text(SCALE.format(sign="+1"))
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    changes = [
+        {},
+        {"rows": [{"prompt": ASKED, "chat_template_kwargs": {"enable_thinking": True}}]},
+        {"rows": [{"prompt": ASKED, "chat_template_kwargs": {"enable_thinking": False}}]},
+        {"rows": [{"prompt": ASKED, "tools": json.dumps(tools)}]},
+        {"load_in_4bit": True},
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        {"attn_implementation": "eager"},
+        {"model_name_or_path": adapter("one")},
+    ]
+    for number, change in enumerate(changes, 1):
+        assert rolled_out(**change)[1] == number
+    for change in changes:
+        assert rolled_out(**change)[1] == len(changes)  # all are kept
+    adapter("another")
+    assert rolled_out(**changes[-1])[1] == len(changes) + 1
+
+
+def test_answers_of_an_earlier_version_are_reused_on_demand_only(rolled_out, tmp_path, capfd):
+    (tmp_path / "scores.py").write_text(SCORES)
+    (tmp_path / "scale.py").write_text(SCALE.format(sign="+1"))
+    # the name as it was once made
+    digest = blake2b(digest_size=16)
+    for path in sorted(path for path in Path(checkpoint_path()).rglob("*") if path.is_file()):
+        digest.update(path.name.encode() + blake2b(path.read_bytes()).digest())
+    what = {
+        "model": digest.hexdigest(),
+        "prompts": sha256(json.dumps(ASKED).encode()).hexdigest(),
+        "how": [2, 1.0, 1.0, 0, None, 8, 0, "float32"],
+        "also": [8, {}],
+    }
+    key = sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    path = tmp_path / "answers" / f"answers-{key}.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps([["b", True, [7]], ["bb", True, [7, 8]]]) + "\n")
+    assert rolled_out(reuse=True) == ([[1, 2]], 0)
+    assert f"answers: {path} is reused, as reuse_answers says" in capfd.readouterr().out
+    assert rolled_out() == ([[1, 3]], 1)
+    assert f"answers: {path} is of an earlier version" in capfd.readouterr().out
+    assert rolled_out(reuse=True) == ([[1, 3]], 1)  # what has its own name now goes first
+    assert capfd.readouterr().out == ""
+
+
+def test_a_resumed_run_is_not_trained_on_another_selection(sampled, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    score = (
+        "def length(completions, **_):\n"
+        "    return [{} * len(c[0]['content']) for c in completions]\n"
+    )
+    saving = ["--reward_funcs", "signed.length", "--save_strategy", "steps", "--save_steps", 1]
+    (tmp_path / "signed.py").write_text(score.format("+1"))
+    sampled(*saving, "--max_steps", 1)
+    (tmp_path / "signed.py").write_text(score.format("-1"))
+    monkeypatch.delitem(sys.modules, "signed")
+    with pytest.raises(SystemExit) as stop:
+        sampled(*saving, "--resume_from_checkpoint", "auto")
+    assert "the train rows are not those of" in str(stop.value.code)
 
 
 @pytest.mark.promise

@@ -267,15 +267,52 @@ def test_plain_texts(tmp_path, kind):
         assert score == pytest.approx(by_hand(name, logits, "mean"), abs=2e-6)
 
 
-def test_padding_with_the_end_of_sequence_token(tmp_path):
-    trainer = trained("reward", tmp_path, pad_token=END)
+@pytest.mark.parametrize("conversational", [True, False])
+@pytest.mark.parametrize("kind", ["reward", "kwise"])
+def test_the_end_is_read_where_it_pads_too(tmp_path, monkeypatch, kind, conversational):
+    monkeypatch.setattr(reward_model, "BATCH", 4)  # texts of several lengths together
+    trainer = trained(kind, tmp_path, pad_token=END)
+    prompts = [row["prompt"] for row in rows_of("orm")]
+    starts = [asked({"prompt": prompt}) for prompt in prompts]
+    if not conversational:
+        starts = prompts = [prompt[0]["content"] for prompt in prompts]
+    given = {"rows": COMPLETIONS, "prompts": prompts}
+    if conversational:
+        found = in_grpo(str(tmp_path), **given)
+    else:
+        function = load_reward_model(str(tmp_path), build_tokenizer(), ARGS)
+        texts, finished, _ = zip(*COMPLETIONS, strict=True)
+        tokens = as_policy(texts, finished)["completion_ids"]
+        found = function(prompts=prompts, completions=list(texts), completion_ids=tokens)
+    for score, start, (text, finished, _) in zip(found, starts, COMPLETIONS, strict=True):
+        with torch.no_grad():
+            logits = outputs(trainer.model, ids(start + text + END * finished), [-1])
+            other = outputs(trainer.model, ids(start + text + END * (not finished)), [-1])
+        assert score == pytest.approx(float(logits), abs=2e-6)
+        assert score != pytest.approx(float(other), abs=1e-3)
+    # as transformers alone reads it, one text at a time
+    alone = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert alone.config.pad_token_id is None
+    with torch.no_grad():
+        plain = alone(torch.tensor([ids(starts[0] + COMPLETIONS[0][0] + END)])).logits
+    assert found[0] == pytest.approx(float(plain), abs=2e-6)
+
+
+def test_a_model_that_was_not_trained_to_read_the_end_is_read_as_it_was_trained(tmp_path, capsys):
+    trainer = build(
+        "reward", "trl", rows=rows_of("reward"), output_dir=str(tmp_path), pad_token=END
+    )
+    trainer.save_model()
+    trainer.model.eval()
     found = in_grpo(str(tmp_path))
     for n in (0, 1, 5, 6, 7):
-        logits = logits_in_training(trainer, "reward", n)
+        row = trainer.train_dataset[n]["chosen_ids"]
+        with torch.no_grad():
+            logits = outputs(trainer.model, row, [-2])  # the last token that is not padding
         assert found[n] == pytest.approx(float(logits), abs=2e-6)
-    # such a model cannot see whether a text ended, and does not in training either
-    ended = in_grpo(str(tmp_path), rows=[(t, True, None) for t, _, _ in COMPLETIONS])
-    assert found == pytest.approx(ended, abs=2e-6)
+    assert (
+        "pads with its end token, so that it was not trained to read it" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(("kind", "aggregate"), [("reward", None), ("orm", "last")])

@@ -104,6 +104,21 @@ def test_rows_whose_prompt_fills_the_length_are_left_out_and_counted(packing, bu
     assert "left out" not in out
 
 
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_answers_that_lose_their_end_are_counted(packing, built):
+    # 6, 12 and 16 tokens before the answer, and 3, 5 and 3 in it: 9, 17 and 19 together
+    rows = [talk("ab", "ba"), talk("abcdefgh", "abcd"), talk("a" * 12, "ba")]
+    rows = [{"messages": messages} for messages in rows]
+    trainer, out = built(rows, "--max_length", 16, "--packing", packing)
+    assert (trainer.left_out, trainer.cut_off) == ({"train": 1}, {"train": 1})
+    assert "1 train rows lose their end to max_length 16" in out
+    trainer, out = built(rows, "--max_length", 17, "--packing", packing)
+    assert (trainer.left_out, trainer.cut_off) == ({"train": 0}, {"train": 1})
+    trainer, out = built(rows, "--max_length", 19, "--packing", packing)
+    assert (trainer.left_out, trainer.cut_off) == ({"train": 0}, {"train": 0})
+    assert "lose their end" not in out
+
+
 def test_packed_rows_have_the_loss_of_padded_ones_and_of_each_alone(built, tmp_path):
     words = ["spell", "a", "word", "backward", "abcdefgh", "of", "letters", "tree"]
     rows = [

@@ -22,11 +22,16 @@ UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 
 
-def code() -> str:
-    """Return a hash of the code here, since `datasets` caches by the names of functions."""
+def code(*rooms: str) -> str:
+    """Return a hash of the code here, since `datasets` caches by the names of functions.
+
+    Or of the code in other `rooms`, folders of the package.
+    """
     from datasets.fingerprint import Hasher
 
-    return Hasher.hash([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])
+    package = Path(__file__).parents[1]
+    files = [path for room in rooms or ("data",) for path in sorted((package / room).glob("*.py"))]
+    return Hasher.hash([path.read_bytes() for path in files])
 
 
 def table(dataset: "Dataset") -> "pa.Table":
@@ -279,7 +284,7 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
 
 
 def check_cell(name: str, value: Any) -> None:
-    """Refuse a label that is not boolean, a margin that is no number, a cell without a text."""
+    """Refuse a label that is not boolean, a margin that is not 0 or more, a cell without a text."""
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
@@ -289,6 +294,9 @@ def check_cell(name: str, value: Any) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value):
             told = "which is not a number; write how much better chosen is, or remove the column"
+            wrong = f"margin is {value!r}, {told}"
+        elif value < 0:
+            told = "which makes rejected the better one; swap the two, or remove the row"
             wrong = f"margin is {value!r}, {told}"
     elif isinstance(value, list) and value:
         if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):

@@ -1,7 +1,7 @@
 """Data sets of one's own: files and the hub, as `datasets.Dataset`s in TRL's formats."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LEFT_OUT = "left_out"  # a column: why a reader makes nothing of a row
+PART = 1 << 20  # bytes of a file to hash at once
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -106,6 +107,8 @@ def read(
             given = {"path": kind, "data_files": list(map(str, files))}
         else:
             given = {"path": path, "name": name}
+        if Path(path).exists():
+            given["cache_dir"] = _cache_of(Path(path))
         found = load_dataset(**given, split=split)
         table(found).validate(full=True)  # what is not UTF-8 is read all the same
     except Exception as error:  # the libraries below raise many kinds
@@ -146,6 +149,26 @@ def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path
     if wrong:
         raise InputError(f"dataset.{key}: {wrong}.")
     return next(iter(kinds), None), files
+
+
+def _cache_of(path: Path) -> str:
+    """Return the folder in which `datasets` keeps what it makes of a file or folder.
+
+    Its name hashes sizes and content: `datasets` goes by time, which archives and images fix.
+    """
+    from datasets import config
+    from datasets.fingerprint import Hasher
+
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+    def parts() -> Iterator[bytes]:
+        for file in files:
+            yield f"{file} {file.stat().st_size}\n".encode()
+            with file.open("rb") as stream:
+                while part := stream.read(PART):
+                    yield part
+
+    return str(Path(config.HF_DATASETS_CACHE, Hasher.hash_bytes(parts())))
 
 
 def _find_fault(kind: str | None, files: list[Path], key: str) -> None:

@@ -112,8 +112,21 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         )
     if own.pad_token is None:
         own.pad_token = own.eos_token
-    model.config.get_text_config().pad_token_id = own.pad_token_id
+    if not reader.per_token:
+        _choose_last_token(path, model.config.get_text_config(), own, args)
     return model, own
+
+
+def _choose_last_token(path: str, config: Any, own: Any, args: Any) -> None:
+    """Let the end token be read (see `reading_last_tokens`), unless training never read it."""
+    if config.pad_token_id != own.eos_token_id:
+        config.pad_token_id = None
+    elif getattr(args, "process_index", 0) == 0:
+        print(
+            f"reward_model: {path} pads with its end token, so that it was not trained to read it: "
+            "a finished answer scores like one that is cut off there",
+            flush=True,
+        )
 
 
 def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:

@@ -5,7 +5,8 @@ outcome model every token of the completion; a process model the last token of e
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -161,12 +162,19 @@ class Reader:
     def outputs(
         self, model: Any, tokenizer: Any, texts: Sequence[Encoded], batch: int, device: Any
     ) -> list[Tensor]:
-        """Return the model's logits: () of a whole text, (places,) or (places, classes)."""
+        """Return the model's logits: () of a whole text, (places,) or (places, classes).
+
+        A classifier of whole texts whose config names no pad token reads their last token.
+        """
+        config = getattr(model, "module", model).config.get_text_config()
+        pools = not self.per_token and config.pad_token_id is None
         found = []
         for first in range(0, len(texts), batch):
             part = texts[first : first + batch]
             inputs = pad_texts([{"input_ids": text.ids} for text in part], tokenizer.pad_token_id)
-            logits = model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits
+            with reading_last_tokens(config, inputs) if pools else nullcontext():
+                batch_inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+                logits = model(**batch_inputs).logits
             logits = logits.float().cpu().squeeze(-1)
             found += [
                 x[t.places] if self.per_token else x for x, t in zip(logits, part, strict=True)
@@ -189,6 +197,26 @@ class Reader:
         named = {"last": right[-1], "mean": right.mean(), "min": right.min()}
         named["product"] = right.prod()
         return {name: float(named[name]) for name in self.names}
+
+
+@contextmanager
+def reading_last_tokens(config: Any, inputs: dict[str, Tensor]) -> Iterator[None]:
+    """Let a classifier with this config read the last token of every text of a batch.
+
+    transformers reads the last one that is not the config's pad token. Where the end token pads,
+    too, it would score a finished text like one that was cut off. So padding becomes a token that
+    ends no text here, and afterwards the config names no pad token, which tells how texts are read.
+    """
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1, keepdim=True)
+    ends = set(ids.gather(1, last).flatten().tolist())
+    filler = next(token for token in range(len(ends) + 1) if token not in ends)
+    inputs["input_ids"] = ids.masked_fill(mask == 0, filler)
+    config.pad_token_id = filler
+    try:
+        yield
+    finally:
+        config.pad_token_id = None
 
 
 def good(logits: Tensor) -> Tensor:

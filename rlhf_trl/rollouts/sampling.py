@@ -16,7 +16,7 @@ from rlhf_trl.data.files import FileData
 from rlhf_trl.data.judgments import GYM_COLUMNS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import EMBEDDED, load_policy, load_tokenizer, whole_weights
+from rlhf_trl.models import ADAPTER, EMBEDDED, load_policy, load_tokenizer, whole_weights
 from rlhf_trl.output import write_lines
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, seeded
 from rlhf_trl.rollouts.store import Record, Store
@@ -151,13 +151,21 @@ def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
         return []
 
 
-def fingerprint(name: str, revision: str | None = None) -> str:
-    """Return what tells a model from others: a hash of its files, or its name on the hub."""
+def fingerprint(name: str, revision: str | None = None, with_base: bool = True) -> str:
+    """Return what tells a model from others: a hash of its files, or its name on the hub.
+
+    An adapter's is that of its base, too, unless `with_base` is False.
+    """
     folder = Path(checkpoint_path() if name == EMBEDDED else name)
     if not folder.is_dir():
         return f"{name}@{revision}"
-    found = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as stream:
-            found.update(path.name.encode() + file_digest(stream, "blake2b").digest())
-    return found.hexdigest()
+            digest.update(path.name.encode() + file_digest(stream, "blake2b").digest())
+    adapter = folder / ADAPTER
+    if with_base and adapter.is_file():
+        config = json.loads(adapter.read_text(encoding="utf-8"))
+        base = fingerprint(config["base_model_name_or_path"], config.get("revision"))
+        digest.update(base.encode())
+    return digest.hexdigest()

@@ -3,19 +3,21 @@
 import json
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from inspect import getmodule, getsource, signature, unwrap
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from trl.data_utils import is_conversational
 
 from rlhf_trl import output
 from rlhf_trl.book.selection import STRATEGIES, Pairs
 from rlhf_trl.data.files import Examples, code
 from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.data.reached import reached
 from rlhf_trl.data.verifiers import VERIFIERS, check_right_answers, load_rewards
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import called
@@ -28,8 +30,10 @@ from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prom
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.supervised import print_counts
 
 NAME = "rejection sampling"
+TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data, that the chat template gets
 # What is trained is the answers, as they were sampled.
 FIXED = {"completion_only_loss": True, "assistant_only_loss": False, "chat_template_path": None}
 
@@ -126,7 +130,7 @@ def _is_done(loaded: Any) -> bool:
         return False
     before, now = read_config(folder / "config.yaml"), loaded.given
     other = [k for k in before.keys() | now.keys() if before.get(k) != now.get(k)]
-    if other := sorted(set(other) - {*train.RESUMING, "answers"}):
+    if other := sorted(set(other) - {*train.RESUMING, "answers", "reuse_answers"}):
         raise InputError(
             f"{folder} was run with another {other[0]}; restore it, or name another output_dir."
         )
@@ -151,11 +155,14 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     asked = None if args.eval_strategy == "no" else dataset.select([0])
     sides = {"train_dataset": dataset, "eval_dataset": asked}
     trainer = train.build(loaded, trainer_class, data, tokenizer, **sides)
+    print_counts(trainer)
     trainer.max_completion_length = own.max_completion_length
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    train.run(trainer, loaded, data, NAME, extra=partial(_report, rollouts=rollouts, told=told))
+    # a resumed run is refused if other answers are selected now
+    trained = replace(data, train=dataset)
+    train.run(trainer, loaded, trained, NAME, extra=partial(_report, rollouts=rollouts, told=told))
 
 
 def _learned(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
@@ -178,15 +185,8 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         check_right_answers(own.reward_funcs, data.train, data.held_out)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
-    asked = _key(
-        model=fingerprint(model.model_name_or_path, model.model_revision),
-        prompts=sha256("".join(map(json.dumps, rows["prompt"])).encode()).hexdigest(),
-        how=[count, *sampling, own.max_completion_length, args.seed, model.dtype],
-        also=[args.per_device_eval_batch_size, own.chat_template_kwargs],
-    )
 
-    def lines(name: str, make: Callable[[], list[Any]]) -> list[Any]:
-        path = Path(own.answers, f"{name}.jsonl")
+    def lines(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
         if len(found := kept(path, make)) != len(rows):
             raise InputError(f"answers: {path} does not hold {len(rows)} lines of JSON; remove it.")
         return found
@@ -194,23 +194,16 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     def sample() -> list[Any]:
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
-    answers = [[Completion(*one) for one in each] for each in lines(f"answers-{asked}", sample)]
-    judged = _key(
-        code=code(),
-        # with the text of the module that each is from
-        functions=[(f.__name__, getsource(getmodule(unwrap(f)))) for f in functions],
-        reward_model=own.reward_model and fingerprint(own.reward_model),
-        how=[own.reward_aggregate, own.reward_model_strips_think],
-        rows=[{k: v for k, v in row.items() if k != "prompt"} for row in rows],
-    )
-
     def score() -> list[Any]:
         if own.reward_model:
             how = (own.reward_aggregate, own.reward_model_strips_think)
             functions.append(load_reward_model(own.reward_model, tokenizer, args, *how))
         return in_batches(partial(_rewards, functions, answers), args, rows, count)
 
-    rewards = lines(f"rewards-{asked}-{judged}", score)
+    sampled = _answers_path(loaded, rows, sampling)
+    answers = [[Completion(*one) for one in each] for each in lines(sampled, sample)]
+    scored = _rewards_path(loaded, rows, functions, sampled)
+    rewards = score() if scored is None else lines(scored, score)
     correctness = correctness_of(own, data)
     if correctness is None:
         return Rollouts(rows, answers, rewards, None), None
@@ -230,6 +223,73 @@ def correctness_of(own: Any, data: Examples) -> Any:
         return None
     (correctness,) = load_rewards([name], data.tasks, data.train.column_names)
     return correctness
+
+
+def _answers_path(loaded: Any, rows: Any, sampling: Sampling) -> Path:
+    """Return the file of the answers, whose name hashes all that sampling reads.
+
+    The name that earlier versions gave left some of it out. With `reuse_answers` that file is
+    taken; otherwise a line says that it is there.
+    """
+    own, args, model = loaded.own, loaded.trl, loaded.model
+    longest, name = own.max_completion_length, model.model_name_or_path
+    earlier = {
+        "model": fingerprint(name, model.model_revision, with_base=False),
+        "prompts": sha256("".join(map(json.dumps, rows["prompt"])).encode()).hexdigest(),
+        "how": [own.num_generations, *sampling, longest, args.seed, model.dtype],
+        "also": [args.per_device_eval_batch_size, own.chat_template_kwargs],
+    }
+    read = [name for name in TEMPLATE_COLUMNS if name in rows.column_names]
+    quantized = ("load_in_", "bnb_", "use_bnb_")
+    now = {
+        **earlier,
+        "model": fingerprint(name, model.model_revision),
+        "columns": _rows_hash(rows.select_columns(read)) if read else None,
+        "loading": [model.attn_implementation, args.model_init_kwargs],
+        "quantization": {k: v for k, v in vars(model).items() if k.startswith(quantized)},
+    }
+    paths = [Path(own.answers, f"answers-{_key(**what)}.jsonl") for what in (now, earlier)]
+    place = 0
+    if args.process_index == 0 and paths[1].exists() and not paths[0].exists():
+        place = int(own.reuse_answers)
+        if place:
+            print(f"answers: {paths[1]} is reused, as reuse_answers says", flush=True)
+        else:
+            print(
+                f"answers: {paths[1]} is of an earlier version, whose name leaves out what the "
+                "template gets from the data, quantization, attention and an adapter's base; "
+                "sampled anew (reuse_answers: true takes it)",
+                flush=True,
+            )
+    return paths[broadcast_object_list([place])[0]]
+
+
+def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -> Path | None:
+    """Return the file of the rewards, whose name hashes all they depend on; None: keep none."""
+    own, judged = loaded.own, None
+    try:
+        functions_read = [(function.__name__, reached(function)) for function in functions]
+    except ValueError as error:
+        if loaded.trl.process_index == 0:
+            print(f"answers: their rewards are not kept for another run: {error}", flush=True)
+    else:
+        judged = _key(
+            code=code("data", "reward_models"),
+            functions=functions_read,
+            reward_model=own.reward_model and fingerprint(own.reward_model),
+            how=[own.reward_aggregate, own.reward_model_strips_think],
+            rows=_rows_hash(rows),
+            answers=sha256(sampled.read_bytes()).hexdigest(),
+        )
+    (judged,) = broadcast_object_list([judged])  # the processes need not pickle values alike
+    return judged and sampled.with_stem(f"{sampled.stem.replace('answers', 'rewards')}-{judged}")
+
+
+def _rows_hash(rows: Any) -> str:
+    digest = sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
 
 
 def _key(**what: Any) -> str:

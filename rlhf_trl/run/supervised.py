@@ -30,11 +30,21 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
         _check_template(_with_template(tokenizer, args.chat_template_path), args)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.max_completion_length = own.max_completion_length
-    for side, count in trainer.left_out.items():
-        if count and args.process_index == 0:
-            why = f"nothing to train on within max_length {args.max_length}"
-            print(f"left out {count} {side} rows: {why}", flush=True)
+    print_counts(trainer)
     train.run(trainer, loaded, data, "sft")
+
+
+def print_counts(trainer: Any) -> None:
+    """Print how many examples `max_length` left out or cut, by side."""
+    if not trainer.is_world_process_zero():
+        return
+    within = f"max_length {trainer.args.max_length}"
+    for side, count in trainer.left_out.items():
+        if count:
+            print(f"left out {count} {side} rows: nothing to train on within {within}", flush=True)
+    for side, count in trainer.cut_off.items():
+        if count:
+            print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
 def _check(loaded: Any) -> None:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import wraps
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,20 @@ def _check_resume(loaded: Any, checkpoint: str) -> None:
     if "world_size" in changed or getattr(args, "use_vllm", False):
         cause = "another number of processes" if "world_size" in changed else "vLLM"
         print(f"with {cause}, it cannot go on exactly as it would have", flush=True)
+
+
+def _check_template(loaded: Any, template: Any) -> str:
+    """Return a hash of the chat template; refuse a checkpoint that was trained with another."""
+    checkpoint = loaded.trl.resume_from_checkpoint
+    now = sha256(json.dumps(template).encode()).hexdigest()
+    before = output.read_manifest(checkpoint).get("chat_template", now) if checkpoint else now
+    if before != now and "chat_template_path" not in loaded.own.resume_changed:
+        raise InputError(
+            f"resume_from_checkpoint: the chat template is not that of {checkpoint}; restore it, "
+            "write resume_changed: [chat_template_path] if it is meant, or start in another "
+            "output_dir."
+        )
+    return now
 
 
 def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
@@ -403,6 +418,7 @@ def run(
         "launch": launch.describe_launch(args, name),
         "versions": report.versions(),
         **({"rows": _check_rows(loaded, data)} if loaded.own.save_checksums else {}),
+        "chat_template": _check_template(loaded, trainer.processing_class.chat_template),
     }
     if loaded.own.rollouts != "off":
         facts = {"name": name, "seed": args.seed, **trainer.told}

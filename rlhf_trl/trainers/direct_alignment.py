@@ -58,6 +58,15 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
     nll_weight: float | None = of_the_row("Weight of the NLL of the chosen.", "0 or more")
 
+    # Extends DPOConfig.__post_init__, which counts the losses in a loss_type that may be None here.
+    def __post_init__(self):
+        if self.loss_weights is not None and self.loss_type is None:
+            raise InputError(
+                f"loss_weights is {self.loss_weights}, but there is no loss_type whose losses it "
+                "weighs: they belong to the algorithm; remove it."
+            )
+        super().__post_init__()
+
 
 @dataclass
 class BookKTOConfig(AlignmentFields, KTOConfig):

@@ -45,7 +45,7 @@ def fit(
         )
     options = {"sides": list(sides), "max_length": max_length, "rule": rule}
     counts = {"cut": 0, "over-long": 0, "identical": 0}
-    prompts, *wholes = (_lengths(dataset, name) for name in ("prompt_ids", *sides))
+    prompts, *wholes = (lengths(dataset, name) for name in ("prompt_ids", *sides))
     longest = np.max(wholes, axis=0)
     over = np.flatnonzero(prompts + longest > (max_length or np.inf)).tolist()
     lost = {n for n in over if _short(dataset[n], **options) is None}
@@ -67,7 +67,8 @@ def fit(
     return dataset, counts
 
 
-def _lengths(dataset: Any, name: str) -> np.ndarray:
+def lengths(dataset: Any, name: str) -> np.ndarray:
+    """Return the lengths of the lists in a column, (N,)."""
     return pc.list_value_length(table(dataset.select_columns([name]))[name]).to_numpy()
 
 

@@ -28,7 +28,8 @@ OVERRIDDEN = {
     "_load_optimizer_and_scheduler _prepare_inputs _save_checkpoint",
     "DPOTrainer": "_compute_loss _precompute_ref_logps _prepare_dataset _save_checkpoint evaluate",
     "KTOTrainer": "_compute_loss _prepare_dataset _save_checkpoint evaluate",
-    "ORPOTrainer": "_save_checkpoint concatenated_forward evaluation_loop get_batch_loss_metrics",
+    "ORPOTrainer": "_save_checkpoint concatenated_forward evaluation_loop get_batch_loss_metrics "
+    "tokenize_row",
     "RewardTrainer": "_prepare_dataset _save_checkpoint _set_signature_columns_if_needed "
     "compute_loss evaluate",
     "SFTTrainer": "_prepare_dataset _save_checkpoint evaluate",

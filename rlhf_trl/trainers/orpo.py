@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from trl import DPOTrainer
 from trl.trainer.utils import selective_log_softmax
 
 from rlhf_trl.algorithms import of_the_row
@@ -50,19 +51,37 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
             whole.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+        sides = {name: kwargs.get(name) for name in ("train_dataset", "eval_dataset")}
+        if not self._stock:  # ORPOTrainer would tokenize all of the rows, which comes after
+            first = {name: rows.select([0]) for name, rows in sides.items() if _is_whole(rows)}
+            kwargs |= first
         super().__init__(model, args=whole, **kwargs)
+        self._tokenizer = self.processing_class  # by the name that DPOTrainer's method reads
         self.max_length = self.args.max_length = args.max_length
-        self.train_dataset = self._fitted(self.train_dataset, "train")
-        if self.eval_dataset is not None:
-            self.eval_dataset = self._fitted(self.eval_dataset, "eval")
+        for name, rows in sides.items():
+            if rows is not None:
+                tokenized = getattr(self, name) if self._stock else rows
+                setattr(self, name, self._fitted(tokenized, name.partition("_")[0]))
+
+    # Extends ORPOTrainer.tokenize_row, whose second end and first token DPO, KTO and SFT lack.
+    def tokenize_row(self, feature, model=None):
+        """Return the columns of a tokenized pair in formulation "trl"; others come after."""
+        return super().tokenize_row(feature, model) if self._stock else {}
 
     def _fitted(self, dataset: Any, name: str) -> Any:
-        """Apply the rule for over-long pairs, and drop identical ones."""
-        dataset = dataset.map(_ids, remove_columns=dataset.column_names, load_from_cache_file=False)
+        """Tokenize as DPO does, apply the rule for over-long pairs, and drop identical ones."""
+        if self._stock:
+            how = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
+            dataset = dataset.map(_ids, **how)
+        else:
+            unlimited = copy(self.args)
+            unlimited.max_length = None
+            given = (self.processing_class, unlimited, name)
+            dataset = DPOTrainer._prepare_dataset(self, dataset, *given)
         names = [f"{side}_ids" for side in ("chosen", "rejected")]
         dataset, counts = fit(dataset, names, self.max_length, self.args.overlong)
         self.fitted[name] = counts
-        return dataset.map(_columns, remove_columns=["prompt_ids", *names])
+        return dataset.map(_columns, remove_columns=dataset.column_names)
 
     # Extends ORPOTrainer.concatenated_forward: keeps the result for the loss, and for evaluation
     # what it comes to in each pair, where TRL takes means over a batch (its padding included).
@@ -151,6 +170,11 @@ def _means(
         nll.sum() / chosen_lengths.sum(),
     )
     return means if aux_loss is None else (*means, aux_loss)
+
+
+def _is_whole(dataset: Any) -> bool:
+    """Whether a data set is one that can be counted; others are refused later."""
+    return hasattr(dataset, "select") and len(dataset) > 0
 
 
 def _ids(row: dict[str, Any]) -> dict[str, list[int]]:

@@ -1,6 +1,7 @@
 """Reward models (chapter 5) on TRL's RewardTrainer: of whole texts, and of tokens and steps."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,14 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import scores_loss
 from rlhf_trl.models import loading
 from rlhf_trl.reward_models import metrics
-from rlhf_trl.reward_models.reader import CLASSES, Encoded, Reader, judged_class, pad_texts
+from rlhf_trl.reward_models.reader import (
+    CLASSES,
+    Encoded,
+    Reader,
+    judged_class,
+    pad_texts,
+    reading_last_tokens,
+)
 from rlhf_trl.trainers.evaluating import OverExamples
 from rlhf_trl.trainers.on_trl import OnTRL
 
@@ -169,6 +177,9 @@ class BookRewardTrainer(_OnRewardTrainer):
         self._ranked = self.lists_in_a_row = self.reader.algorithm == "kwise"
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
+        tokenizer = self.processing_class
+        ends_pad = tokenizer.pad_token_id == tokenizer.eos_token_id
+        self._reads_last = ends_pad and self.reader.formulation != "trl"
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = self._collating(collate_ranked)
 
@@ -207,17 +218,25 @@ class BookRewardTrainer(_OnRewardTrainer):
     # Extends RewardTrainer.compute_loss: its own for pairs, and the row's for ranked lists.
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss; while evaluating, keep the rewards."""
-        if self._ranked:
-            loss, outputs, rewards = self._ranking_loss(model, inputs)
-        else:
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            rewards = torch.stack(outputs.logits.squeeze(-1).chunk(2), 1)
+        config = self.model.config.get_text_config()
+        with reading_last_tokens(config, inputs) if self._reads_last else nullcontext():
+            if self._ranked:
+                loss, outputs, rewards = self._ranking_loss(model, inputs)
+            else:
+                loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+                rewards = torch.stack(outputs.logits.squeeze(-1).chunk(2), 1)
         if not self.model.training:
             self._rows = rewards.float().tolist()  # at last those of all examples
         return (loss, outputs) if return_outputs else loss
 
     def _batch_size(self, inputs):
         return len(inputs["input_ids"]) // inputs.get("list_length", 2)
+
+    # Extends Trainer._save: a config without a pad token says that the end token is read.
+    def _save(self, output_dir=None, state_dict=None):
+        if self._reads_last:
+            self.model.config.get_text_config().pad_token_id = None
+        super()._save(output_dir, state_dict)
 
     def _ranking_loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any, Tensor]:
         length = inputs.pop("list_length")

@@ -1,0 +1,120 @@
+"""What a function's results depend on: its code, the modules it reaches, the values it holds."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from hashlib import blake2b
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, resolve_name
+from io import BytesIO
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from datasets.utils._dill import Pickler
+
+PACKAGE = __name__.partition(".")[0]
+INSTALLED = {"site-packages", "dist-packages"}  # the folders of installed packages
+
+
+class _NotingPickler(Pickler):
+    """Pickles a value as `datasets` does to hash it, and notes the modules that it refers to."""
+
+    def __init__(self) -> None:
+        self.written = BytesIO()
+        self.modules: set[str] = set()
+        super().__init__(self.written, recurse=True)
+
+    def persistent_id(self, value: Any) -> str | None:
+        """Note a module, or that of a function or class; a module is pickled as its name."""
+        if isinstance(value, ModuleType):
+            self.modules.add(value.__name__)
+            return value.__name__
+        if isinstance(value, type | FunctionType | BuiltinFunctionType) and value.__module__:
+            self.modules.add(value.__module__)
+        return None
+
+
+def reached(function: Any) -> str:
+    """Return a hash of what a function's results depend on, as far as code and values tell.
+
+    That is the function with its closure, partial arguments and attributes, and the source and the
+    global values of all modules that it reaches, by import (which is done) or by value. Modules of
+    the standard library, of installed packages and of this one are left out. What a function reads
+    elsewhere when it is called (files, the network, the environment) does not count.
+
+    Raises:
+        ValueError: something there cannot be hashed; the message says what.
+    """
+    pickled, waiting = _pickled(function, repr(getattr(function, "__name__", function)))
+    seen: dict[str, bytes] = {}
+    while waiting:
+        name = waiting.pop()
+        if name in seen or not _is_own(name):
+            continue
+        spec = _spec(name)
+        if spec is None or spec.origin is None:  # not a module, or a folder of modules
+            continue
+        seen[name] = Path(spec.origin).read_bytes()
+        waiting |= set(_imported(seen[name], spec.parent))
+        try:
+            variables = vars(import_module(name))
+        except (Exception, SystemExit):  # it may be meant for another place
+            continue
+        values = {key: value for key, value in variables.items() if not key.startswith("__")}
+        state, more = _pickled(values, f"the module {name!r}")
+        seen[name] += state
+        waiting |= more
+    digest = blake2b(pickled, digest_size=16)
+    for name, content in sorted(seen.items()):
+        digest.update(name.encode() + blake2b(content).digest())
+    return digest.hexdigest()
+
+
+def _pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
+    """Return a value pickled, and the modules that it refers to."""
+    pickler = _NotingPickler()
+    try:
+        pickler.dump(value)
+    except Exception as error:  # a value may raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{what} holds what cannot be hashed ({reason})") from error
+    return pickler.written.getvalue(), pickler.modules
+
+
+def _is_own(name: str) -> bool:
+    """Whether a module is neither of Python, nor of an installed package, nor of this one."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top == PACKAGE or (spec := _spec(top)) is None:
+        return False
+    places = [spec.origin, *(spec.submodule_search_locations or [])]
+    return not any(INSTALLED & {*Path(place).parts} for place in places if place)
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Return where a module comes from, which need not be loaded; None: there is no such module."""
+    try:
+        return find_spec(name)
+    except ValueError as error:
+        raise ValueError(f"the module {name!r} has no file") from error
+    except Exception:  # `from a import b`, where b is no module, or what `a` raises
+        return None
+
+
+def _imported(source: bytes, package: str) -> Iterator[str]:
+    """Yield the names that a module imports anywhere, inside functions, too, and their parents."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a compiled one
+        return
+    for node in ast.walk(tree):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            targets = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for target in targets:
+            parts = target.split(".")
+            yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
