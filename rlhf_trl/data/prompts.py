@@ -1,11 +1,24 @@
 """Prompts of one's own to learn from by rewards: a file or hub set whose columns rewards read."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from rlhf_trl.data.columns import Counted, Names, check_cells, check_mapped, without_none
+from rlhf_trl.data.columns import (
+    ROW,
+    Counted,
+    Names,
+    check_cells,
+    check_mapped,
+    mapping_hint,
+    table,
+    unnumbered,
+    with_template_columns,
+    without_none,
+)
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
+from rlhf_trl.data.verifiers import ANSWER, VERIFIERS
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,17 +33,36 @@ TAKEN = (
 )
 
 
-def load_prompts(config: PromptData) -> Examples:
-    """Make or read prompts, with all columns beside them."""
+def answer_columns(own: Any) -> list[str]:
+    """Return the columns of right answers that the built-in rewards of a recipe compare with."""
+    names = [*getattr(own, "reward_funcs", ()), getattr(own, "correctness", None) or ""]
+    parts = [name.partition(":") for name in names]
+    return list(dict.fromkeys(name or ANSWER for base, _, name in parts if base in VERIFIERS))
+
+
+def load_prompts(config: PromptData, answers: Sequence[str] = ()) -> Examples:
+    """Make or read prompts, with all columns beside them; those of `answers` hold texts."""
     if isinstance(config, FileData):
-        return read_sides(config, None, checked_prompts, "prompts")
+        data = read_sides(config, None, checked_prompts, "prompts", answers=answers)
+        for side, rows in (("train", data.train), ("held-out", data.held_out)):
+            for name in answers if rows is not None else ():
+                if name in rows.column_names and (count := _nulls(rows, name)):
+                    data.notes.append(
+                        f"{name} is empty in {count} of {len(rows)} {side} rows: rewards that "
+                        "compare with it do not apply there, and leave these rows out of averages"
+                    )
+        return data
     tasks = GymTasks(config)
     return examples(tasks.train, tasks.held_out, tasks)
 
 
+def _nulls(dataset: "Dataset", name: str) -> int:
+    return table(dataset.select_columns([name]))[name].null_count
+
+
 def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return prompts, texts or messages, and all other columns under the names that are asked."""
-    there = dataset.column_names
+    there = [name for name in dataset.column_names if name != ROW]
     check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
@@ -39,14 +71,14 @@ def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
     dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})
     if "prompt" not in dataset.column_names:
         raise InputError(
-            f"dataset: {where} has no column prompt, but {', '.join(there)}; map one with "
-            "dataset.columns, as in {prompt: question}."
+            f"dataset: {where} has no column prompt, but {', '.join(there)}; "
+            f"{mapping_hint(['prompt'], there, columns, dataset)}."
         )
     if taken := [name for name in dataset.column_names if name in TAKEN]:
         raise InputError(
             f"dataset: {where} has a column {taken[0]}, which is something else to the trainer; "
             f"read it as another with dataset.columns, as in {{my_{taken[0]}: {taken[0]}}}."
         )
-    dataset = without_none(dataset, ["prompt"], where)
+    dataset = without_none(with_template_columns(dataset, where), ["prompt"], where)
     check_cells(dataset, ["prompt"], where)
-    return dataset, {}
+    return unnumbered(dataset), {}
