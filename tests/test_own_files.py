@@ -9,6 +9,7 @@ from datasets import Dataset
 from own_model import TEMPLATE, said, write_lines
 from transformers import AutoTokenizer
 
+from rlhf_trl.data.columns import with_template_columns
 from rlhf_trl.data.demonstrations import AnswersToLearn, load_demonstrations
 from rlhf_trl.data.files import FileData, read
 from rlhf_trl.data.judgments import (
@@ -189,6 +190,7 @@ def tool(name, **properties):
 
 
 ADD, SPELL = tool("add", a={"type": "integer"}), tool("spell", word={"type": "string"})
+SPELL["function"]["description"] = "Spells a word."  # which the other has not
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 ASKED = [
     {"prompt": [said("user", "one")], "tools": [ADD]},
@@ -245,6 +247,12 @@ def test_sft_trains_with_the_tools_and_template_arguments_of_each_row(built):
         texts = [tokenizer.decode(example["input_ids"]) for example in trainer.train_dataset]
         assert texts == [with_template(tokenizer, *pair) for pair in answered]
         assert [text.count("<|tools|>") for text in texts] == ["tools" in row for row in rows]
+
+
+def test_tools_of_a_parquet_file_have_no_keys_that_only_others_have():
+    rows = Dataset.from_list([{"tools": [ADD]}, {"tools": [SPELL]}])
+    assert "description" in rows[0]["tools"][0]["function"]  # Arrow's
+    assert with_template_columns(rows, "f")["tools"][:] == [[ADD], [SPELL]]
 
 
 @pytest.mark.parametrize("recipe", ["dpo", "kto", "reward"])
@@ -371,7 +379,7 @@ def test_a_bad_row_is_named_whatever_the_file(layout, tmp_path):
     write_lines(path, spoiled(4))
     if layout == "csv":
         path, place = tmp_path / "rows.csv", "rows.csv, line 5: "
-        path.write_text('prompt,chosen,rejected\n"a\nb",x,y\n\na,x,\n')
+        path.write_text('prompt,chosen,rejected\n"a\nb",x,y\n\n"c\nd",x,\n')
     elif layout == "list":
         path, place = tmp_path / "rows.json", "rows.json, row 5: "
         path.write_text(json.dumps(spoiled(4)))
@@ -397,6 +405,20 @@ def test_rows_that_are_left_out_before_do_not_shift_the_lines(tmp_path):
         load_demonstrations(AnswersToLearn(path), "imperfect")
     data = load_demonstrations(AnswersToLearn(path, skip_bad=1), "imperfect")
     assert len(data.train) == 2 and {*data.train.column_names} == {"prompt", "completion"}
+
+
+def test_rows_that_are_left_out_do_not_shift_the_lines_of_rows_that_are_converted(tmp_path):
+    row = {"prompt": [said("user", "a")], "completion": YES}
+    wrong = {**row, "completion": [said("user", "b")]}
+    rows = [{**wrong, "label": 1}, {**row, "label": 1}, {**row, "label": 2}]
+    path = str(write_lines(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(InputError, match=r"rows.jsonl, line 3: label is 2, which is neither"):
+        load_outcomes(AnswersFile(path), None, None)
+    broken = {**row, "tools": "add(a)"}  # left out before the next is looked at
+    empty = {**row, "completion": [said("assistant", " ")], "tools": "[]"}
+    path = str(write_lines(tmp_path / "tools.jsonl", [broken, {**row, "tools": "[]"}, empty]))
+    with pytest.raises(InputError, match=r"line 1 \(tools is .*, line 3 \(completion is e"):
+        load_demonstrations(AnswersToLearn(path, skip_bad=1), "imperfect")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
