@@ -371,7 +371,8 @@ BAD = {
         {},
         False,
         "lacks prompt, chosen; it needs prompt, chosen, rejected and has question, "
-        "better, rejected; map them with dataset.columns, as in {prompt: question, chosen: better}",
+        "better, rejected; map them with dataset.columns, perhaps "
+        r"{prompt: question, chosen: better} \(a guess by the names: check that they mean this\)",
     ),
     "a column that nothing could be mapped to": (
         [{"prompt": "a", "chosen": "b"}],
@@ -383,7 +384,7 @@ BAD = {
         [ROWS[0], {"prompt": "two", "chosen": "ja"}],
         {},
         False,
-        "row 1 of pairs.jsonl: rejected is empty",
+        "row 2 of pairs.jsonl: rejected is empty",
     ),
     "a column to map that is not there": (
         [ROWS[0]],
@@ -392,9 +393,9 @@ BAD = {
         r"has no 'chosn' \(did you mean 'chosen'\?\)",
     ),
     "a column that nothing reads": ([ROWS[0]], {"winner": "chosen"}, False, "'winner' is not"),
-    "empty prompt": ([{**ROWS[0], "prompt": " "}], {}, False, "row 0 .* prompt is empty"),
-    "empty completion": ([{**ROWS[0], "rejected": ""}], {}, False, "row 0 .* rejected is empty"),
-    "no completion": ([{**ROWS[0], "rejected": None}], {}, False, "row 0 .* rejected is empty"),
+    "empty prompt": ([{**ROWS[0], "prompt": " "}], {}, False, "row 1 .* prompt is empty"),
+    "empty completion": ([{**ROWS[0], "rejected": ""}], {}, False, "row 1 .* rejected is empty"),
+    "no completion": ([{**ROWS[0], "rejected": None}], {}, False, "row 1 .* rejected is empty"),
     "a number": ([{**ROWS[0], "rejected": 3}], {}, False, "rejected is 3; write a text"),
     "not messages": ([{**ROWS[0], "prompt": ["a"]}], {}, False, "not of messages with role"),
     "all identical": ([ROWS[1]] * 2, {}, False, "the same in all 2 rows"),
@@ -412,7 +413,7 @@ BAD = {
         [{**ROWS[0], "chosen": {"role": "assistant", "content": "b"}}],
         {},
         False,
-        "row 0 .* chosen is {.*; write a text or a list of messages",
+        "row 1 .* chosen is {.*; write a text or a list of messages",
     ),
     "labels for DPO": ([LABELLED], {}, False, "lacks chosen, rejected"),
 }
@@ -427,7 +428,7 @@ def test_a_cell_that_is_missing_where_texts_stand_beside_messages(lacking):
         if row is whole and lacking == "prompt":  # which the conversations repeat
             assert [one["prompt"] for one in checked_pairs(rows, "f", {})[0]] == [chat("a")] * 3
             continue
-        with pytest.raises(InputError, match=rf"row 2 of f: {lacking} is empty; fill it"):
+        with pytest.raises(InputError, match=rf"row 3 of f: {lacking} is empty; fill it"):
             checked_pairs(rows, "f", {})
 
 
@@ -450,7 +451,7 @@ def test_a_column_that_only_the_rows_to_evaluate_on_have_is_left_out(tmp_path):
     other = written(tmp_path / "other.jsonl", [{"prompt": "b", "answer": 2, "level": 5}])
     found = load_prompts(FileData(path, eval_path=other))
     assert list(found.held_out) == [{"prompt": "b", "answer": 2}]
-    with pytest.raises(InputError, match=r"level is missing in row 0 .* and a value in the first"):
+    with pytest.raises(InputError, match=r"level is missing in row 1 .* and a value in the first"):
         load_prompts(FileData(other, eval_path=path))
 
 
@@ -487,7 +488,7 @@ def test_bad_rows(name):
         ("a.jsonl", b"[1]\n", "line 1 is not an object of columns"),
         ("a.jsonl", b"", "a.jsonl has no rows"),
         ("a.json", b"[]", "a.json has no rows"),
-        ("a.json", b"[3]", "element 0 is not an object"),
+        ("a.json", b"[3]", "element 1 is not an object"),
         ("a.csv", b'"', "a.csv cannot be read .*EOF inside string"),
         ("a.parquet", b"no parquet", "a.parquet cannot be read .*magic bytes not found"),
         ("b.jsonl", None, "there is no file"),

@@ -47,11 +47,11 @@ def test_what_rewards_read_may_be_empty_null_or_of_several_kinds(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "columns", "part"),
     [
-        ([{"question": "q"}], {}, "no column prompt, but question; map one"),
+        ([{"question": "q"}], {}, "no column prompt, but question; map them"),
         ([{"prompt": "q"}], {"answer": "anser"}, "has no 'anser'"),
         ([{"prompt": "q", "a": 1}], {"b": "a", "c": "a"}, "maps two names to one column"),
-        ([{"prompt": "q"}, {"prompt": " "}], {}, "row 1 of f: prompt is empty"),
-        ([{"prompt": "q"}, {"prompt": '[{"role": "user"}]'}], {}, "row 1 of f: prompt is a text"),
+        ([{"prompt": "q"}, {"prompt": " "}], {}, "row 2 of f: prompt is empty"),
+        ([{"prompt": "q"}, {"prompt": '[{"role": "user"}]'}], {}, "row 2 of f: prompt is a text"),
         ([{"prompt": str([said("user", "q")])}], {}, "spells out messages"),
         ([{"prompt": "q", "completions": 1}], {}, "as in {my_completions: completions}"),
         ([{"prompt": "q", "image": "a.png"}], {}, "as in {my_image: image}"),

@@ -437,13 +437,15 @@ def test_a_row_of_something_else_is_named(tmp_path, name):
         rows = [{**row, "answer": 3}]  # a column has one type
     with pytest.raises(InputError, match=part) as found:
         made(tmp_path, [*rows, row], reader)
-    number = 0 if reader == "gsm8k" and not isinstance(row["answer"], str) else len(rows)
-    assert f"row {number} of {tmp_path}/rows.jsonl: " in str(found.value)
+    place = f"{tmp_path}/rows.jsonl, line {len(rows) + 1}: "
+    if reader == "gsm8k" and not isinstance(row["answer"], str):
+        place = f"2 rows of {tmp_path}/rows.jsonl are bad: line 1, line 2 ("
+    assert place in str(found.value)
     assert "\n" not in str(found.value)
 
 
 def test_data_sets_and_readers_that_do_not_fit(tmp_path):
-    with pytest.raises(InputError, match=r"row 0 of .*hh.jsonl has no column question but .*gsm8k"):
+    with pytest.raises(InputError, match=r"dataset: .*hh.jsonl has no column question but .*gsm8k"):
         read(fixture("hh"), reader="gsm8k")
     with pytest.raises(InputError, match=r"reader is 'gsm8' \(did you mean 'gsm8k'\?\)"):
         read(fixture("gsm8k"), reader="gsm8")
@@ -452,7 +454,7 @@ def test_data_sets_and_readers_that_do_not_fit(tmp_path):
     ):
         made(tmp_path, [{"messages": [user("Bye")]}], "messages")
     (tmp_path / "rows.jsonl").write_text('{"question": \n')
-    with pytest.raises(InputError, match=r"row 0 of .*rows.jsonl: the line is .* which is no JSON"):
+    with pytest.raises(InputError, match=r"rows.jsonl, line 1: the line is .* which is no JSON"):
         read(str(tmp_path / "rows.jsonl"), reader="prm800k")
 
 

@@ -228,7 +228,7 @@ def test_rewards_are_the_sum_of_what_applies_to_an_answer():
     answers = [[Completion("a", True, [1]), Completion("b", False, [2])]]
     batch = [{"prompt": "p", "word": "w"}]
     assert rejection_sampling._rewards([half, seen], answers, batch, 0) == [[1.5, 0.5]]
-    with pytest.raises(ValueError, match="no reward function applied to an answer to prompt 0"):
+    with pytest.raises(ValueError, match="no reward function applied to an answer to prompt 1"):
         rejection_sampling._rewards([seen], answers, batch, 0)
 
 

@@ -173,7 +173,7 @@ def test_margins_are_kept_where_the_recipe_reads_them(tmp_path):
 @pytest.mark.parametrize("margin", [float("nan"), float("inf"), "2", None, True])
 def test_margins_that_are_no_numbers(tmp_path, margin):
     config = RewardPairsFile(source="path", path=written(tmp_path, [{**PAIR, "margin": margin}]))
-    with pytest.raises(InputError, match=r"row 0 of .*: margin is .* not a number") as found:
+    with pytest.raises(InputError, match=r"line 1: margin is .* not a number") as found:
         load_pairs_or_ranked(config, None, never)
     assert "\n" not in str(found.value)
 
@@ -496,14 +496,14 @@ BAD_ROWS = {
     "a label outside the set": (
         TracesFile,
         [{**TRACE, "labels": [1, 2]}],
-        "row 0 of .* label of step 1 is 2; write -1",
+        "line 1: .* label of step 1 is 2; write -1",
     ),
     "a label that is a word": (TracesFile, [{**TRACE, "labels": [1, "good"]}], "is 'good'"),
     "a label that is NaN": (TracesFile, [{**TRACE, "labels": [float("nan"), 1]}], "is nan"),
     "more steps than labels": (
         TracesFile,
         [TRACE, {**TRACE, "labels": [1]}],
-        "row 1 of .* has 2 completions and 1 labels",
+        "line 2: .* has 2 completions and 1 labels",
     ),
     "an empty step": (TracesFile, [{**TRACE, "completions": ["a", " "]}], "step 1 is ' '"),
     "no steps": (TracesFile, [{**TRACE, "completions": [], "labels": []}], "not two lists"),
@@ -513,13 +513,13 @@ BAD_ROWS = {
         [{**TRACE, "labels": [1, 1]}],
         "every label of .* is 1, but rows of both kinds are needed",
     ),
-    "no prompt": (TracesFile, [{**TRACE, "prompt": ""}], "row 0 .* prompt is empty"),
+    "no prompt": (TracesFile, [{**TRACE, "prompt": ""}], "line 1: prompt is empty"),
     "columns of something else": (TracesFile, [PAIR], "lacks completions, labels; it needs"),
     "no rows": (TracesFile, [], "has no rows"),
     "an outcome that is a share": (
         AnswersFile,
         [{**FLAT[0], "label": 0.5}],
-        "row 0 of .* label is 0.5, which is neither boolean nor 0 or 1",
+        "line 1: label is 0.5, which is neither boolean nor 0 or 1",
     ),
     "only right answers": (AnswersFile, FLAT[:1] * 2, "every label of .* is true"),
     "only wrong answers": (AnswersFile, FLAT[1:], "every label of .* is false"),
@@ -536,22 +536,22 @@ BAD_ROWS = {
     "lists of unequal length": (
         RankedFile,
         [RANKED, {**RANKED, "ranked": ["a", "b", "c"]}],
-        "row 1 of .* ranked has 3 completions and the rows before have 2",
+        "line 2: ranked has 3 completions and the rows before have 2",
     ),
     "a completion that the user ends": (
         AnswersFile,
         [{"prompt": "a", "completions": [said("x"), ASK], "labels": [1, 0]}],
-        "row 0 of .*: the last message is not the assistant's; end every completion",
+        "line 1: the last message is not the assistant's; end every completion",
     ),
     "answers to two prompts": (
         RankedFile,
         [{"prompt": ASK, "ranked": [said("x"), [*said("y"), *ASK, *said("z")]]}],
-        "row 0 of .*: the sides part before the last message in ranked",
+        "line 1: the sides part before the last message in ranked",
     ),
     "an empty answer in a list": (
         RankedFile,
         [{**RANKED, "ranked": ["a", ""]}],
-        r"row 0 of .* ranked\[1\] is empty",
+        r"line 1: ranked\[1\] is empty",
     ),
     "pairs for lists": (RankedFile, [PAIR], "lacks ranked; it needs prompt, ranked"),
     "scores that are missing": (
@@ -621,7 +621,7 @@ def test_the_main_process_reads_a_file_before_the_others(monkeypatch):
 
     def load(*_):
         order.append("read")
-        return SimpleNamespace(dropped={}, conversational=True, tasks=None)
+        return SimpleNamespace(dropped={}, notes=[], conversational=True, tasks=None)
 
     monkeypatch.setattr(preferences, "load_preferences", load)
     monkeypatch.setattr(preferences, "load_tokenizer", lambda *_: order.append("tokenizer"))

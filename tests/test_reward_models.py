@@ -204,7 +204,7 @@ def test_ranked_lists_of_unequal_length_are_refused_by_the_trainer():
     rows = DATA["kwise"](8)
     length = len(rows[0]["ranked"])
     shorter = [*rows[:5], {**rows[5], "ranked": rows[5]["ranked"][:2]}, *rows[6:]]
-    part = f"row 5 of the {{}} data set ranks 2 completions and row 0 {length}; make all lists"
+    part = f"row 6 of the {{}} data set ranks 2 completions and row 1 {length}; make all lists"
     with pytest.raises(InputError, match=part.format("train")):
         build("kwise", rows=shorter)
     with pytest.raises(InputError, match=part.format("eval")):

@@ -517,13 +517,13 @@ BAD_FILES = {
     "messages and texts": (
         "orm",
         [*OUTCOMES, {**OUTCOMES[0], "prompt": answered()[0]}],
-        "prompt is messages in row 8",
+        "prompt is messages in row 9",
         "a text in the first training row",
     ),
     "some with a margin": (
         "reward",
         [*PAIRS, {**PAIRS[0], "margin": 1.0}],
-        "row 0",
+        "line 1, ",
         "margin is None, which is not a number",
     ),
     "some unfinished": (

@@ -1,9 +1,10 @@
 """Columns of a data set of one's own: names, the prompt in them, and what a cell must hold."""
 
+import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,22 @@ Shape = Sequence[str]  # columns that make an example
 Names = Mapping[str, str]  # the data set's columns, by this package's names
 Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make none, by reason
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
+TEMPLATE = ("tools", "chat_template_kwargs")  # columns that TRL's trainers hand to chat templates
+VALUES = ("label", "margin", "finished")  # columns of one value that are not texts
+ROW = "__row__"  # a column: the number of the row, from 0, that an example is made of
+LISTED = 10  # bad rows that a message lists
+# What a column may be called elsewhere, in small letters. A name with several meanings is not here:
+# `input` is the question in one data set and a context beside the instruction in another.
+SYNONYMS = {
+    "prompt": ("question", "instruction", "query", "problem", "user"),
+    "completion": ("answer", "output", "response", "solution", "reply", "assistant"),
+    "chosen": ("better", "preferred", "accepted", "winner", "chosen_response"),
+    "rejected": ("worse", "dispreferred", "refused", "loser", "rejected_response"),
+    "label": ("labels", "is_good", "is_correct", "desirable", "thumbs_up"),
+    "completions": ("steps", "responses"),
+    "labels": ("ratings",),
+    "ranked": ("ranking", "ranked_responses"),
+}
 WRITTEN_CHAT = r"^\s*\[\s*\{\s*[\"'](role|content)[\"']"  # messages in a cell of a CSV file
 
 
@@ -45,13 +62,67 @@ def cells(dataset: "Dataset", name: str) -> Iterator[Any]:
         yield from batch[name]
 
 
-@contextmanager
-def at(number: int, where: str) -> Iterator[None]:
-    """Say where a `WrongRow` is."""
-    try:
-        yield
-    except WrongRow as error:
-        raise InputError(f"dataset: row {number} of {where}: {error}.") from error
+class BadRows(InputError):
+    """Rows of which nothing can be made: why, by their numbers from 0.
+
+    `places` says where some of them stand ("line 3"); the others are "row 3", counted from 1.
+    """
+
+    def __init__(self, where: str, reasons: Mapping[int, str], places: Mapping[int, str] = {}):
+        self.reasons = dict(reasons)
+        count = len(reasons)
+        if count == 1:
+            ((number, reason),) = reasons.items()
+            place = (
+                f"{where}, {places[number]}" if number in places else f"row {number + 1} of {where}"
+            )
+            remedy = "or write dataset.skip_bad: 1 to leave it out"
+            super().__init__(f"dataset: {place}: {reason}, {remedy}.")
+            return
+        first = f"; the first {LISTED}" if count > LISTED else ""
+        remedy = f"fix or remove them, or write dataset.skip_bad: {count} to leave them out"
+        super().__init__(
+            f"dataset: {count} rows of {where} are bad{first}: {listed(reasons, places, LISTED)}; "
+            f"{remedy}."
+        )
+
+
+def listed(
+    reasons: Mapping[int, str], places: Mapping[int, str] = {}, most: int | None = None
+) -> str:
+    """Name rows, at `most` so many, with what is wrong with them; reasons are not repeated."""
+    by_reason: dict[str, list[str]] = {}
+    for number in sorted(reasons)[:most]:
+        place = places.get(number, f"row {number + 1}")
+        by_reason.setdefault(reasons[number], []).append(place)
+    return ", ".join(f"{', '.join(rows)} ({reason})" for reason, rows in by_reason.items())
+
+
+def row_numbers(dataset: "Dataset") -> Sequence[int]:
+    """Return the number, from 0, of the row that each example is made of."""
+    return dataset[ROW][:] if ROW in dataset.column_names else range(len(dataset))
+
+
+def unnumbered(dataset: "Dataset") -> "Dataset":
+    """Return the data set without the numbers of its rows."""
+    return dataset.remove_columns(ROW) if ROW in dataset.column_names else dataset
+
+
+def without_rows(dataset: "Dataset", numbers: Sequence[int]) -> "Dataset":
+    """Leave out the rows of these numbers; the others keep theirs, in the column `ROW`."""
+    given = {"left_out": list(numbers), "code": code()}
+    # `select` would leave neighbors apart, which makes all that follows slow
+    how = {"batched": True, "with_indices": True, "fn_kwargs": given}
+    return dataset.with_format("arrow").map(_without, **how).with_format(None)
+
+
+def _without(batch: "pa.Table", places: list[int], left_out: list[int], code: str) -> "pa.Table":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if ROW not in batch.column_names:
+        batch = batch.append_column(ROW, pa.array(places, pa.int64()))
+    return batch.filter(pc.invert(pc.is_in(batch[ROW], pa.array(left_out, pa.int64()))))
 
 
 def converted(
@@ -59,18 +130,26 @@ def converted(
     convert: Callable[..., list[Row]],
     where: str,
     features: dict[str, Any] | None = None,
+    numbered: bool = False,
     **options: Any,
 ) -> "Dataset":
-    """Return the rows that `convert` makes of each row, or say which row is a `WrongRow`."""
-    import pyarrow as pa
-    from datasets import Features
+    """Return the rows that `convert` makes of each row, or say of which it can make none.
 
+    If `numbered`, they have the number of the row that they are made of, in the column `ROW`.
+    """
+    import pyarrow as pa
+    from datasets import Features, Value
+
+    if features and numbered:
+        features = {**features, ROW: Value("int64")}
     names = list(features) if features else None
-    given = {"convert": convert, "where": where, "names": names, "code": code(), **options}
+    given = {"convert": convert, "names": names, "numbered": numbered, "code": code(), **options}
     how = {"with_indices": True, "batched": True, "remove_columns": dataset.column_names}
     how["features"] = features and Features(features)
     try:
         return dataset.map(_convert, **how, fn_kwargs=given)
+    except WrongRow:
+        raise BadRows(where, _wrong_rows(dataset, partial(convert, **options))) from None
     except pa.ArrowException as error:
         raise InputError(
             f"dataset: {where}: a column holds values of different kinds, such as texts and "
@@ -80,18 +159,37 @@ def converted(
 
 def _convert(
     batch: dict[str, list[Any]],
-    numbers: list[int],
+    places: list[int],
     convert: Callable[..., list[Row]],
-    where: str,
     names: list[str] | None,
+    numbered: bool,
     code: str,
     **options: Any,
 ) -> dict[str, list[Any]]:
-    found: list[Row] = []
-    for n, *row in zip(numbers, *batch.values(), strict=True):
-        with at(n, where):
-            found += convert(dict(zip(batch, row, strict=True)), **options)
-    return {name: [row.get(name) for row in found] for name in names or (found[:1] or [{}])[0]}
+    numbers = batch.get(ROW, places)
+    columns = [name for name in batch if name != ROW]
+    examples: list[Row] = []
+    for number, *row in zip(numbers, *(batch[name] for name in columns), strict=True):
+        made = convert(dict(zip(columns, row, strict=True)), **options)
+        examples += [{**example, ROW: number} for example in made] if numbered else made
+    names = names or list((examples[:1] or [{}])[0])
+    return {name: [example.get(name) for example in examples] for name in names}
+
+
+def _wrong_rows(dataset: "Dataset", convert: Callable[[Row], Any]) -> dict[int, str]:
+    """Return what is wrong with each row that `convert` refuses."""
+    reasons: dict[int, str] = {}
+    place = 0
+    for batch in dataset.iter(1000):
+        for cells_of_row in zip(*batch.values(), strict=True):
+            row = dict(zip(batch, cells_of_row, strict=True))
+            number = row.pop(ROW, place)
+            place += 1
+            try:
+                convert(row)
+            except WrongRow as error:
+                reasons.setdefault(number, str(error))
+    return reasons
 
 
 def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
@@ -105,17 +203,24 @@ def check_mapped(there: Sequence[str], columns: Names, where: str) -> None:
 
 
 def renamed(
-    dataset: "Dataset", where: str, columns: Names, shapes: Sequence[Shape], optional: Shape = ()
+    dataset: "Dataset",
+    where: str,
+    columns: Names,
+    shapes: Sequence[Shape],
+    optional: Shape = (),
+    instead: Shape = (),
 ) -> "Dataset":
     """Return the columns of one shape, and no others, under this package's names.
 
     The shape is the first of `shapes` whose second column is there, or else the last; `optional`
-    columns may be missing. Messages lose keys that are None. Conversations lose their prompt, which
-    becomes the column `prompt` where there is none; rows with `UNSPLIT` ones are left out.
+    columns may be missing, and `instead` are those that the caller makes a shape of. Messages lose
+    keys that are None. Conversations lose their prompt, which becomes the column `prompt` where
+    there is none; rows with `UNSPLIT` ones are left out. The column `ROW` stays.
     """
     from datasets import Json
 
-    there = dataset.column_names
+    original = dataset
+    there = [name for name in dataset.column_names if name != ROW]
     known = dict.fromkeys([*(name for shape in shapes for name in shape), *optional])
     for ours in columns:
         if ours not in known:
@@ -124,36 +229,161 @@ def renamed(
                 f"write one of {', '.join(known)}."
             )
     check_mapped(there, columns, where)
+    check_unread(set(there) - set(columns.values()) - set(optional), where)
     names = {name: columns.get(name, name) for name in known}
     shape = next((s for s in shapes if names[s[1]] in there), shapes[-1])
     found = [name for name in (*shape, *optional) if names[name] in there]
     first = {names[name]: name for name in reversed(found)}
-    dataset = dataset.select_columns(list(first)).rename_columns(first)
+    numbers = [ROW] if ROW in dataset.column_names else []
+    dataset = dataset.select_columns([*first, *numbers]).rename_columns(first)
     for name in found:
         if (one := first[names[name]]) != name:  # a column may be read as two
             dataset = dataset.add_column(name, dataset[one][:], feature=dataset.features[one])
+    dataset = with_template_columns(_with_csv_values(dataset, where), where)
     if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
         check_alike(prompts := dataset.select_columns(["prompt"]), prompts[0], where)
-    dataset = _split_prompts(without_none(dataset, dataset.column_names, where), where)
+    texts = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
+    dataset = _split_prompts(without_none(dataset, texts, where), where)
     if lacking := [name for name in shape if name not in dataset.column_names]:
-        others = shapes[list(shapes).index(shape) + 1 :]
+        others = [*shapes[list(shapes).index(shape) + 1 :], *([instead] if instead else [])]
         also = "".join(f" (or {', '.join(other)})" for other in others)
-        free = [name for name in there if name not in names.values()]
-        pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in zip(lacking, free, strict=False))
-        remedy = f"map them with dataset.columns, as in {{{pairs}}}" if free else "add them"
         raise InputError(
-            f"dataset: row 0 of {where} lacks {', '.join(lacking)}; it needs "
-            f"{', '.join(shape)}{also} and has {', '.join(there)}; {remedy}."
+            f"dataset: {where} lacks {', '.join(lacking)}; it needs {', '.join(shape)}{also} and "
+            f"has {', '.join(there)}; {mapping_hint([*lacking, *instead], there, names, original)}."
         )
     return dataset
+
+
+def mapping_hint(
+    lacking: Sequence[str], there: Sequence[str], taken: Mapping[str, str], dataset: "Dataset"
+) -> str:
+    """Say how to map columns, with those that by their name may mean what is lacking.
+
+    `taken` are the names in the data set that are read already. Where several columns of it may
+    mean one thing, none is suggested.
+    """
+    free = [name for name in there if name not in taken.values()]
+    if not free:
+        return "add them"
+    pairs = {}
+    for ours in lacking:
+        if ours == "messages":
+            meant = [name for name in free if _holds_messages(dataset.features[name])]
+        else:
+            meant = [name for name in free if name.lower() in SYNONYMS.get(ours, ())]
+        if len(meant) == 1:
+            pairs[ours] = meant[0]
+    if not pairs:
+        return "map them with dataset.columns, as in {OURS: THEIRS}"
+    suggestion = ", ".join(f"{ours}: {theirs}" for ours, theirs in pairs.items())
+    unread = [name for name in free if name not in pairs.values()]
+    rest = f" and that {', '.join(unread)} may go unread" if unread else ""
+    return (
+        f"map them with dataset.columns, perhaps {{{suggestion}}} (a guess by the names: check "
+        f"that they mean this{rest})"
+    )
+
+
+def _holds_messages(feature: Any) -> bool:
+    """Whether a column holds lists of messages with role and content."""
+    message = getattr(feature, "feature", None)
+    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+
+
+def check_unread(names: Collection[str], where: str) -> None:
+    """Refuse the columns of chat templates where nobody hands them to one."""
+    if unread := [name for name in TEMPLATE if name in names]:
+        raise InputError(
+            f"dataset: {where} has a column {unread[0]}, which is not read here, so that models "
+            "would see the prompts without it; remove it, or use a recipe that reads it (sft, dpo, "
+            "kto, reward)."
+        )
+
+
+def with_template_columns(dataset: "Dataset", where: str) -> "Dataset":
+    """Return `TEMPLATE` columns as the rows have them, without what Arrow adds to make them alike.
+
+    A row's `tools` are a list, or JSON text of one, or None; its `chat_template_kwargs` a mapping.
+    """
+    from datasets import Json, Value
+
+    names = [name for name in TEMPLATE if name in dataset.column_names]
+    if not names:
+        return dataset
+    features = {**dataset.features, **{name: Json() for name in names}}
+    padded = [name for name in names if not isinstance(dataset.features[name], Json | Value)]
+    return converted(dataset, _template_row, where, features, numbered=True, padded=padded)
+
+
+def _template_row(row: Row, padded: list[str]) -> list[Row]:
+    from trl.trainer.utils import remove_none_values
+
+    values = {}
+    for name, kind in zip(TEMPLATE, (list, dict), strict=True):
+        if name not in row:
+            continue
+        value = row[name]
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise WrongRow(f"{name} is a text that is not JSON ({error}); fix it") from None
+        if value is not None and not isinstance(value, kind):
+            word = "list of tools" if kind is list else "mapping"
+            raise WrongRow(f"{name} is {value!r:.80}; write a {word}, or its JSON")
+        if value and name in padded:
+            value = remove_none_values(value)
+        values[name] = value or (None if kind is list else {})
+    return [{**row, **values}]
+
+
+def _with_csv_values(dataset: "Dataset", where: str) -> "Dataset":
+    """Return the columns of a CSV file that hold numbers, or true and false, as such."""
+    from datasets import Value
+
+    if dataset.info.builder_name != "csv":
+        return dataset
+    for name in VALUES:
+        if name not in dataset.column_names or dataset.features[name].dtype != "string":
+            continue
+        values = [_csv_value(text) for text in cells(dataset, name)]
+        kinds = {type(value) for value in values if value is not None}
+        if not kinds:
+            continue
+        if len(kinds) > 1 or str in kinds:
+            wanted = float if name == "margin" else bool
+            word = "a number" if name == "margin" else "true or false"
+            numbers = row_numbers(dataset)
+            reasons = {
+                number: f"{name} is {text!r}; write {word}"
+                for number, text, value in zip(numbers, cells(dataset, name), values, strict=True)
+                if value is not None and not isinstance(value, wanted)
+            }
+            raise BadRows(where, reasons)
+        (kind,) = kinds
+        feature = Value("bool" if kind is bool else "float64")
+        dataset = dataset.remove_columns(name).add_column(name, values, feature=feature)
+    return dataset
+
+
+def _csv_value(text: str | None) -> bool | float | str | None:
+    """Return what a cell says where numbers, or true and false, are expected; else its text."""
+    if text is None:
+        return None
+    word = text.strip().lower()
+    if word in ("true", "false"):
+        return word == "true"
+    try:
+        return float(word)
+    except ValueError:
+        return text
 
 
 def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
     """Remove the keys that only other messages have, as `load_dataset` does for some files."""
     from datasets import Features, Json, List
-    from trl.trainer.utils import remove_none_values
 
-    ragged = {}
+    ragged, calling = {}, []
     for name in names:
         feature = dataset.features[name]
         if "timestamp" in str(feature):
@@ -162,12 +392,43 @@ def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Datas
                 "write something else beside them, or save the file as Parquet."
             )
         inner = getattr(feature, "feature", None)
-        if isinstance(inner, dict) and {"role", "content"} < inner.keys():
+        keys = inner.keys() if isinstance(inner, dict) else {}
+        calls = {"role", "tool_calls"} <= {*keys}
+        if calls or {"role", "content"} < {*keys}:
             ragged[name] = List(Json())
-    if not ragged:
-        return dataset
-    features = Features({**dataset.features, **ragged})
-    return dataset.map(remove_none_values, batched=True, features=features)
+        if calls or isinstance(inner, Json):
+            calling.append(name)
+    if ragged:
+        features = Features({**dataset.features, **ragged})
+        given = {"names": list(ragged), "code": code()}
+        dataset = dataset.map(_without_keys, batched=True, features=features, fn_kwargs=given)
+    if calling:
+        given = {"names": calling, "code": code()}
+        dataset = dataset.map(_with_content, fn_kwargs=given, features=dataset.features)
+    return dataset
+
+
+def _without_keys(batch: dict[str, list[Any]], names: list[str], code: str) -> dict[str, Any]:
+    from trl.trainer.utils import remove_none_values
+
+    return {name: remove_none_values(batch[name]) for name in names}
+
+
+def _with_content(row: Row, names: list[str], code: str) -> Row:
+    """Give messages that only call tools the empty text that their `content` stands for."""
+    return {
+        name: [
+            {**message, "content": ""} if _only_calls(message) else message for message in row[name]
+        ]
+        for name in names
+        if isinstance(row[name], list)
+    }
+
+
+def _only_calls(message: Any) -> bool:
+    if not isinstance(message, dict):
+        return False
+    return bool(message.get("tool_calls")) and message.get("content") is None
 
 
 def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
@@ -188,7 +449,7 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
             features[name] = List({"role": Value("string"), "content": Value("string")})
     if "prompt" not in chats:
         features["prompt"] = features[sides[0]]
-    split = converted(dataset, _split_row, where, features)
+    split = converted(dataset, _split_row, where, features, numbered=True)
     if not len(split):
         raise InputError(
             f"dataset: in all {len(dataset)} rows of {where} {UNSPLIT}: nothing to train on."
@@ -259,7 +520,7 @@ def check_alike(dataset: "Dataset", model: Row, where: str) -> None:
             one, other = (_form(name, r[name]) if name in r else "missing" for r in (row, model))
             if one != other:
                 raise InputError(
-                    f"dataset: {where}: {name} is {one} in row {n} of those that are left and "
+                    f"dataset: {where}: {name} is {one} in row {n + 1} of those that are left and "
                     f"{other} in the first training row; write the same in all."
                 )
 
@@ -277,10 +538,16 @@ def _form(name: str, value: Any) -> str:
 
 def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
     """Refuse what `check_cell` refuses anywhere in these columns."""
+    reasons: dict[int, str] = {}
     for name in names:
-        for n, cell in enumerate(cells(dataset, name)):
-            with at(n, where):
+        for place, cell in enumerate(cells(dataset, name)):
+            try:
                 check_cell(name, cell)
+            except WrongRow as error:
+                reasons.setdefault(place, str(error))
+    if reasons:
+        numbers = row_numbers(dataset)
+        raise BadRows(where, {numbers[place]: reason for place, reason in reasons.items()})
 
 
 def check_cell(name: str, value: Any) -> None:
@@ -303,7 +570,7 @@ def check_cell(name: str, value: Any) -> None:
             wrong = f"{name} is a list, but not of messages with role and content"
         elif not all(isinstance(m["content"], str) for m in value):
             wrong = f"a message of {name} has no text"
-        elif not value[-1]["content"].strip():
+        elif not (value[-1]["content"].strip() or value[-1].get("tool_calls")):
             wrong = f"{name} is empty; fill it or remove the row"
     elif value in (None, []) or (isinstance(value, str) and not value.strip()):
         wrong = f"{name} is empty; fill it or remove the row"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
-from rlhf_trl.data.columns import Counted, Names, check_cells, code, renamed
+from rlhf_trl.data.columns import TEMPLATE, Counted, Names, check_cells, code, renamed, unnumbered
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.readers import UNANSWERED
@@ -50,7 +50,8 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
 def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return prompts with their completions, and how many were left out.
 
-    The last of the `messages` is the completion, and those before it the prompt.
+    The last of the `messages` is the completion, and those before it the prompt. Columns of chat
+    templates (`TEMPLATE`) stay.
     """
     there, columns = dataset.column_names, dict(columns)
     messages = columns.pop("messages", None)
@@ -63,7 +64,7 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
             f"dataset: {where} has texts alone, which do not tell the prompt from the answer to "
             "learn; give prompt and completion, or messages."
         )
-    split = renamed(dataset, where, columns, (ANSWERED,))
+    split = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
     check_cells(split, ["completion"], where)
     given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
     found = split.filter(_asked, batched=True, **given)
@@ -73,7 +74,7 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     if not dropped[UNASKED]:
         found = split  # whose rows are neighbors in the file
     check_cells(found, ["prompt"], where)
-    return found, dropped
+    return unnumbered(found), dropped
 
 
 def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:

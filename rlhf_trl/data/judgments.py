@@ -280,7 +280,7 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     scored = columns.get("completions", "completions") in dataset.column_names
     dataset = renamed(dataset, where, columns, shapes if scored else shapes[:1])
     if "completions" in dataset.column_names:
-        found = converted(dataset, _by_score, where, length=length)
+        found = converted(dataset, _by_score, where, numbered=True, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(found)}
         if not len(found):
             raise InputError(

@@ -4,7 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cells, differing, renamed
+from rlhf_trl.data.columns import (
+    ROW,
+    TEMPLATE,
+    UNSPLIT,
+    Counted,
+    Names,
+    check_cells,
+    differing,
+    renamed,
+    unnumbered,
+)
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
@@ -85,13 +95,19 @@ def load_preferences(
 def checked_pairs(
     dataset: "Dataset", where: str, columns: Names, unpaired: bool = False, margin: bool = False
 ) -> Counted:
-    """Return pairs, or `unpaired` examples where accepted, and how many were left out."""
+    """Return pairs, or `unpaired` examples where accepted, and how many were left out.
+
+    They have the columns of chat templates (`TEMPLATE`) where the data set has them.
+    """
     from datasets import Value
 
     shapes, count = (PAIRED, UNPAIRED) if unpaired else (PAIRED,), len(dataset)
-    dataset = renamed(dataset, where, columns, shapes, ("margin",) if margin else ())
+    optional = ("margin", *TEMPLATE) if margin else TEMPLATE
+    dataset = renamed(dataset, where, columns, shapes, optional)
     dropped = {UNSPLIT: count - len(dataset)}
-    check_cells(dataset, dataset.column_names, where)
+    checked = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
+    check_cells(dataset, checked, where)
+    dataset = unnumbered(dataset)
     if "label" in dataset.column_names:
         if len(labels := dataset.unique("label")) == 1:
             raise InputError(

@@ -1,12 +1,24 @@
 """Prompts of one's own to learn from by rewards: a file or hub set whose columns rewards read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf_trl.data.columns import Counted, Names, check_cells, check_mapped, without_none
+from rlhf_trl.data.columns import (
+    ROW,
+    Counted,
+    Names,
+    check_cells,
+    check_mapped,
+    mapping_hint,
+    table,
+    unnumbered,
+    with_template_columns,
+    without_none,
+)
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
+from rlhf_trl.data.verifiers import ANSWER, VERIFIERS
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,16 +33,26 @@ TAKEN = (
 )
 
 
+def answer_columns(own: Any) -> list[str]:
+    """Return the columns of right answers that the built-in rewards of a recipe compare with."""
+    names = [*getattr(own, "reward_funcs", ()), getattr(own, "correctness", None) or ""]
+    parts = [name.partition(":") for name in names]
+    return list(dict.fromkeys(name or ANSWER for base, _, name in parts if base in VERIFIERS))
+
+
 def load_prompts(
-    config: PromptData, template_arguments: Mapping[str, Any] | None = None
+    config: PromptData,
+    answers: Sequence[str] = (),
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> Examples:
-    """Make or read prompts, with all columns beside them.
+    """Make or read prompts, with all columns beside them; those of `answers` hold texts.
 
     `template_arguments`, if any, become a column where TRL and `prompt_texts` look for what the
     chat template gets.
     """
     if isinstance(config, FileData):
-        data = read_sides(config, None, checked_prompts, "prompts")
+        data = read_sides(config, None, checked_prompts, "prompts", answers=answers)
+        _note_empty_answers(data, answers)
     else:
         tasks = GymTasks(config)
         data = examples(tasks.train, tasks.held_out, tasks)
@@ -43,9 +65,24 @@ def load_prompts(
     return data
 
 
+def _note_empty_answers(data: Examples, answers: Sequence[str]) -> None:
+    """Note how many right answers are null, on each side."""
+    for side, rows in (("train", data.train), ("held-out", data.held_out)):
+        for name in answers if rows is not None else ():
+            if name in rows.column_names and (count := _nulls(rows, name)):
+                data.notes.append(
+                    f"{name} is empty in {count} of {len(rows)} {side} rows: rewards that "
+                    "compare with it do not apply there, and leave these rows out of averages"
+                )
+
+
+def _nulls(dataset: "Dataset", name: str) -> int:
+    return table(dataset.select_columns([name]))[name].null_count
+
+
 def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return prompts, texts or messages, and all other columns under the names that are asked."""
-    there = dataset.column_names
+    there = [name for name in dataset.column_names if name != ROW]
     check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
@@ -54,14 +91,14 @@ def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
     dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})
     if "prompt" not in dataset.column_names:
         raise InputError(
-            f"dataset: {where} has no column prompt, but {', '.join(there)}; map one with "
-            "dataset.columns, as in {prompt: question}."
+            f"dataset: {where} has no column prompt, but {', '.join(there)}; "
+            f"{mapping_hint(['prompt'], there, columns, dataset)}."
         )
     if taken := [name for name in dataset.column_names if name in TAKEN]:
         raise InputError(
             f"dataset: {where} has a column {taken[0]}, which is something else to the trainer; "
             f"read it as another with dataset.columns, as in {{my_{taken[0]}: {taken[0]}}}."
         )
-    dataset = without_none(dataset, ["prompt"], where)
+    dataset = without_none(with_template_columns(dataset, where), ["prompt"], where)
     check_cells(dataset, ["prompt"], where)
-    return dataset, {}
+    return unnumbered(dataset), {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.pairs import load_preferences
-from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.data.prompts import answer_columns, load_prompts
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
@@ -132,7 +132,8 @@ def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
     if recipe in ("sft", "rejection_sampling"):
         loaded.trl.max_completion_length = own.max_completion_length
     if not isinstance(data, FileData) or recipe in (*PROMPTED, "rejection_sampling"):
-        return loaded, load_prompts(data, getattr(own, "chat_template_kwargs", None))
+        template_arguments = getattr(own, "chat_template_kwargs", None)
+        return loaded, load_prompts(data, answer_columns(own), template_arguments)
     if recipe == "sft":
         return loaded, load_demonstrations(data, own.demonstrator)
     return loaded, load_preferences(data, own.max_samples, recipe == "kto")

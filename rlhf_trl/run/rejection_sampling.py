@@ -16,7 +16,7 @@ from trl.data_utils import is_conversational
 from rlhf_trl import output
 from rlhf_trl.book.selection import STRATEGIES, Pairs
 from rlhf_trl.data.files import Examples, code
-from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.data.prompts import answer_columns, load_prompts
 from rlhf_trl.data.reached import reached
 from rlhf_trl.data.verifiers import VERIFIERS, check_right_answers, load_rewards
 from rlhf_trl.errors import InputError
@@ -93,7 +93,8 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     train.check_reward_model(own)
     resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
-    data = train.read(args, load_prompts, own.dataset, own.chat_template_kwargs)
+    answers = answer_columns(own)
+    data = train.read(args, load_prompts, own.dataset, answers, own.chat_template_kwargs)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     args.max_completion_length = own.max_completion_length
@@ -308,7 +309,7 @@ def _rewards(
     if not all(found):
         place = next(n for n, each in enumerate(found) if not each)
         raise InputError(
-            f"no reward function applied to an answer to prompt {first + place // count}: all "
+            f"no reward function applied to an answer to prompt {first + place // count + 1}: all "
             "returned None; let at least one of them return a number for every answer."
         )
     total = [float(sum(each)) for each in found]

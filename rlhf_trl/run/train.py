@@ -19,10 +19,10 @@ from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
 from rlhf_trl.algorithms import nearest_row
-from rlhf_trl.data.columns import cells
+from rlhf_trl.data.columns import cells, check_unread
 from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
-from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.data.prompts import answer_columns, load_prompts
 from rlhf_trl.data.verifiers import check_right_answers, load_rewards, task_metrics
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
@@ -259,6 +259,9 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
     for reason, count in data.dropped.items():
         if count and args.process_index == 0:
             print(f"left out {count} rows: {reason}", flush=True)
+    for note in data.notes:
+        if args.process_index == 0:
+            print(note, flush=True)
     if not data.conversational and args.process_index == 0:
         print("prompts are texts: no chat template is applied (messages get it)", flush=True)
     return data
@@ -331,7 +334,8 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     own, args, model = loaded.own, loaded.trl, loaded.model
     begin(loaded, loaded.row.label)
     check_reward_model(own)
-    data = read(args, load_prompts, own.dataset)
+    data = read(args, load_prompts, own.dataset, answer_columns(own))
+    check_unread(data.train.column_names, getattr(own.dataset, "path", ""))
     check_generation_batch(args, data.train)
     check_held_out(args, data.held_out)  # before a reward model is loaded
     tokenizer = load_tokenizer(model, args, data.conversational)

@@ -47,6 +47,12 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
 
     def __init__(self, model: Any, args: BookORPOConfig | None = None, **kwargs: Any):
         args = self._take(args, kwargs)
+        for dataset in (kwargs.get("train_dataset"), kwargs.get("eval_dataset")):
+            if "tools" in (getattr(dataset, "column_names", None) or ()):
+                raise InputError(
+                    "dataset: ORPOTrainer does not hand the column tools to the chat template; "
+                    "remove it, or train with DPO, which does."
+                )
         whole = copy(args)
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes

@@ -196,8 +196,8 @@ class BookRewardTrainer(_OnRewardTrainer):
         for n, length in enumerate(lengths):
             if length != lengths[0]:  # a batch has no place for where its lists end
                 raise InputError(
-                    f"dataset: row {n} of the {dataset_name} data set ranks {length} completions "
-                    f"and row 0 {lengths[0]}; make all lists equally long."
+                    f"dataset: row {n + 1} of the {dataset_name} data set ranks {length} "
+                    f"completions and row 1 {lengths[0]}; make all lists equally long."
                 )
         if done:
             return dataset
