@@ -255,7 +255,7 @@ def test_tools_of_a_parquet_file_have_no_keys_that_only_others_have():
     assert with_template_columns(rows, "f")["tools"][:] == [[ADD], [SPELL]]
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "kto", "reward"])
+@pytest.mark.parametrize("recipe", ["dpo", "kto", "orpo", "reward"])
 def test_pairs_are_trained_with_the_tools_and_template_arguments_of_each_row(recipe, built):
     rows = [{**row, "chosen": YES, "rejected": NO} for row in ASKED[:3]]
     wanted = [(row, answer) for row in rows for answer in (YES, NO)]
@@ -270,6 +270,8 @@ def test_pairs_are_trained_with_the_tools_and_template_arguments_of_each_row(rec
     for example in trainer.train_dataset:
         start = example.get("prompt_ids") or []
         names = ["completion_ids"] if recipe == "kto" else ["chosen_ids", "rejected_ids"]
+        if recipe == "orpo":  # whose columns hold whole texts
+            start, names = [], ["chosen_input_ids", "rejected_input_ids"]
         texts += [tokenizer.decode([*start, *example[name]]) for name in names]
     assert sorted(texts) == sorted(with_template(tokenizer, *pair) for pair in wanted)
 
@@ -281,7 +283,8 @@ def test_tools_are_refused_where_no_chat_template_gets_them(built, tmp_path):
         return str(stop.value.code)
 
     pair = {"prompt": [said("user", "a")], "chosen": YES, "rejected": NO, "tools": [ADD]}
-    assert "ORPOTrainer does not hand the column tools" in refused("orpo", [pair])
+    stock = refused("orpo", [pair], "--formulation", "trl")
+    assert "ORPOTrainer does not hand the column tools" in stock
     words = ["--reward_funcs", "contains", "--max_completion_length", 8]
     asked = [{**ASKED[0], "answer": "a"}] * 8
     assert "has a column tools, which is not read here" in refused("grpo", asked, *words)

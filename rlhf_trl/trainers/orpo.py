@@ -47,18 +47,19 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
 
     def __init__(self, model: Any, args: BookORPOConfig | None = None, **kwargs: Any):
         args = self._take(args, kwargs)
-        for dataset in (kwargs.get("train_dataset"), kwargs.get("eval_dataset")):
-            if "tools" in (getattr(dataset, "column_names", None) or ()):
-                raise InputError(
-                    "dataset: ORPOTrainer does not hand the column tools to the chat template; "
-                    "remove it, or train with DPO, which does."
-                )
         whole = copy(args)
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
             whole.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
         sides = {name: kwargs.get(name) for name in ("train_dataset", "eval_dataset")}
-        if not self._stock:  # ORPOTrainer would tokenize all of the rows, which comes after
+        if self._stock:
+            for rows in sides.values():
+                if "tools" in (getattr(rows, "column_names", None) or ()):
+                    raise InputError(
+                        "dataset: TRL's ORPOTrainer does not hand the column tools to the chat "
+                        "template; remove it, or leave out formulation: trl."
+                    )
+        else:  # ORPOTrainer would tokenize all of the rows, which comes after
             first = {name: rows.select([0]) for name, rows in sides.items() if _is_whole(rows)}
             kwargs |= first
         super().__init__(model, args=whole, **kwargs)
