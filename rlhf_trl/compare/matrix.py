@@ -168,6 +168,8 @@ def kind_of_stock(side: Stock) -> str:
     ours = ("BookGRPOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
     if side.trainer in (*POLICY, *ours):
         return "GRPOTrainer"
+    if side.trainer == "BookORPOTrainer" and side.also.get("formulation") == "trl":
+        return "ORPOTrainer"  # whose tokens it keeps
     return pairs.made_kind(side.also) or side.trainer
 
 

@@ -423,7 +423,7 @@ def _check_collation(
     known: dict[tuple[int, ...], tuple[int, str]] = {}  # ids -> row, side
     rule = "cut_prompt" if trainer in OURS else "cut_completion"
     rule = "drop" if trainer.endswith("RewardTrainer") else rule
-    start = [tokenizer.bos_token_id] * (trainer.removeprefix("Book") in _EXPERIMENTAL)
+    start = [tokenizer.bos_token_id] * (trainer in _EXPERIMENTAL)  # ours have what DPO has
     prompts: dict[int, list[int]] = {}  # row -> what is left of its prompt
     for number, row in enumerate(rows):
         sides = [side for side in ("chosen", "rejected", "completion") if side in row]
