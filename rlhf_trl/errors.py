@@ -18,6 +18,8 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "a number above 0": lambda value: value > 0,
     "a number above 0, at most 1": lambda value: 0 < value <= 1,
     "a number between 0 and 1": lambda value: 0 <= value <= 1,
+    "a number between 0 and 0.5": lambda value: 0 <= value <= 0.5,
+    "a whole number of tokens": lambda value: value >= 1 and value == int(value),
 }
 
 

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,10 @@ from rlhf_trl.algorithms import (
     algorithm,
     formulation,
     names,
+    policy_gradients,
 )
 from rlhf_trl.compare.surface import shipped
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import RANGES, InputError
 
 ROWS = [(name, which) for name, row in ALGORITHMS.items() for which in row.formulations]
 POLICY_GRADIENT = [row for row in ROWS if row[0] in names("policy_gradient")]
@@ -197,6 +199,30 @@ def test_parameters_that_cannot_be_are_named(name, given, says):
     assert str(error.value).startswith(f"{name} (chapter)")
 
 
+def test_the_table_of_parameters_has_what_rows_read_or_fix_and_nothing_else():
+    rows = [form for row in ALGORITHMS.values() for form in row.formulations.values()]
+    read = {name for row in rows for name in {**row.reads, **row.trainer_reads}}
+    fixed = {name for row in rows for name in row.settings}
+    listed = {name for name, _ in algorithms.PARAMETERS}
+    assert read <= listed <= read | fixed
+    for name, family in algorithms.PARAMETERS:
+        line = algorithms.parameter(name, family)
+        assert line.range is None or line.range in RANGES, name
+
+
+def test_code_and_trl_differ_from_their_own_chapter_only_where_a_module_says_so():
+    """A chapter row that gets another aggregation moves its own formulations and no other row."""
+    source = Path(policy_gradients.__file__).read_text()
+    start = source.index("_GRPO = PolicyGradient(")
+    end = source.index(")", start)
+    row = source[start:end].replace("sequence_mean", "token_mean")
+    other: dict = {}
+    exec(compile(source[:start] + row + source[end:], "table", "exec"), other)
+    moved = {name for name, row in other["ROWS"].items() if row != policy_gradients.ROWS[name]}
+    assert moved == {"grpo"}
+    assert {f.aggregation for f in other["ROWS"]["grpo"].formulations.values()} == {"token_mean"}
+
+
 def test_the_lists_do_not_overlap():
     assert not algorithms.LOSS_FIELDS & algorithms.SHARED_FIELDS
 
@@ -225,7 +251,7 @@ def test_every_field_of_the_installed_trl_is_known(trl_configs):
     new = sorted(f"{fields[name].__name__}.{name}" for name in fields.keys() - listed)
     assert not new, (
         f"TRL has config fields that rlhf_trl does not know: {new}. Put those that touch a loss "
-        "into algorithms/fields.py, then record the surface with rlhf-trl drift --record."
+        "into algorithms/parameters.py, then record the surface with rlhf-trl drift --record."
     )
 
 

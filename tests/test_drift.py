@@ -254,7 +254,7 @@ def test_a_new_field_and_one_that_has_gone_are_named(monkeypatch):
     monkeypatch.delitem(trl.GRPOConfig.__dataclass_fields__, "epsilon_high")
     gone, new = moved()
     assert (new.what, new.recorded, new.found) == ("DPOConfig field tilt", "absent", "present")
-    assert "algorithms/fields.py" in new.concerns
+    assert "algorithms/parameters.py" in new.concerns
     assert (gone.what, gone.found) == ("GRPOConfig field epsilon_high", "absent")
     assert "grpo, drgrpo, gspo, cispo" in gone.concerns and "maxrl" not in gone.concerns
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlhf_trl import algorithms, policy_gradient_loss, preference_loss
+from rlhf_trl.algorithms import direct_alignment, policy_gradients
 from rlhf_trl.book import preference, surrogates
 from rlhf_trl.compare.explain import explain
 from rlhf_trl.compare.translate import translate
@@ -19,8 +20,8 @@ README = (ROOT / "README.md").read_text()
 SECTION = README[README.index("## Add an algorithm") : README.index("## What is where")]
 BLOCKS = re.findall(r"```(?:python|yaml)\n(.*?)```", SECTION, re.DOTALL)
 EXAMPLES = [
-    ("spo", BLOCKS[:3], surrogates, "proximity_penalty"),
-    ("slic", BLOCKS[3:], preference, "slic"),
+    ("spo", BLOCKS[:3], surrogates, "proximity_penalty", policy_gradients),
+    ("slic", BLOCKS[3:], preference, "slic", direct_alignment),
 ]
 
 
@@ -48,14 +49,15 @@ def test_links_between_pages_lead_somewhere():
 @pytest.fixture
 def added(monkeypatch, tmp_path):
     """Do what the section says, in memory; return the configs."""
-    for name, blocks, home, function in EXAMPLES:
-        # afterwards both are as they were
-        monkeypatch.setitem(algorithms.ALGORITHMS, name, None)
+    for name, blocks, home, function, family in EXAMPLES:
+        # afterwards all are as they were
+        monkeypatch.setitem(family.ROWS, name, None)
         monkeypatch.setattr(home, function, None, raising=False)
         source = tmp_path / f"{name}.py"  # where `explain` finds the function
         source.write_text(blocks[0])
         exec(compile(blocks[0], str(source), "exec"), vars(home))
-        exec(compile(blocks[1], "README.md", "exec"), vars(algorithms.table))
+        exec(compile(blocks[1], "README.md", "exec"), vars(family))
+        monkeypatch.setitem(algorithms.ALGORITHMS, name, family.ROWS[name])
     return {name: blocks[2] for name, blocks, *_ in EXAMPLES}
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
-from rlhf_trl.algorithms.fields import LOSS_FIELDS, SHARED_FIELDS
-from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.algorithms.parameters import BASELINES, PARAMETERS, Family, parameter
+from rlhf_trl.errors import RANGES, InputError, nearest
 
 REQUIRED = "required"
 """Stands in `reads` for a default where there is none: the caller must give the parameter."""
@@ -16,8 +16,16 @@ INACTIVE_AT_RATIO_1 = frozenset({"ratio", "surrogate", "epsilon", "epsilon_high"
 """What changes no gradient while every ratio is 1, where all surrogates have the slope -advantage
 in the log-probability of a token, and no bound is reached."""
 
+MUST_BE = {
+    "0 or more": "at least 0",
+    "1 or more": "at least 1",
+    "a number above 0": "above 0",
+    "a number between 0 and 1": "between 0 and 1",
+    "a number between 0 and 0.5": "between 0 and 0.5",
+}
+"""How a sentence with "must be" says a range of errors.RANGES, where it says it otherwise."""
+
 Part = str | Callable[..., Any]
-Family = Literal["policy_gradient", "direct_alignment", "reward_model", "distillation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +34,6 @@ class Formulation:
 
     family: ClassVar[Family]
     parts: ClassVar[Mapping[str, str]] = {}
-    positive: ClassVar[frozenset[str]] = frozenset(
-        {"sapo_temperature_pos", "sapo_temperature_neg", "importance_cap", "cliprange_value"}
-    )
 
     # the parameters a user may set, with their defaults
     reads: Mapping[str, Any] = field(default_factory=dict)
@@ -53,12 +58,32 @@ class Formulation:
                 known = ", ".join(self.reads) or "no parameter"
                 hint = nearest(name, self.reads)
                 raise InputError(f"{self.label} does not read {name}{hint}; it reads {known}")
-            _check(self.label, name, value, self.reads[name] is None, name in self.positive)
+            self._check(name, value)
         values = {**self.reads, **given}
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{self.label} needs {name}, which has no default; set it")
         return {**values, **self.constants}
+
+    def _check(self, name: str, value: Any) -> None:
+        """Refuse a value that a parameter cannot have; one that is not in the table takes any."""
+        if (name, None) not in PARAMETERS or (value is None and self.reads[name] is None):
+            return
+        line = parameter(name, self.family)
+        if line.choices:
+            fits = value in line.choices
+            wanted = f"one of {', '.join(line.choices)}"
+        elif line.words:
+            return
+        elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+            fits = False
+            wanted = "a number"
+        else:
+            fits = line.range is None or RANGES[line.range](value)
+            wanted = MUST_BE.get(line.range, line.range)
+        if not fits:
+            hint = nearest(value, line.choices)
+            raise InputError(f"{self.label}: {name} must be {wanted}, not {value!r}{hint}")
 
     def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return `settings`, those that depend on the parameters worked out for the given ones."""
@@ -138,7 +163,6 @@ class Preference(Formulation):
 
     family = "direct_alignment"
     parts: ClassVar[Mapping[str, str]] = {"loss": "preference"}
-    positive: ClassVar[frozenset[str]] = frozenset({"beta"})
 
     loss: Part  # from log-probabilities of completions to losses
     logps: Literal["sum", "mean"] = "sum"  # what those are over the tokens of a completion
@@ -215,37 +239,3 @@ class Algorithm:
 
 
 FORMULATIONS = ("chapter", "code", "trl")
-
-BASELINES = {
-    "none": "raw",
-    "batch_mean": "batch_mean_baseline",
-    "moving_average": "moving_average_baseline",
-}
-
-_CHOICES = {"kl_estimator": ("k1", "k2", "k3"), "baseline": tuple(BASELINES)}
-# what a number must be, if not "at least 0" or "above 0"
-_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(("gamma", "lam"), ("between 0 and 1", lambda value: 0 <= value <= 1)),
-    "label_smoothing": ("between 0 and 0.5", lambda value: 0 <= value <= 0.5),
-    "max_completion_length": ("a whole number of tokens", lambda n: n >= 1 and n == int(n)),
-    "baseline_value": ("a number", lambda value: True),
-}
-
-
-def _check(label: str, name: str, value: Any, optional: bool, positive: bool) -> None:
-    """Refuse a value that a parameter cannot have; parameters without a rule here take any."""
-    known = _CHOICES.get(name)
-    if (value is None and optional) or not (known or name in LOSS_FIELDS | SHARED_FIELDS):
-        return
-    if known:
-        fits, wanted = value in known, f"one of {', '.join(known)}"
-    elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
-        fits, wanted = False, "a number"
-    elif name in _RANGES:
-        wanted, fit = _RANGES[name]
-        fits = fit(value)
-    else:
-        fits, wanted = (value > 0, "above 0") if positive else (value >= 0, "at least 0")
-    if not fits:
-        hint = nearest(value, known or ())
-        raise InputError(f"{label}: {name} must be {wanted}, not {value!r}{hint}")

@@ -1,12 +1,12 @@
 """What a row makes of a config: its own fields checked, fixed and filled in, for every family."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rlhf_trl.algorithms.fields import LOSS_FIELDS
-from rlhf_trl.algorithms.formulations import REQUIRED, Family, Formulation
+from rlhf_trl.algorithms.formulations import REQUIRED, Formulation
+from rlhf_trl.algorithms.parameters import LOSS_FIELDS, Family
 from rlhf_trl.algorithms.table import formulation as find
 from rlhf_trl.errors import InputError, instead
 
@@ -19,12 +19,6 @@ class FieldError(InputError):
     def __init__(self, field: str, message: str):
         super().__init__(f"{field} {message}.")
         self.field, self.message = field, message
-
-
-def of_the_row(meaning: str, range: str | None = None, choices: Sequence[str] = ()) -> Any:
-    """Declare a config field that is the row's default unless it is set; see `errors.instead`."""
-    told = {"help": f"{meaning} None: the algorithm's own.", "range": range, "choices": choices}
-    return field(default=None, metadata=told)
 
 
 def resolve(

@@ -156,7 +156,7 @@ def _concerns(section: str, place: str) -> str:
     if section == "present":
         listed = name in LOSS_FIELDS | SHARED_FIELDS
         fate = "which name it already" if listed else "one of which it must join if it does"
-        return f"the lists of fields that touch a loss in rlhf_trl/algorithms/fields.py, {fate}"
+        return f"the lists of fields that touch a loss in rlhf_trl/algorithms/parameters.py, {fate}"
     if section == "absent":
         return ", ".join([*_joined(own, rows), "configs that set it"])
     if section == "signatures":

@@ -15,7 +15,7 @@ from shutil import get_terminal_size
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from rlhf_trl.algorithms import REQUIRED, formulation
+from rlhf_trl.algorithms import REQUIRED, formulation, parameter
 from rlhf_trl.run import config
 from rlhf_trl.run.folders import home
 
@@ -152,7 +152,9 @@ def _in_source(node: ast.AnnAssign, words: str) -> _Told:
         given = {each.arg: each.value for each in default.keywords}
         told = given.get("metadata", ast.Dict([], []))
         said = [v for k, v in zip(told.keys, told.values, strict=True) if k.value == "help"]
-        words = getattr((*default.args, *said, None)[0], "value", words).partition(". ")[0]
+        if ast.unparse(default.func) == "of_the_row":
+            words = parameter(*(argument.value for argument in default.args)).meaning
+        words = getattr((*said, None)[0], "value", words).partition(". ")[0]
         row = ast.Constant(OF_THE_ROW if default.args else None)
         default = given.get("default", given.get("default_factory", row))
     try:

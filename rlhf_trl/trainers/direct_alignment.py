@@ -52,11 +52,11 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
 
     trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
 
-    beta: float | None = of_the_row("Scale of the implicit rewards.")
-    label_smoothing: float | None = of_the_row("Share of flipped labels.")
-    loss_type: list[str] | None = of_the_row("TRL's names of the losses.")  # noqa: RUF009
-    gamma_beta_ratio: float | None = of_the_row("SimPO's margin, in nats per token.")
-    nll_weight: float | None = of_the_row("Weight of the NLL of the chosen.", "0 or more")
+    beta: float | None = of_the_row("beta", "direct_alignment")
+    label_smoothing: float | None = of_the_row("label_smoothing")
+    loss_type: list[str] | None = of_the_row("loss_type")  # noqa: RUF009
+    gamma_beta_ratio: float | None = of_the_row("gamma_beta_ratio")
+    nll_weight: float | None = of_the_row("nll_weight")
 
     # Extends DPOConfig.__post_init__, which counts the losses in a loss_type that may be None here.
     def __post_init__(self):
@@ -75,10 +75,10 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
     trainers = ("KTOTrainer",)
 
     interleave_labels: bool = True  # spread the labels evenly; False: all desirable ones first
-    beta: float | None = of_the_row("Scale of the implicit rewards.")
-    desirable_weight: float | None = of_the_row("Weight of the desirable.")
-    undesirable_weight: float | None = of_the_row("Weight of the undesirable.")
-    loss_type: str | None = of_the_row("TRL's name of the loss.")
+    beta: float | None = of_the_row("beta", "direct_alignment")
+    desirable_weight: float | None = of_the_row("desirable_weight")
+    undesirable_weight: float | None = of_the_row("undesirable_weight")
+    loss_type: str | None = of_the_row("loss_type")
 
 
 class Aligned(OnTRL, AnswersBesideLoss, OverExamples):

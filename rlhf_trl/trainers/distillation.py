@@ -30,7 +30,6 @@ from rlhf_trl.trainers.value_model import check_vocabulary
 MOVED = "teacher.pt"  # in checkpoints, where the teacher follows the student
 HINT = "{demonstration}"
 FIELD = "teacher_models"
-VERSIONS = ("live", "start", "ema")
 
 
 @dataclass
@@ -43,13 +42,13 @@ class BookDistillationConfig(BookGRPOConfig):
 
     family: ClassVar[str] = "distillation"
 
-    kl_top_k: int | None = of_the_row("Tell apart so many likeliest tokens.", "1 or more")
-    teacher_models: list[str] | None = of_the_row("Folders or hub names of the teachers.")  # noqa: RUF009
-    teacher_weights: list[float] | None = of_the_row("Of the teachers; they add up to 1.")  # noqa: RUF009
-    teacher: str | None = of_the_row("Which version of the student.", choices=VERSIONS)
-    teacher_rate: float | None = of_the_row("How fast ema follows.", "a number above 0, at most 1")
-    demonstration: str | None = of_the_row("Which right completion.", choices=("random", "first"))
-    demonstration_template: str | None = of_the_row("What the teacher's prompt ends with.")
+    kl_top_k: int | None = of_the_row("kl_top_k")
+    teacher_models: list[str] | None = of_the_row("teacher_models")  # noqa: RUF009
+    teacher_weights: list[float] | None = of_the_row("teacher_weights")  # noqa: RUF009
+    teacher: str | None = of_the_row("teacher")
+    teacher_rate: float | None = of_the_row("teacher_rate")
+    demonstration: str | None = of_the_row("demonstration")
+    demonstration_template: str | None = of_the_row("demonstration_template")
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return what was resolved, or refuse what could not be computed."""

@@ -37,7 +37,7 @@ class BookORPOConfig(AlignmentFields, ORPOConfig):
 
     trainers = ("ORPOTrainer",)
 
-    beta: float | None = of_the_row("Weight of the odds ratio.")
+    beta: float | None = of_the_row("beta", "direct_alignment")
 
 
 class BookORPOTrainer(Aligned, ORPOTrainer):

@@ -48,30 +48,28 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
 
     # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
-    epsilon: float | None = of_the_row("Distance of the lower clip bound from 1.")
-    epsilon_high: float | None = of_the_row("Distance of the upper clip bound from 1, always.")
-    sapo_temperature_pos: float | None = of_the_row("Temperature of the gate, advantage above 0.")
-    sapo_temperature_neg: float | None = of_the_row("Temperature of the gate, other advantages.")
-    loss_type: str | None = of_the_row("TRL's name of the loss.")
-    scale_rewards: str | None = of_the_row("How TRL scales rewards.")
-    importance_sampling_level: str | None = of_the_row("Ratio per token or per sequence.")
-    multi_objective_aggregation: str | None = of_the_row("How TRL joins several rewards.")
-    use_bias_correction_kl: bool | None = of_the_row("Whether TRL weighs its KL by the ratio.")
+    epsilon: float | None = of_the_row("epsilon")
+    epsilon_high: float | None = of_the_row("epsilon_high")
+    sapo_temperature_pos: float | None = of_the_row("sapo_temperature_pos")
+    sapo_temperature_neg: float | None = of_the_row("sapo_temperature_neg")
+    loss_type: str | None = of_the_row("loss_type")
+    scale_rewards: str | None = of_the_row("scale_rewards")
+    importance_sampling_level: str | None = of_the_row("importance_sampling_level")
+    multi_objective_aggregation: str | None = of_the_row("multi_objective_aggregation")
+    use_bias_correction_kl: bool | None = of_the_row("use_bias_correction_kl")
 
-    kl_estimator: str | None = of_the_row("k1, k2 or k3.")
-    baseline: str | None = of_the_row("none, batch_mean or moving_average (REINFORCE).")
-    baseline_decay: float | None = of_the_row(
-        "Decay of the moving average.", "a number between 0 and 1"
-    )
+    kl_estimator: str | None = of_the_row("kl_estimator")
+    baseline: str | None = of_the_row("baseline")
+    baseline_decay: float | None = of_the_row("baseline_decay")
     # where an algorithm without ratio reuses a batch; without a row's own, nothing is corrected
-    importance_cap: float | None = of_the_row("Largest importance weight.")
-    correctness_reward: str | None = of_the_row("Reward that is 1 for a right answer, else 0.")
-    format_reward: str | None = of_the_row("Reward that must be 1 as well for a success (MaxRL).")
-    missing_eos_penalty: float | None = of_the_row("Penalty of a cut-off completion.", "0 or more")
+    importance_cap: float | None = of_the_row("importance_cap")
+    correctness_reward: str | None = of_the_row("correctness_reward")
+    format_reward: str | None = of_the_row("format_reward")
+    missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
     # the last tokens before max_completion_length
-    soft_punish_cache: int | None = of_the_row("Tokens over which the overlong penalty grows.")
+    soft_punish_cache: int | None = of_the_row("soft_punish_cache")
     # then groups without contrast are kept; 0: never (DAPO)
-    dynamic_sampling_rounds: int | None = of_the_row("Rounds of sampling groups anew.", "0 or more")
+    dynamic_sampling_rounds: int | None = of_the_row("dynamic_sampling_rounds")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms.
     def __post_init__(self) -> None:

@@ -33,11 +33,11 @@ class BookPPOConfig(BookGRPOConfig):
 
     critic: ClassVar[bool] = True
 
-    gamma: float | None = of_the_row("Discount factor, in [0, 1].")
-    lam: float | None = of_the_row("Mixing parameter of GAE, in [0, 1].")
-    vf_coef: float | None = of_the_row("Weight of the value loss.")
-    cliprange_value: float | None = of_the_row("How far a value may move before it is clipped.")
-    whiten_advantages: bool | None = of_the_row("Whether advantages get mean 0 and spread 1.")
+    gamma: float | None = of_the_row("gamma")
+    lam: float | None = of_the_row("lam")
+    vf_coef: float | None = of_the_row("vf_coef")
+    cliprange_value: float | None = of_the_row("cliprange_value")
+    whiten_advantages: bool | None = of_the_row("whiten_advantages")
 
     value_model: str = field(
         default="separate",

@@ -1,0 +1,314 @@
+"""The parameters of losses: what each means, what it may be, and which config fields touch a loss.
+
+A parameter of a row is declared once, here. A config class names it by `of_the_row`, which takes
+meaning and range from this table; the public losses check it by the same line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Family = Literal["policy_gradient", "direct_alignment", "reward_model", "distillation"]
+
+BASELINES = {
+    "none": "raw",
+    "batch_mean": "batch_mean_baseline",
+    "moving_average": "moving_average_baseline",
+}
+"""By the value of `baseline`, the advantage that it makes of REINFORCE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """What rows read or fix: a number unless there are `choices`, or `words` of another type."""
+
+    name: str  # in configs, in the table and in the functions of the book
+    meaning: str  # one line for --help
+    range: str | None = None  # a key of errors.RANGES; None: any
+    choices: tuple[str, ...] = ()  # the words it may be
+    words: bool = False  # it is no number, and whoever reads it checks it
+    early: bool = False  # its range is checked with the types of a config, before TRL is imported
+    family: Family | None = None  # where another family means something else by the name
+
+
+_TABLE = (
+    # of policy gradients
+    Parameter(
+        name="epsilon",
+        meaning="Distance of the lower clip bound from 1.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="epsilon_high",
+        meaning="Distance of the upper clip bound from 1, always.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="sapo_temperature_pos",
+        meaning="Temperature of the gate, advantage above 0.",
+        range="a number above 0",
+    ),
+    Parameter(
+        name="sapo_temperature_neg",
+        meaning="Temperature of the gate, other advantages.",
+        range="a number above 0",
+    ),
+    Parameter(
+        name="beta",
+        meaning="Weight of the KL to the reference.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="kl_estimator",
+        meaning="k1, k2 or k3.",
+        choices=("k1", "k2", "k3"),
+    ),
+    Parameter(
+        name="baseline",
+        meaning="none, batch_mean or moving_average (REINFORCE).",
+        choices=tuple(BASELINES),
+    ),
+    Parameter(
+        name="baseline_value",
+        meaning="The moving average, which the trainer sets.",
+    ),
+    Parameter(
+        name="baseline_decay",
+        meaning="Decay of the moving average.",
+        range="a number between 0 and 1",
+        early=True,
+    ),
+    Parameter(
+        name="importance_cap",
+        meaning="Largest importance weight.",
+        range="a number above 0",
+    ),
+    Parameter(
+        name="correctness_reward",
+        meaning="Reward that is 1 for a right answer, else 0.",
+        words=True,
+    ),
+    Parameter(
+        name="format_reward",
+        meaning="Reward that must be 1 as well for a success (MaxRL).",
+        words=True,
+    ),
+    Parameter(
+        name="missing_eos_penalty",
+        meaning="Penalty of a cut-off completion.",
+        range="0 or more",
+        early=True,
+    ),
+    Parameter(
+        name="soft_punish_cache",
+        meaning="Tokens over which the overlong penalty grows.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="dynamic_sampling_rounds",
+        meaning="Rounds of sampling groups anew.",
+        range="0 or more",
+        early=True,
+    ),
+    Parameter(
+        name="max_completion_length",
+        meaning="Longest completion, in tokens.",
+        range="a whole number of tokens",
+    ),
+    # of PPO
+    Parameter(
+        name="gamma",
+        meaning="Discount factor, in [0, 1].",
+        range="a number between 0 and 1",
+    ),
+    Parameter(
+        name="lam",
+        meaning="Mixing parameter of GAE, in [0, 1].",
+        range="a number between 0 and 1",
+    ),
+    Parameter(
+        name="vf_coef",
+        meaning="Weight of the value loss.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="cliprange_value",
+        meaning="How far a value may move before it is clipped.",
+        range="a number above 0",
+    ),
+    Parameter(
+        name="whiten_advantages",
+        meaning="Whether advantages get mean 0 and spread 1.",
+        words=True,
+    ),
+    # of direct alignment
+    Parameter(
+        name="beta",
+        meaning="Scale of the implicit rewards; of ORPO, weight of the odds ratio.",
+        range="a number above 0",
+        family="direct_alignment",
+    ),
+    Parameter(
+        name="label_smoothing",
+        meaning="Share of flipped labels.",
+        range="a number between 0 and 0.5",
+    ),
+    Parameter(
+        name="gamma_beta_ratio",
+        meaning="SimPO's margin, in nats per token.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="nll_weight",
+        meaning="Weight of the NLL of the chosen.",
+        range="0 or more",
+        early=True,
+    ),
+    Parameter(
+        name="desirable_weight",
+        meaning="Weight of the desirable.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="undesirable_weight",
+        meaning="Weight of the undesirable.",
+        range="0 or more",
+    ),
+    # of reward models
+    Parameter(
+        name="center_rewards_coefficient",
+        meaning="Weight of the squared sum of both rewards.",
+        range="0 or more",
+    ),
+    Parameter(
+        name="class_weights",
+        meaning="Of bad, neutral and good steps; None: all 1.",
+        words=True,
+    ),
+    # of distillation
+    Parameter(
+        name="kl_top_k",
+        meaning="Tell apart so many likeliest tokens.",
+        range="1 or more",
+        early=True,
+    ),
+    Parameter(
+        name="teacher_models",
+        meaning="Folders or hub names of the teachers.",
+        words=True,
+    ),
+    Parameter(
+        name="teacher_weights",
+        meaning="Of the teachers; they add up to 1.",
+        words=True,
+    ),
+    Parameter(
+        name="teacher",
+        meaning="Which version of the student.",
+        choices=("live", "start", "ema"),
+        early=True,
+    ),
+    Parameter(
+        name="teacher_rate",
+        meaning="How fast ema follows.",
+        range="a number above 0, at most 1",
+        early=True,
+    ),
+    Parameter(
+        name="demonstration",
+        meaning="Which right completion.",
+        choices=("random", "first"),
+        early=True,
+    ),
+    Parameter(
+        name="demonstration_template",
+        meaning="What the teacher's prompt ends with.",
+        words=True,
+    ),
+    # TRL's own, which rows fix
+    Parameter(
+        name="loss_type",
+        meaning="TRL's name of the loss.",
+        words=True,
+    ),
+    Parameter(
+        name="scale_rewards",
+        meaning="How TRL scales rewards.",
+        words=True,
+    ),
+    Parameter(
+        name="importance_sampling_level",
+        meaning="Ratio per token or per sequence.",
+        words=True,
+    ),
+    Parameter(
+        name="multi_objective_aggregation",
+        meaning="How TRL joins several rewards.",
+        words=True,
+    ),
+    Parameter(
+        name="use_bias_correction_kl",
+        meaning="Whether TRL weighs its KL by the ratio.",
+        words=True,
+    ),
+)
+
+PARAMETERS: Mapping[tuple[str, Family | None], Parameter] = {
+    (parameter.name, parameter.family): parameter for parameter in _TABLE
+}
+"""The table, by name and by the family that means something of its own by the name."""
+
+
+def parameter(name: str, family: Family | None = None) -> Parameter:
+    """Return what a family means by a name; an unknown name is a KeyError."""
+    return PARAMETERS.get((name, family)) or PARAMETERS[name, None]
+
+
+def of_the_row(name: str, family: Family | None = None) -> Any:
+    """Declare a config field that is the row's own value unless it is set; see `errors.instead`."""
+    line = parameter(name, family)
+    metadata = {"help": f"{line.meaning} None: the algorithm's own."}
+    if line.early:
+        metadata |= {"range": line.range, "choices": line.choices}
+    return field(default=None, metadata=metadata)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_UNREAD = _names(
+    """
+    alpha cpo_alpha delta discopop_tau entropy_coef entropy_coef_delta entropy_coef_max
+    entropy_coef_min entropy_target f_alpha_divergence_coef f_divergence_type ld_alpha loss_weights
+    normalize_advantages off_policy_mask_threshold reward_clip_range simpo_gamma
+    top_entropy_quantile use_adaptive_entropy use_weighting vespo_k_neg vespo_k_pos
+    vespo_lambda_neg vespo_lambda_pos
+
+    distillation_add_tail distillation_alpha distillation_is_clip distillation_mode
+    distillation_topk distillation_weight
+    """
+)
+"""TRL's fields that touch a loss and that no row reads under their own name."""
+
+SHARED_FIELDS = _names(
+    """
+    assistant_only_loss average_tokens_across_devices cast_lm_head_to_fp32 completion_only_loss
+    disable_dropout generation_batch_size label_smoothing_factor mask_truncated_completions
+    max_completion_length max_length neftune_noise_alpha num_generations num_generations_eval
+    num_iterations ref_model_mixup_alpha ref_model_sync_steps reward_weights
+    router_aux_loss_coef steps_per_generation sync_ref_model temperature truncation_mode
+    vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+    vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode
+    """
+)
+"""Fields that matter to every algorithm of a family alike: allowed for all."""
+
+LOSS_FIELDS = (frozenset(name for name, _ in PARAMETERS) | _UNREAD) - SHARED_FIELDS
+"""The fields that change a loss, each for some algorithms only.
+
+One that a config sets, and that the chosen formulation neither reads nor fixes to the same value,
+is an error. All others of the recorded release of TRL (compare/surface.json) touch no loss:
+sampling, data, logging, the rest of TrainingArguments.
+"""
