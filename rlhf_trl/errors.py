@@ -51,13 +51,18 @@ def within(wanted: str, default: Any = MISSING) -> Any:
 
 def instead(value: Any, metadata: Mapping[str, Any]) -> str | None:
     """Return what to write for a value that `range` or `choices` of a field rule out, or None."""
-    wanted, choices = metadata.get("range"), metadata.get("choices")
+    wanted, choices = metadata.get("range"), allowed(metadata)
     if value is None or not (wanted or choices):
         return None
     if wanted:
         return None if RANGES[wanted](value) else wanted
-    choices = choices() if callable(choices) else choices
     return None if value in choices else f"one of {', '.join(choices)}{nearest(value, choices)}"
+
+
+def allowed(metadata: Mapping[str, Any]) -> Collection[Any]:
+    """Return the `choices` of a field, which may be a function that returns them; without: ()."""
+    choices = metadata.get("choices") or ()
+    return choices() if callable(choices) else choices
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

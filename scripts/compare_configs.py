@@ -13,7 +13,6 @@ import ast
 import re
 import sys
 from dataclasses import MISSING, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,13 @@ from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import translate
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.differences import differences
-from rlhf_trl.run.race import recipe_of
+from rlhf_trl.run.stages import stage_of_config
 
 HERE = Path(__file__).parent.parent / "configs" / "book"
 # configs that are called otherwise here
 NAMES = {"preference_rm": "reward", "sft_olmo2_1b": "sft", "top_per_prompt": "rejection_sampling"}
 # those that are one of ours with another word: the strategies of rejection sampling
 SAME = {"random_k_overall", "random_per_prompt", "top_k_overall"}
-TRAINERS = "rlhf_trl.trainers."
-CLASSES = {
-    "grpo": "policy_gradient.BookGRPOConfig",
-    "ppo": "ppo.BookPPOConfig",
-    "dpo": "direct_alignment.BookDPOConfig",
-    "kto": "direct_alignment.BookKTOConfig",
-    "orpo": "orpo.BookORPOConfig",
-    "reward": "reward_models.BookRewardConfig",
-    "orm": "reward_models.BookTokenRewardConfig",
-    "prm": "reward_models.BookTokenRewardConfig",
-    "distill": "distillation.BookDistillationConfig",
-}
 # where a run writes and reports
 NOT_COMPARED = {"output_dir", "run_name", "project", "report_to", "save_strategy", "save_steps"}
 NOT_COMPARED |= {"algorithm", "answers", "logging_steps", "dataset.source"}
@@ -73,13 +60,11 @@ def of_ours(path: Path) -> dict[str, Any]:
 def defaults(given: dict[str, Any]) -> dict[str, Any]:
     """Return what a config here has for the keys that it does not set."""
     algorithm = given.get("algorithm")
-    recipe = Path(recipe_of(algorithm, given)).stem
-    own = TRAINERS + CLASSES[recipe] if recipe in CLASSES else "trl.SFTConfig"
-    module, _, name = own.rpartition(".")
+    config_class = stage_of_config(given).part("config")
     from trl import ModelConfig
 
     found = {}
-    for each in (ModelConfig, getattr(import_module(module), name)):
+    for each in (ModelConfig, config_class):
         found |= {f.name: f.default for f in fields(each) if f.default is not MISSING}
     if algorithm is None:
         return found

@@ -1,7 +1,6 @@
 """Config loading: what a YAML and a command line mean, and the sentence each mistake gets."""
 
 import importlib
-import runpy
 import subprocess
 import sys
 import warnings
@@ -18,7 +17,7 @@ from rlhf_trl.data.pairs import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import join_options, load_config, read_config, read_fields
-from rlhf_trl.run.named import CONFIGS
+from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 
 ROOT = Path(__file__).parent.parent
@@ -378,30 +377,30 @@ def test_dumped_yaml_reads_back_exactly(tmp_path):
 
 def test_the_algorithm_sets_the_fields_it_fixes(load):
     assert load().trl.scale_rewards == "group"
-    assert load("algorithm: drgrpo\n", trl=CONFIGS["grpo"]).trl.scale_rewards == "none"
+    assert load("algorithm: drgrpo\n", trl=STAGES["grpo"].config).trl.scale_rewards == "none"
 
 
 def test_the_algorithms_defaults_replace_trls(load):
     epsilon_high = algorithms.formulation("dapo", "chapter").reads["epsilon_high"]
     assert epsilon_high is not None
-    text, ours = "algorithm: dapo\ncorrectness_reward: exact_match\n", CONFIGS["grpo"]
+    text, ours = "algorithm: dapo\ncorrectness_reward: exact_match\n", STAGES["grpo"].config
     assert load(text, trl=ours).trl.epsilon_high == epsilon_high
     assert load(f"{text}epsilon_high: 0.5\n", trl=ours).trl.epsilon_high == 0.5
 
 
 def test_a_field_that_depends_on_a_parameter_is_worked_out(load):
-    flipped = load("algorithm: cdpo\nlabel_smoothing: 0.2\n", trl=CONFIGS["dpo"]).trl
+    flipped = load("algorithm: cdpo\nlabel_smoothing: 0.2\n", trl=STAGES["dpo"].config).trl
     # 2 (1 - 0.2) and -(1 - 0.4)
     assert (flipped.loss_type, flipped.loss_weights) == (["sigmoid", "robust"], [1.6, -0.6])
-    by_default = load("algorithm: cdpo\n", "--beta", "0.3", trl=CONFIGS["dpo"]).trl
+    by_default = load("algorithm: cdpo\n", "--beta", "0.3", trl=STAGES["dpo"].config).trl
     assert (by_default.label_smoothing, by_default.loss_weights) == (0.1, [1.8, -0.8])
-    by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl=CONFIGS["dpo"]).trl
+    by_hand = load("algorithm: cdpo\n", "--label_smoothing", "0.5", trl=STAGES["dpo"].config).trl
     assert by_hand.loss_weights == [1.0, 0.0]
     repeated = "algorithm: cdpo\nloss_weights: [1.0, -0.8]\n"
-    assert "contradicts cdpo (chapter)" in refusal(load, repeated, trl=CONFIGS["dpo"])
+    assert "contradicts cdpo (chapter)" in refusal(load, repeated, trl=STAGES["dpo"].config)
     broken = "algorithm: cdpo\nlabel_smoothing: much\n"
     assert "label_smoothing must be a number, not 'much'" in refusal(
-        load, broken, trl=CONFIGS["dpo"]
+        load, broken, trl=STAGES["dpo"].config
     )
 
 
@@ -741,7 +740,7 @@ def test_a_number_out_of_range_is_refused_before_trl_is_looked_for(
 
 def refused_option(trainer_config, recipe, name, key, value):
     given = ["--config", str(ROOT / "configs" / "tiny" / f"{name}.yaml"), f"--{key}", value]
-    run = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    run = STAGES[recipe].part("fields")
     return refusal(load_config, run, trainer_config, given)
 
 
@@ -760,7 +759,7 @@ def refused_option(trainer_config, recipe, name, key, value):
     ],
 )
 def test_a_number_of_a_trainer_out_of_range_names_its_key(recipe, name, key, value, wanted):
-    said = refused_option(CONFIGS[recipe], recipe, name, key, value)
+    said = refused_option(STAGES[recipe].config, recipe, name, key, value)
     assert said == f"command line: {key} is {value}; write {wanted}."
 
 

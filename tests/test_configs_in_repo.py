@@ -10,23 +10,9 @@ from test_config import load_for_its_machine
 
 from rlhf_trl.compare.translate import DEFAULTS
 from rlhf_trl.run.config import read_config
-from rlhf_trl.run.race import recipe_of
+from rlhf_trl.run.stages import STAGES, stage_of, stage_of_config
 
 ROOT = Path(__file__).parent.parent
-POLICY_GRADIENT = "rlhf_trl.trainers.policy_gradient.BookGRPOConfig"
-TRL_CONFIGS = {
-    "sft": "SFTConfig",
-    "rejection_sampling": "SFTConfig",
-    "grpo": POLICY_GRADIENT,
-    "distill": "rlhf_trl.trainers.distillation.BookDistillationConfig",
-    "ppo": "rlhf_trl.trainers.ppo.BookPPOConfig",
-    "dpo": "rlhf_trl.trainers.direct_alignment.BookDPOConfig",
-    "kto": "rlhf_trl.trainers.direct_alignment.BookKTOConfig",
-    "orpo": "rlhf_trl.trainers.orpo.BookORPOConfig",
-    "reward": "rlhf_trl.trainers.reward_models.BookRewardConfig",
-    "orm": "rlhf_trl.trainers.reward_models.BookTokenRewardConfig",
-    "prm": "rlhf_trl.trainers.reward_models.BookTokenRewardConfig",
-}
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 CONFIGS = sorted(
     path
@@ -42,9 +28,9 @@ def name(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_config_loads(monkeypatch, path):
     given = read_config(path)
-    recipe = Path(recipe_of(given.get("algorithm"), given)).stem
-    own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
-    loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
+    recipe = stage_of_config(given).name
+    own = STAGES[recipe].part("fields")
+    loaded = load_for_its_machine(monkeypatch, path, own, STAGES[recipe].config)
     assert loaded.trl.output_dir.startswith("outputs/")
     assert loaded.model.model_name_or_path
     if recipe == "grpo":
@@ -52,9 +38,9 @@ def test_config_loads(monkeypatch, path):
 
 
 def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(monkeypatch):
-    own = runpy.run_path(str(ROOT / "recipes" / "grpo.py"))["Run"]
+    own = STAGES["grpo"].part("fields")
     path = ROOT / "configs" / "book" / "grpo.yaml"
-    args = load_for_its_machine(monkeypatch, path, own, POLICY_GRADIENT).trl
+    args = load_for_its_machine(monkeypatch, path, own, STAGES["grpo"].config).trl
     assert args.generation_batch_size == 4 * 8
     assert args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps == 4
     assert args.temperature == 1.0  # scoring
@@ -79,10 +65,10 @@ BOOK = {  # beta, learning rate, pairs; 300 steps of 64 pairs, or 600, as the bo
 
 @pytest.mark.parametrize("algorithm", BOOK)
 def test_the_books_direct_alignment_takes_64_pairs_a_step_for_three_epochs(monkeypatch, algorithm):
-    recipe = Path(recipe_of(algorithm)).stem
-    own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+    recipe = stage_of(algorithm).name
+    own = STAGES[recipe].part("fields")
     path = ROOT / "configs" / "book" / f"{algorithm}.yaml"
-    loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
+    loaded = load_for_its_machine(monkeypatch, path, own, STAGES[recipe].config)
     args = loaded.trl
     assert (args.beta, args.learning_rate, loaded.own.max_samples) == BOOK[algorithm]
     texts = 2 if algorithm == "kto" else 1  # a batch of KTO counts completions, two of each pair
@@ -102,9 +88,9 @@ def test_the_books_dapo_and_maxrl_take_its_cache_and_its_questions():
 
 @pytest.mark.parametrize("algorithm", ["reward", "orm", "prm"])
 def test_the_books_reward_models_train_float32_weights_under_autocast(monkeypatch, algorithm):
-    own = runpy.run_path(str(ROOT / "recipes" / f"{algorithm}.py"))["Run"]
+    own = STAGES[algorithm].part("fields")
     path = ROOT / "configs" / "book" / f"{algorithm}.yaml"
-    loaded = load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[algorithm])
+    loaded = load_for_its_machine(monkeypatch, path, own, STAGES[algorithm].config)
     assert (loaded.model.dtype, loaded.trl.bf16) == ("float32", True)
     data = loaded.own.dataset
     readers = {"reward": "ultrafeedback", "orm": "gsm8k_rollouts", "prm": "prm800k"}
@@ -118,7 +104,7 @@ def test_the_books_reward_models_train_float32_weights_under_autocast(monkeypatc
 
 
 def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling(monkeypatch):
-    own = runpy.run_path(str(ROOT / "recipes" / "sft.py"))["Run"]
+    own = STAGES["sft"].part("fields")
     path = ROOT / "configs" / "book" / "sft.yaml"
     loaded = load_for_its_machine(monkeypatch, path, own, "SFTConfig")
     args, data, panels = loaded.trl, loaded.own.dataset, loaded.own.samples
@@ -138,9 +124,9 @@ def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling(
 
 def test_the_books_sdpo_and_rejection_sampling_take_its_settings(monkeypatch):
     def load(recipe, name):
-        own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
+        own = STAGES[recipe].part("fields")
         path = ROOT / "configs" / "book" / f"{name}.yaml"
-        return load_for_its_machine(monkeypatch, path, own, TRL_CONFIGS[recipe])
+        return load_for_its_machine(monkeypatch, path, own, STAGES[recipe].config)
 
     args = load("distill", "sdpo").trl
     assert (args.generation_batch_size, args.num_generations, args.max_steps) == (128, 8, 200)

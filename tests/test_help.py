@@ -2,16 +2,15 @@
 
 import importlib
 import re
-import runpy
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from rlhf_trl.run.config import load_config
+from rlhf_trl.run.stages import STAGES
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
@@ -51,10 +50,8 @@ def told(monkeypatch, capsys):
 
     def told(recipe, trl, *words):
         monkeypatch.setattr(sys, "argv", [f"recipes/{recipe}.py"])
-        module = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"), run_name=recipe)
-        monkeypatch.setitem(sys.modules, recipe, SimpleNamespace(__file__=module["__file__"]))
         with pytest.raises(SystemExit):
-            load_config(module["Run"], trl, ["--help", *words])
+            load_config(STAGES[recipe].part("fields"), trl, ["--help", *words])
         return lines_of(capsys.readouterr().out)
 
     return told

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rlhf_trl.algorithms import formulation, names
-from rlhf_trl.run.config import load_config
+from rlhf_trl.run.stages import stage_of
 from rlhf_trl.run.train import on_policy_note
 from rlhf_trl.tiny import checkpoint_path
 
@@ -44,13 +44,8 @@ def test_a_mistake_of_the_trainer_is_one_sentence(refused):
 
 def settings(folder, name, tmp_path):
     """What the recipe would hand to the trainer."""
-    import runpy
-
-    recipe = runpy.run_path(str(ROOT / "recipes" / f"{'ppo' if name == 'ppo' else 'grpo'}.py"))
-    config = "rlhf_trl.trainers.policy_gradient.BookGRPOConfig"
-    config = "rlhf_trl.trainers.ppo.BookPPOConfig" if name == "ppo" else config
     argv = ["--config", f"{ROOT}/configs/{folder}/{name}.yaml", "--output_dir", str(tmp_path)]
-    return load_config(recipe["Run"], config, [*argv, "--use_cpu", "--bf16", "false"])
+    return stage_of(name).load([*argv, "--use_cpu", "--bf16", "false"])
 
 
 def test_a_run_says_where_its_algorithm_cannot_show_itself(tmp_path):

@@ -18,6 +18,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.run import folders, race
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.folders import home
+from rlhf_trl.run.stages import stage_of
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
 SEEN = {"seen": 1536, "seen_kind": "completions"}
@@ -226,7 +227,6 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
         ("simpo", "dpo"),
         ("kto", "kto"),
         ("orpo", "orpo"),
-        (None, "sft"),
         ("reward", "reward"),
         ("kwise", "reward"),
         ("orm", "orm"),
@@ -236,12 +236,9 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, words, part):
     ],
 )
 def test_every_algorithm_has_its_recipe(algorithm, recipe):
-    assert race.recipe_of(algorithm) == f"recipes/{recipe}.py"
-    assert (home() / race.recipe_of(algorithm)).is_file()
-
-
-def test_a_config_with_a_strategy_is_one_of_rejection_sampling():
-    assert race.recipe_of(None, {"strategy": "top_per_prompt"}) == "recipes/rejection_sampling.py"
+    stage = stage_of(algorithm)
+    assert stage.script == f"recipes/{recipe}.py"
+    assert (home() / stage.script).is_file()
 
 
 def test_a_wheel_holds_recipes_and_configs_and_an_editable_install_has_them_beside(tmp_path):

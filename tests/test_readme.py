@@ -13,7 +13,7 @@ from rlhf_trl.compare.explain import explain
 from rlhf_trl.compare.translate import translate
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import read_config
-from rlhf_trl.run.race import recipe_of
+from rlhf_trl.run.stages import stage_of_config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -130,7 +130,7 @@ def test_the_commands_of_the_pages_follow_each_other_in_folders_of_their_own():
     folders = []
     for recipe, config, rest in found:
         given = read_config(ROOT / config)
-        assert recipe_of(given.get("algorithm"), given) == f"recipes/{recipe}.py"
+        assert stage_of_config(given).name == recipe
         named = re.search(r"--output_dir (\S+)", rest)
         folders.append(named[1] if named else given["output_dir"])
     assert len(folders) == len(set(folders)) >= 20

@@ -1,6 +1,5 @@
 """`rlhf-trl translate`: what comes out loads, and means what the book's code would do."""
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from rlhf_trl.compare.closest import distances, read_subject
 from rlhf_trl.compare.translate import DEFAULTS, translate
 from rlhf_trl.data.files import Samples
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.config import load_config
+from rlhf_trl.run.stages import STAGES
 
 ROOT = Path(__file__).parent.parent
 
@@ -189,12 +188,9 @@ def test_a_policy_gradient_says_what_the_code_does(book, loss):
 def test_a_translated_policy_gradient_loads(book, tmp_path, loss):
     path = tmp_path / "ours.yaml"
     path.write_text(translate(book(POLICY_GRADIENT, loss=loss)))
-    ppo = loss == "ppo"
-    recipe = runpy.run_path(str(ROOT / "recipes" / ("ppo.py" if ppo else "grpo.py")))
-    config = "ppo.BookPPOConfig" if ppo else "policy_gradient.BookGRPOConfig"
-    config = f"rlhf_trl.trainers.{config}"
+    stage = STAGES["ppo" if loss == "ppo" else "grpo"]
     argv = ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false"]
-    loaded = load_config(recipe["Run"], config, argv)
+    loaded = stage.load(argv)
     assert (loaded.own.algorithm, loaded.own.formulation) == (loss, "code")
     for name, value in READ[loss].items():
         assert getattr(loaded.trl, name) == value
@@ -324,20 +320,11 @@ DIRECT = {
     "apo_zero": ({"beta": 0.3}, "dpo", "apo_zero", {"beta": 0.3}),
     "apo_down": ({}, "dpo", "apo_down", {"beta": 0.1}),
 }
-CONFIGS = {
-    "dpo": "direct_alignment.BookDPOConfig",
-    "kto": "direct_alignment.BookKTOConfig",
-    "orpo": "orpo.BookORPOConfig",
-    "reward": "reward_models.BookRewardConfig",
-}
 
 
 def loaded_by(recipe, path):
     """What a recipe makes of a config."""
-    own = runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["Run"]
-    argv = ["--config", str(path), "--use_cpu", "--bf16", "false"]
-    config = f"rlhf_trl.trainers.{CONFIGS[recipe]}" if recipe in CONFIGS else "SFTConfig"
-    return load_config(own, config, argv)
+    return STAGES[recipe].load(["--config", str(path), "--use_cpu", "--bf16", "false"])
 
 
 def test_every_loss_is_translated():
@@ -675,10 +662,6 @@ OTHERS = {
             "output_dir": "outputs/book",
         },
     ),
-}
-CONFIGS |= {
-    **dict.fromkeys(("orm", "prm"), "reward_models.BookTokenRewardConfig"),
-    "distill": "distillation.BookDistillationConfig",
 }
 
 

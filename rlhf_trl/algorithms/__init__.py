@@ -27,5 +27,4 @@ from rlhf_trl.algorithms.table import (
     formulation,
     names,
     nearest_row,
-    of_recipe,
 )

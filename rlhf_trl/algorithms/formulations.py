@@ -225,17 +225,5 @@ class Algorithm:
         named = {name: getattr(self, name) for name in FORMULATIONS}
         return {name: row for name, row in named.items() if isinstance(row, Formulation)}
 
-    @property
-    def recipe(self) -> str:
-        """The script of recipes/ that trains it, without its suffix."""
-        row = self.chapter
-        if isinstance(row, PolicyGradient):
-            return "grpo" if row.value_loss == "none" else "ppo"
-        if isinstance(row, Preference):
-            return {"KTOTrainer": "kto", "ORPOTrainer": "orpo"}.get(row.trainer, "dpo")
-        if isinstance(row, Distillation):
-            return "distill"
-        return "reward" if row.aggregation == "none" else self.name
-
 
 FORMULATIONS = ("chapter", "code", "trl")

@@ -71,11 +71,6 @@ def names(family: Family, having: str = "chapter") -> list[str]:
     return [name for name, row in rows if row.family == family and having in row.formulations]
 
 
-def of_recipe(recipe: str) -> list[str]:
-    """Return the identifiers of the algorithms that a script of recipes/ trains."""
-    return [name for name, row in ALGORITHMS.items() if row.recipe == recipe]
-
-
 def formulation(
     algorithm_name: str, formulation_name: str, family: Family | None = None
 ) -> Formulation:

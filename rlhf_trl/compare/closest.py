@@ -127,7 +127,7 @@ class Subject:
             return (name, which) == (own, self.also.get("formulation"))
         if self.base in POLICY:
             return row.trainer == "GRPOTrainer"
-        home = pairs.own_trainer(row).removeprefix("Book") if self.also else row.trainer
+        home = pairs.own_trainer(name).removeprefix("Book") if self.also else row.trainer
         return home == self.base
 
 
@@ -193,7 +193,7 @@ def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) 
 
     name, which = given["algorithm"], given.get("formulation", "chapter")
     row = formulation(name, which)
-    own_class, config = pairs.trainer_classes(pairs.own_trainer(row))
+    own_class, config = pairs.trainer_classes(pairs.own_trainer(name))
     cls = class_of(trainer) if trainer else own_class
     if not issubclass(cls, own_class):
         raise InputError(
@@ -381,8 +381,7 @@ def side_of(subject: Subject, **changes: Any) -> Stock:
     fields = {name: value for name, value in given.items() if name not in sampling}
     trainer = subject.base
     if subject.also:
-        row = formulation(subject.also["algorithm"], subject.also["formulation"])
-        trainer = pairs.own_trainer(row)
+        trainer = pairs.own_trainer(subject.also["algorithm"])
     return Stock(fields, subject.label, trainer, classes=subject.classes, also=subject.also)
 
 

@@ -23,6 +23,7 @@ from rlhf_trl.compare.surface import (
     settings,
     shipped,
 )
+from rlhf_trl.run.stages import STAGES
 from rlhf_trl.trainers.on_trl import OnTRL
 
 # Kept by hand: the release in which something took its place or value, what it was, what it is.
@@ -47,11 +48,9 @@ HISTORY = {
     "XPOTrainer": ("1.14.0", "trl.experimental.xpo", "absent"),
 }
 
-# What relies on a trainer beside the rows of the table.
+# What relies on a trainer that no recipe stands on.
 _RELY = {
-    "GRPO": "recipes/grpo.py",
     "RLOO": "the row rloo, which is held against it",
-    "SFT": "recipes/sft.py",
     "PPO": "the row ppo, which says that TRL has none",
     "PRM": "the row prm, which says that TRL has none",
 }
@@ -149,9 +148,9 @@ def _concerns(section: str, place: str) -> str:
         for which, row in ALGORITHMS[algorithm].formulations.items()
         if row.trainer == f"{family}Trainer"
     }
-    everyone = ", ".join(
-        [*_joined(rows, rows), _RELY.get(family, f"what builds on {family}Trainer")]
-    )
+    scripts = [stage.script for stage in STAGES.values() if stage.stock == f"{family}Trainer"]
+    others = ", ".join(scripts) or _RELY.get(family, f"what builds on {family}Trainer")
+    everyone = ", ".join([*_joined(rows, rows), others])
     own = [n for n, r in rows.items() if name in {**r.settings, **r.reads, **r.trainer_reads}]
     if section == "present":
         listed = name in LOSS_FIELDS | SHARED_FIELDS

@@ -16,6 +16,7 @@ from rlhf_trl.algorithms import (
     nearest_row,
 )
 from rlhf_trl.evaluation import tables
+from rlhf_trl.run.stages import stage_of
 
 # Where in TRL's grpo_trainer.py the counterpart of a part stands: a pattern, and what it is. The
 # patterns are looked up in the installed file, so the line numbers are those of that version.
@@ -60,11 +61,6 @@ _FOOT = {
     "reward_model": "aggregation: of the losses of tokens or steps; none where completions are "
     "compared.",
     "distillation": "over: what the mean spans.",
-}
-_HOOKS = {
-    "policy_gradient": "rlhf_trl/trainers/policy_gradient.py",
-    "ppo": "rlhf_trl/trainers/ppo.py, over policy_gradient.py",
-    "distillation": "rlhf_trl/trainers/distillation.py, over policy_gradient.py",
 }
 
 
@@ -134,8 +130,7 @@ def explain(name: str) -> str:
         if near := nearest_row(name, kind):
             same = "; the same while every ratio is 1" if near.same_at_ratio_1 else ""
             lines.append(f"  nearest: {near.name}; differs in {', '.join(near.differs_in)}{same}")
-    if row.family in _HOOKS:
-        lines += ["", f"hook: {_HOOKS[name if name in _HOOKS else row.family]}"]
+    lines += ["", f"hook: {stage_of(name).hook}"]
     return "\n".join(lines)
 
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf_trl.algorithms import Formulation
 from rlhf_trl.compare import measure, models
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import preference_loss, reward_loss
 from rlhf_trl.reward_models.reader import pad_texts
+from rlhf_trl.run.stages import STAGES, stage_of
 from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.fitting import shortened
@@ -145,7 +145,7 @@ def trainer_classes(name: str) -> tuple[type, type]:
     """Return a trainer, such as "DPOTrainer" or our "BookDPOTrainer", and its config class."""
     if name in OURS:
         try:
-            module = import_module(f"rlhf_trl.trainers.{OURS[name]}")
+            module = import_module(OURS[name].rpartition(".")[0])
         except Exception as error:  # whatever it misses in another release
             raise ImportError(f"{name}: {measure.sentence(error)}") from error
     else:
@@ -158,25 +158,13 @@ def trainer_classes(name: str) -> tuple[type, type]:
     return trainer, getattr(module, name.replace("Trainer", "Config"))
 
 
-OURS = {
-    **{"BookGRPOTrainer": "policy_gradient", "BookPPOTrainer": "ppo", "BookORPOTrainer": "orpo"},
-    **dict.fromkeys(("BookDPOTrainer", "BookKTOTrainer"), "direct_alignment"),
-    **{"BookSFTTrainer": "sft", "BookDistillationTrainer": "distillation"},
-    **dict.fromkeys(("BookRewardTrainer", "BookTokenRewardTrainer"), "reward_models"),
-}
-"""Our trainers, and where they are."""
+OURS = {stage.trainer_name: stage.trainer for stage in STAGES.values() if stage.trainer}
+"""Our trainers by name, and where they are."""
 
 
-def own_trainer(row: Formulation) -> str:
-    """Return the name of our trainer that computes a formulation."""
-    if getattr(row, "value_loss", "none") != "none":
-        return "BookPPOTrainer"
-    if row.family == "distillation":
-        return "BookDistillationTrainer"
-    if row.family == "reward_model" and row.aggregation != "none":
-        return "BookTokenRewardTrainer"
-    # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
-    return f"Book{'DPOTrainer' if row.trainer == 'CPOTrainer' else row.trainer}"
+def own_trainer(algorithm: str) -> str:
+    """Return the name of our trainer that trains a row."""
+    return stage_of(algorithm).trainer_name
 
 
 def arguments(name: str, which: str) -> dict[str, Any]:

@@ -519,7 +519,7 @@ def own_fields(row: Formulation) -> dict[str, Any]:
 
 
 def _own(name: str, which: str, row: Formulation) -> Row:
-    trainer = pairs.own_trainer(row)
+    trainer = pairs.own_trainer(name)
     right = Stock(own_fields(row), trainer, trainer, also=pairs.arguments(name, which))
     batches = ("heavy", "accumulation")
     if which == "chapter" and name in ("dpo", "kto", "orpo", "reward"):

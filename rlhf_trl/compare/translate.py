@@ -14,7 +14,7 @@ from rlhf_trl import algorithms
 from rlhf_trl.book.selection import STRATEGIES
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.output import write_whole
-from rlhf_trl.run.race import recipe_of
+from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 
 WIDTH = 100
@@ -274,11 +274,11 @@ class _Sheet:
                 self.row.parameters(read)
         except InputError as error:
             self.refuse(str(error))
-        recipe = recipe_of(self.lines.get("algorithm", (None,))[0], self.lines)
+        stage = stage_of_config({key: value for key, (value, _) in self.lines.items()}, self.path)
         parts = [
             f"# {Path(self.path).name} of the book's published code, for one process:\n"
             "# accelerate launch --config_file configs/accelerate/one_gpu.yaml "
-            f"{recipe} --config {self.output}\n"
+            f"{stage.script} --config {self.output}\n"
         ]
         for to, (value, comment) in self.lines.items():
             body = dump_yaml({to: value})

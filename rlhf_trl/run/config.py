@@ -21,7 +21,7 @@ from typing import get_args as type_args
 from typing import get_origin as type_origin
 
 from rlhf_trl import algorithms
-from rlhf_trl.errors import InputError, instead, nearest, option_name, refuse_repeated
+from rlhf_trl.errors import InputError, allowed, instead, nearest, option_name, refuse_repeated
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.launch import cpu_settings, world_size
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
@@ -41,10 +41,10 @@ RULES: dict[str, dict[str, Any]] = {
 _INTEGRATIONS = "transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"
 _BACKENDS, _MODES = "accelerate.utils.DynamoBackend", "torch._inductor.list_mode_options"
 RULES |= {
-    "report_to": {"choices": lambda: [*_import(_INTEGRATIONS), "all", "none"]},
-    "lora_task_type": {"choices": lambda: [kind.value for kind in _import("peft.TaskType")]},
-    "torch_compile_backend": {"choices": lambda: [b.value.lower() for b in _import(_BACKENDS)]},
-    "torch_compile_mode": {"choices": lambda: [*_import(_MODES)()]},
+    "report_to": {"choices": lambda: [*imported(_INTEGRATIONS), "all", "none"]},
+    "lora_task_type": {"choices": lambda: [kind.value for kind in imported("peft.TaskType")]},
+    "torch_compile_backend": {"choices": lambda: [b.value.lower() for b in imported(_BACKENDS)]},
+    "torch_compile_mode": {"choices": lambda: [*imported(_MODES)()]},
 }
 # Fields that transformers has given another name; TRL's own defaults still use the old one.
 RENAMED = {
@@ -88,19 +88,21 @@ class Loaded(NamedTuple, Generic[Own, Trl]):
 
 
 def load_config(
-    own: type[Own], trl: type[Trl] | str, argv: Sequence[str] | None = None
+    own: type[Own], trl: type[Trl] | str | None, argv: Sequence[str] | None = None
 ) -> Loaded[Own, Trl]:
     """Read the command line and the config it names.
 
     `own` is the dataclass of the recipe's own fields; one typed as a dataclass is a block. `trl` is
     TRL's config class; as a string (`GRPOConfig`, or a dotted path for a class of another module),
-    it is imported only after all cheaper checks have passed. `argv` is by default `sys.argv[1:]`.
+    it is imported only after all cheaper checks have passed. None: the recipe trains nothing, and a
+    config has its own fields only. `argv` is by default `sys.argv[1:]`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if {"--help", "-h"} & {*words}:
         from rlhf_trl.run.help import recipe_help
 
-        print(recipe_help(own, getattr(trl, "__name__", trl).rpartition(".")[2], "all" in words))
+        class_name = getattr(trl, "__name__", trl or "").rpartition(".")[2]
+        print(recipe_help(own, class_name, "all" in words))
         raise SystemExit(0)
     path, overrides = _read_command_line(words)
     config = _Config(path, RULES)
@@ -116,8 +118,11 @@ def load_config(
     own_run = config.build(own_given, own, ())
     if "algorithm" in own_fields:
         _check_algorithm(config, own_run)
+    if trl is None:
+        config.refuse_unknown(config.values, own_fields, ())
+        return Loaded(own_run, None, None, {key: own_given[key] for key in config.values})
 
-    trl_class, model_class = _import(trl), _import("ModelConfig")
+    trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
     if twice := own_fields.keys() & (trl_fields.keys() | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
@@ -584,7 +589,7 @@ def _check_algorithm(config: _Config, run: Any) -> None:
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
     given = {key: _plain(value) for key, value in config.values.items()}
-    names = fields_of(type(run))["algorithm"][1].metadata.get("choices", algorithms.ALGORITHMS)
+    names = allowed(fields_of(type(run))["algorithm"][1].metadata) or algorithms.ALGORITHMS
     known = {name: algorithms.ALGORITHMS[name].formulations.get(formulation) for name in names}
     others = {name: each for name, each in known.items() if each}
     try:
@@ -618,7 +623,7 @@ def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known)
         config.fail(("num_generations",), f"{shown} of {batch} ({how}); {remedy} the batch")
 
 
-def _import(name: Any) -> Any:
+def imported(name: Any) -> Any:
     """Return the class that a dotted path names (in `trl` where it has no dot), or the class."""
     if not isinstance(name, str):
         return name

@@ -16,6 +16,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from rlhf_trl.algorithms import REQUIRED, formulation, parameter
+from rlhf_trl.errors import allowed
 from rlhf_trl.run import config
 from rlhf_trl.run.folders import home
 
@@ -38,10 +39,11 @@ class _Told(NamedTuple):
 def recipe_help(own: type, trl: str, everything: bool) -> str:
     """Return a line for each field of a recipe, and for those of TRL that it sets, or all.
 
-    `own` is the dataclass of its own fields, and `trl` the name of TRL's config class or of ours.
+    `own` is the dataclass of its own fields, and `trl` the name of TRL's config class or of ours;
+    "" where nothing is trained.
     """
     ours, name = dict(_own(own)), Path(sys.argv[0]).stem
-    theirs = _declared("ModelConfig") | _declared(trl)
+    theirs = _declared("ModelConfig") | _declared(trl) if trl else {}
     more = {key: each for key, each in theirs.items() if each.ours and each.default != OF_THE_ROW}
     if "algorithm" in ours:
         name = ours["algorithm"].default
@@ -70,7 +72,7 @@ def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
     source = "".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-1]))
     comments = _comments(source)
     for name, (kind, field) in config.fields_of(cls).items():
-        words = field.metadata.get("choices") or _kinds(kind)
+        words = allowed(field.metadata) or _kinds(kind)
         default = field.default if field.default_factory is MISSING else field.default_factory()
         yield block + name, _Told("|".join(words), _short(default), comments.get(name, ""))
         inner: dict[str, _Told] = {}
@@ -107,7 +109,7 @@ def _short(default: Any) -> str:
 def _of_loss(own: type, first: str, theirs: dict[str, _Told]) -> Iterator[tuple[str, _Told]]:
     """Yield the fields that the algorithms of a recipe read, its `first` algorithm before all."""
     of, told = config.fields_of(own), set()
-    for name in sorted(of["algorithm"][1].metadata["choices"], key=lambda name: name != first):
+    for name in sorted(allowed(of["algorithm"][1].metadata), key=lambda name: name != first):
         row = formulation(name, of["formulation"][1].default)
         for key, value in {**row.reads, **row.trainer_reads}.items():
             if key in theirs and key not in told:

@@ -1,37 +1,21 @@
 """What a word of the command line names: a run, a checkpoint, an adapter, a model; and its run."""
 
 import json
-import runpy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf_trl.data.demonstrations import load_demonstrations
-from rlhf_trl.data.files import Examples, FileData
-from rlhf_trl.data.pairs import load_preferences
-from rlhf_trl.data.prompts import answer_columns, load_prompts
+from rlhf_trl.data.files import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
 from rlhf_trl.output import numbered, weights_fault
-from rlhf_trl.run.config import Loaded, join_options, load_config, read_config
+from rlhf_trl.run.config import Loaded, join_options, read_config
 from rlhf_trl.run.folders import home
-from rlhf_trl.run.race import recipe_of
+from rlhf_trl.run.stages import stage_of_config
 
-# TRL's fields of the recipes whose models answer.
-CONFIGS = {
-    "grpo": "rlhf_trl.trainers.policy_gradient.BookGRPOConfig",
-    "ppo": "rlhf_trl.trainers.ppo.BookPPOConfig",
-    "dpo": "rlhf_trl.trainers.direct_alignment.BookDPOConfig",
-    "kto": "rlhf_trl.trainers.direct_alignment.BookKTOConfig",
-    "orpo": "rlhf_trl.trainers.orpo.BookORPOConfig",
-    "distill": "rlhf_trl.trainers.distillation.BookDistillationConfig",
-    "rejection_sampling": "SFTConfig",
-    "sft": "SFTConfig",
-}
-PROMPTED = ("grpo", "ppo", "distill")  # those that sample while they train
 # How to train, on how many processes, does not count here, and might not fit one.
 NOT_TRAINED = "--eval_strategy no --load_best_model_at_end false --gradient_accumulation_steps 1"
 NO_BATCHES = "--steps_per_generation null --generation_batch_size null"
@@ -116,24 +100,17 @@ def config_of(models: Sequence[Named], config: str | None) -> str | None:
 def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
     """Return what a config of a policy's run says, with options of its recipe, and its examples."""
     given = read_config(config)
-    script = recipe_of(given.get("algorithm"), given)
-    if (recipe := Path(script).stem) not in CONFIGS:
+    stage = stage_of_config(given, config)
+    if stage.examples is None:
         raise InputError(
-            f"{config} is for {script}, which trains reward models; name a policy's with --config."
+            f"{config} is for {stage.script}, which trains reward models; name a policy's with "
+            "--config."
         )
     fixed = NOT_TRAINED.split()
-    if recipe in PROMPTED:
+    if stage.prompted:
         batch = 2 * given.get("num_generations", 8)
         fixed += [*NO_BATCHES.split(), "--per_device_train_batch_size", str(batch)]
-    fields = runpy.run_path(str(home() / script))["Run"]
-    options = join_options(words, ["--config", config, *fixed])
-    loaded = load_config(fields, CONFIGS[recipe], options)
-    own, data = loaded.own, loaded.own.dataset
-    if recipe in ("sft", "rejection_sampling"):
-        loaded.trl.max_completion_length = own.max_completion_length
-    if not isinstance(data, FileData) or recipe in (*PROMPTED, "rejection_sampling"):
-        template_arguments = getattr(own, "chat_template_kwargs", None)
-        return loaded, load_prompts(data, answer_columns(own), template_arguments)
-    if recipe == "sft":
-        return loaded, load_demonstrations(data, own.demonstrator)
-    return loaded, load_preferences(data, own.max_samples, recipe == "kto")
+    loaded = stage.load(join_options(words, ["--config", config, *fixed]))
+    if not hasattr(loaded.trl, "max_completion_length"):
+        loaded.trl.max_completion_length = loaded.own.max_completion_length
+    return loaded, stage.part("examples")(loaded.own)

@@ -6,7 +6,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.config import join_options, read_config, read_options, show
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import home
+from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 ASKED = "asked.json"  # beside a run: what it was started with
@@ -90,13 +90,14 @@ def race(
             raise InputError(f"{name}: {path} is not a file; name a config with --config.")
         given = read_config(path)
         row = name if config else given.get("algorithm")
+        stage = stage_of_config({**given, "algorithm": row}, path)
         for seed in range(seeds):
             words = ["--config", path, *(["--algorithm", row] if row else []), "--seed", str(seed)]
             # a config may have a number of its own, as gspo.yaml has
             if row in names("policy_gradient") and (iterations > 1 or "num_iterations" in given):
                 words += ["--num_iterations", str(iterations)]
             words = join_options(words, extra or [])
-            runs.append((folder / name / f"seed-{seed}", recipe_of(row, given), words))
+            runs.append((folder / name / f"seed-{seed}", stage.script, words))
     _check_before(runs)
     train_all(runs, jobs)
     results = {
@@ -150,16 +151,6 @@ def _check_questions(results: dict[str, list[dict[str, Any]]]) -> None:
                 f"({questions[0]}), so that they cannot be ranked; hold out the same for all "
                 "(dataset.eval_size, dataset.eval_path) in another --output_dir."
             )
-
-
-def recipe_of(name: str | None, given: Collection[str] = ()) -> str:
-    """Return the script that trains an algorithm, below `home()`.
-
-    None is rejection sampling where a `strategy` is `given`, else supervised fine-tuning.
-    """
-    if name is None:
-        return f"recipes/{'rejection_sampling' if 'strategy' in given else 'sft'}.py"
-    return f"recipes/{algorithm(name).recipe}.py"
 
 
 def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:

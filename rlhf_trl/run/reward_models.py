@@ -14,7 +14,7 @@ from rlhf_trl.run import train
 
 
 @train.a_run
-def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> None:
+def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     """Do what every reward-model recipe does: load, train, evaluate, save, report.
 
     Beside what `train.run` leaves, `<output_dir>` then holds `reward_report.png` where anything was
@@ -30,7 +30,11 @@ def train_reward_model(loaded: Any, trainer_class: Any, **arguments: Any) -> Non
         )
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
-    trainer = train.build(loaded, trainer_class, data, tokenizer, **arguments)
+    steps = {}
+    if isinstance(own.dataset, judgments.ProcessData):
+        separator, split = own.dataset.step_separator, own.dataset.step_split
+        steps = {"step_separator": separator, "step_split": split}
+    trainer = train.build(loaded, trainer_class, data, tokenizer, **steps)
     trainer.candidates = data.candidates
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():

@@ -61,7 +61,15 @@ class _WrapperGuard(TrainerCallback):
 
 
 def begin(loaded: Any, name: str) -> None:
-    """Check the launch, claim the output folder, find the checkpoint, say what is about to run."""
+    """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
+
+    Of a stage that trains nothing, only its own `output_dir` is claimed, and its config kept there.
+    """
+    if loaded.trl is None:
+        output.claim(loaded.own.output_dir, None)
+        print(name, flush=True)
+        loaded.save(Path(loaded.own.output_dir, "config.yaml"))
+        return
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
     first_line = launch.describe_launch(args, name)

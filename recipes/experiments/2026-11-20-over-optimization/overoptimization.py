@@ -15,7 +15,8 @@ from rlhf_trl.evaluation.report import read_evaluations
 from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.config import join_options, read_config
 from rlhf_trl.run.folders import home
-from rlhf_trl.run.race import draw_band, recipe_of, train_all
+from rlhf_trl.run.race import draw_band, train_all
+from rlhf_trl.run.stages import stage_of_config
 
 WORDS = 8  # held-out words whose answers are shown
 USUAL = re.compile(r"<think></think><answer>(.*)</answer>")
@@ -67,9 +68,9 @@ def overoptimize(
 
     def one(place: Path, config: str, seed: int, *more: str) -> tuple[Path, str, list[str]]:
         path = home() / "configs" / "tiny" / f"{config}.yaml"
-        recipe = recipe_of(read_config(path)["algorithm"])
+        stage = stage_of_config(read_config(path), str(path))
         options = join_options(["--config", str(path), "--seed", str(seed)], more)
-        return place, recipe, options
+        return place, stage.script, options
 
     rewards = [
         one(_reward(folder, name, seed), config, seed, *(reward_extra or []))

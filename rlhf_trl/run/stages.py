@@ -1,0 +1,260 @@
+"""The registry of stages: which recipe, fields, config, trainer and loader belong together.
+
+Nothing here imports torch or TRL: classes and functions stand by their dotted paths, and are
+imported when a stage is started.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlhf_trl.algorithms import ALGORITHMS, Algorithm, PolicyGradient, algorithm
+from rlhf_trl.errors import InputError
+from rlhf_trl.run.config import Loaded, imported, load_config
+from rlhf_trl.run.launch import recipe
+
+
+def _has_no_row(row: Algorithm) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What a script of recipes/ starts: a training run, or one that trains nothing.
+
+    `run` takes what was loaded and, where the stage trains, the trainer's class.
+    """
+
+    name: str  # of the script, without its suffix
+    fields: str  # the dataclass of its own fields
+    run: str  # the function that does the whole run
+    config: str | None = None  # TRL's config class or ours; None: it trains nothing
+    trainer: str | None = None  # our trainer
+    stock: str | None = None  # the name of TRL's trainer that ours stands on
+    trains: Callable[[Algorithm], bool] = _has_no_row  # which rows of the table
+    known_by: frozenset[str] = frozenset()  # keys that every config of a stage without rows has
+    makes: Literal["policy", "reward_model", "nothing"] = "policy"  # what it leaves behind
+    prompted: bool = False  # whether it samples while it trains
+    examples: str | None = None  # the function that loads what a policy's evaluation asks
+    reads: frozenset[str] = frozenset()  # keys that may name what an earlier stage has made
+    options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of `run`
+
+    @property
+    def script(self) -> str:
+        """The path of its script, below `home()`."""
+        return f"recipes/{self.name}.py"
+
+    @property
+    def trainer_name(self) -> str:
+        """The name of our trainer's class; "" where nothing is trained."""
+        return (self.trainer or "").rpartition(".")[2]
+
+    @property
+    def hook(self) -> str:
+        """Where our trainer overrides TRL's: its file and class."""
+        module, _, name = (self.trainer or "").rpartition(".")
+        return f"{module.replace('.', '/')}.py, {name}"
+
+    def algorithms(self) -> list[str]:
+        """Return the names of the rows that it trains, in the order of the table."""
+        return [name for name, row in ALGORITHMS.items() if self.trains(row)]
+
+    def part(self, name: Literal["fields", "run", "config", "trainer", "examples"]) -> Any:
+        """Import one of its parts."""
+        return imported(getattr(self, name))
+
+    def load(self, argv: Sequence[str] | None = None) -> Loaded:
+        """Read a config as the script does; `argv` is by default the command line."""
+        return load_config(self.part("fields"), self.config, argv)
+
+    def main(self) -> None:
+        """Read the command line and do the run."""
+        loaded = self.load()
+        run = self.part("run")
+        if self.trainer is None:
+            run(loaded, **self.options)
+        else:
+            run(loaded, self.part("trainer"), **self.options)
+
+    def launch(self) -> None:
+        """Do what its script does: `main`, where an `InputError` ends with its sentence."""
+        recipe(self.main)
+
+
+def _is_trained_by_group(row: Algorithm) -> bool:
+    return isinstance(row.chapter, PolicyGradient) and row.chapter.value_loss == "none"
+
+
+def _has_a_critic(row: Algorithm) -> bool:
+    return isinstance(row.chapter, PolicyGradient) and row.chapter.value_loss != "none"
+
+
+def _is_of_pairs(row: Algorithm) -> bool:
+    # SimPO is trained on DPOTrainer here, and on CPOTrainer in TRL
+    return row.chapter.trainer in ("DPOTrainer", "CPOTrainer")
+
+
+def _compares_texts(row: Algorithm) -> bool:
+    return row.family == "reward_model" and row.chapter.aggregation == "none"
+
+
+_FIELDS = "rlhf_trl.run.fields."
+_EXAMPLES = "rlhf_trl.run.examples."
+_TRAINERS = "rlhf_trl.trainers."
+_START = frozenset({"model_name_or_path"})
+_JUDGED = _START | {"reward_model"}
+_FROM_SAMPLES = _START | {"dataset.sampled_from"}
+
+_ALL = (
+    Stage(
+        name="grpo",
+        fields=_FIELDS + "GRPORun",
+        run="rlhf_trl.run.train.train_policy",
+        config=_TRAINERS + "policy_gradient.BookGRPOConfig",
+        trainer=_TRAINERS + "policy_gradient.BookGRPOTrainer",
+        stock="GRPOTrainer",
+        trains=_is_trained_by_group,
+        prompted=True,
+        examples=_EXAMPLES + "prompts",
+        reads=_JUDGED,
+    ),
+    Stage(
+        name="ppo",
+        fields=_FIELDS + "PPORun",
+        run="rlhf_trl.run.train.train_policy",
+        config=_TRAINERS + "ppo.BookPPOConfig",
+        trainer=_TRAINERS + "ppo.BookPPOTrainer",
+        stock="GRPOTrainer",
+        trains=_has_a_critic,
+        prompted=True,
+        examples=_EXAMPLES + "prompts",
+        reads=_JUDGED | {"value_model_name_or_path"},
+    ),
+    Stage(
+        name="distill",
+        fields=_FIELDS + "DistillationRun",
+        run="rlhf_trl.run.train.train_policy",
+        config=_TRAINERS + "distillation.BookDistillationConfig",
+        trainer=_TRAINERS + "distillation.BookDistillationTrainer",
+        stock="GRPOTrainer",
+        trains=lambda row: row.family == "distillation",
+        prompted=True,
+        examples=_EXAMPLES + "prompts",
+        reads=_JUDGED | {"teacher_models"},
+    ),
+    Stage(
+        name="dpo",
+        fields=_FIELDS + "DPORun",
+        run="rlhf_trl.run.preferences.train_preferences",
+        config=_TRAINERS + "direct_alignment.BookDPOConfig",
+        trainer=_TRAINERS + "direct_alignment.BookDPOTrainer",
+        stock="DPOTrainer",
+        trains=_is_of_pairs,
+        examples=_EXAMPLES + "pairs",
+        reads=_FROM_SAMPLES,
+    ),
+    Stage(
+        name="kto",
+        fields=_FIELDS + "KTORun",
+        run="rlhf_trl.run.preferences.train_preferences",
+        config=_TRAINERS + "direct_alignment.BookKTOConfig",
+        trainer=_TRAINERS + "direct_alignment.BookKTOTrainer",
+        stock="KTOTrainer",
+        trains=lambda row: row.chapter.trainer == "KTOTrainer",
+        examples=_EXAMPLES + "labeled",
+        reads=_FROM_SAMPLES,
+        options={"unpaired": True},
+    ),
+    Stage(
+        name="orpo",
+        fields=_FIELDS + "ORPORun",
+        run="rlhf_trl.run.preferences.train_preferences",
+        config=_TRAINERS + "orpo.BookORPOConfig",
+        trainer=_TRAINERS + "orpo.BookORPOTrainer",
+        stock="ORPOTrainer",
+        trains=lambda row: row.chapter.trainer == "ORPOTrainer",
+        examples=_EXAMPLES + "pairs",
+        reads=_FROM_SAMPLES,
+    ),
+    Stage(
+        name="reward",
+        fields=_FIELDS + "RewardRun",
+        run="rlhf_trl.run.reward_models.train_reward_model",
+        config=_TRAINERS + "reward_models.BookRewardConfig",
+        trainer=_TRAINERS + "reward_models.BookRewardTrainer",
+        stock="RewardTrainer",
+        trains=_compares_texts,
+        makes="reward_model",
+        reads=_FROM_SAMPLES,
+    ),
+    Stage(
+        name="orm",
+        fields=_FIELDS + "OutcomeRun",
+        run="rlhf_trl.run.reward_models.train_reward_model",
+        config=_TRAINERS + "reward_models.BookTokenRewardConfig",
+        trainer=_TRAINERS + "reward_models.BookTokenRewardTrainer",
+        stock="RewardTrainer",
+        trains=lambda row: row.name == "orm",
+        makes="reward_model",
+        reads=_FROM_SAMPLES,
+    ),
+    Stage(
+        name="prm",
+        fields=_FIELDS + "ProcessRun",
+        run="rlhf_trl.run.reward_models.train_reward_model",
+        config=_TRAINERS + "reward_models.BookTokenRewardConfig",
+        trainer=_TRAINERS + "reward_models.BookTokenRewardTrainer",
+        stock="RewardTrainer",
+        trains=lambda row: row.name == "prm",
+        makes="reward_model",
+        reads=_FROM_SAMPLES,
+    ),
+    Stage(
+        name="rejection_sampling",
+        fields=_FIELDS + "RejectionSamplingRun",
+        run="rlhf_trl.run.rejection_sampling.train_on_selected",
+        config="SFTConfig",
+        trainer=_TRAINERS + "sft.BookSFTTrainer",
+        stock="SFTTrainer",
+        known_by=frozenset({"dataset", "strategy"}),
+        examples=_EXAMPLES + "prompts",
+        reads=_JUDGED,
+    ),
+    Stage(
+        name="sft",
+        fields=_FIELDS + "SFTRun",
+        run="rlhf_trl.run.supervised.train_supervised",
+        config="SFTConfig",
+        trainer=_TRAINERS + "sft.BookSFTTrainer",
+        stock="SFTTrainer",
+        known_by=frozenset({"dataset"}),
+        examples=_EXAMPLES + "demonstrations",
+        reads=_START,
+    ),
+)
+
+STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _ALL}
+"""The stages by name; of those that have no rows, the more particular ones come first."""
+
+
+def stage_of(name: str) -> Stage:
+    """Return the stage that trains an algorithm; an unknown one is an `InputError`."""
+    row = algorithm(name)
+    for stage in STAGES.values():
+        if stage.trains(row):
+            return stage
+    raise InputError(f"no stage of rlhf_trl/run/stages.py trains the row {name}; let one do so.")
+
+
+def stage_of_config(values: Mapping[str, Any], place: str = "the config") -> Stage:
+    """Return the stage that a config is for: by its `algorithm`, else by the keys that it has."""
+    name = values.get("algorithm")
+    if name is not None:
+        return stage_of(name)
+    for stage in STAGES.values():
+        if stage.known_by and stage.known_by <= values.keys():
+            return stage
+    raise InputError(
+        f"{place} names no algorithm, and has the keys of no recipe ({', '.join(STAGES)}); write "
+        "the algorithm, or the dataset that answers come from."
+    )
