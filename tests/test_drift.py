@@ -19,7 +19,6 @@ from rlhf_trl.compare.matrix import Matrix
 from rlhf_trl.compare.matrix import book as measure_book
 from rlhf_trl.compare.measure import Book
 from rlhf_trl.errors import InputError
-from rlhf_trl.trainers.on_trl import OVERRIDDEN
 from rlhf_trl.trainers.policy_gradient import BookGRPOTrainer
 from rlhf_trl.trainers.sft import BookSFTTrainer
 
@@ -90,24 +89,24 @@ def test_the_surface_covers_what_the_trainers_override():
 
 
 def overridden():
-    """Names that our trainers have and a library has, by the class of the library."""
-    found = {}
+    """Return (our class, name, TRL's trainer) of every method of ours that a library has."""
+    methods = set()
     for module in FAMILIES.values():
         for cls in vars(import_module(f"rlhf_trl.trainers.{module}")).values():
             mro = getattr(cls, "__mro__", ())
             place = next((n for n, c in enumerate(mro) if c.__module__.startswith("trl.")), 0)
             if not mro or not mro[place].__name__.endswith("Trainer"):
                 continue
-            for name in {n for owner in mro[:place] for n, v in vars(owner).items() if callable(v)}:
-                owner = next((c for c in mro[place:] if name in vars(c)), None)
-                if owner is not None and not name.startswith("__"):
-                    found.setdefault(owner.__name__, set()).add(name)
-    return found
+            for ours in mro[:place]:
+                for name, value in vars(ours).items():
+                    known = any(name in vars(theirs) for theirs in mro[place:])
+                    if callable(value) and not name.startswith("__") and known:
+                        methods.add((ours, name, mro[place]))
+    return methods
 
 
 FAMILIES = {
     "GRPOTrainer": "policy_gradient",
-    "Trainer": "ppo",
     "DPOTrainer": "direct_alignment",
     "KTOTrainer": "direct_alignment",
     "ORPOTrainer": "orpo",
@@ -116,30 +115,29 @@ FAMILIES = {
 }
 
 
-def test_the_list_of_overridden_methods_is_complete():
-    listed = {owner: {*names.split()} for owner, names in OVERRIDDEN.items()}
-    assert listed == overridden() and listed["Trainer"] >= {"_init_training_state", "_save"}
+def test_every_method_that_overrides_one_is_marked_and_no_other():
+    assert len(overridden()) > 50
+    unmarked = {
+        f"{ours.__name__}.{name}"
+        for ours, name, _ in overridden()
+        if not getattr(vars(ours)[name], "__override__", False)
+    }
+    assert not unmarked
 
 
 @pytest.mark.parametrize(
-    "method", [f"{owner}.{name}" for owner in OVERRIDDEN for name in OVERRIDDEN[owner].split()]
+    "method", sorted({(theirs.__name__, name) for _, name, theirs in overridden()}), ids=".".join
 )
 def test_our_trainers_are_not_imported_over_a_method_that_is_gone(method, monkeypatch):
-    owner, _, name = method.partition(".")
-    everywhere = ("Trainer.evaluation_loop", "Trainer._load_optimizer_and_scheduler")
-    family = "reward_models" if method in everywhere else FAMILIES[owner]
-    module = import_module(f"rlhf_trl.trainers.{family}")
-    parent = transformers.Trainer if owner == "Trainer" else getattr(module, owner)
-    heirs = trl.GRPOTrainer.__mro__ if owner == "Trainer" else parent.__mro__
-    for cls in heirs:
+    owner, name = method
+    module = import_module(f"rlhf_trl.trainers.{FAMILIES[owner]}")
+    for cls in getattr(module, owner).__mro__:
         if name in vars(cls):
             monkeypatch.delattr(cls, name)
     spec = spec_from_file_location("anew", module.__file__)
     monkeypatch.setitem(sys.modules, "anew", module_from_spec(spec))
-    library = parent.__module__.partition(".")[0]
-    release = {"trl": trl, "transformers": transformers}[library].__version__
-    # DPOTrainer, which stands before KTOTrainer, has an `evaluate` of its own to fall back on
-    says = f"^{library} {release} has no {method}, which |has no Trainer.evaluate, which "
+    # DPOTrainer, which stands before KTOTrainer, has no `evaluate` either then
+    says = rf"^trl {trl.__version__} has no \w+Trainer\.{name}, which Book\w+ overrides"
     with pytest.raises(InputError, match=says):
         spec.loader.exec_module(sys.modules["anew"])
 

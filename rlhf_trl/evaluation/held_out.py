@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import TrainerState
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
+from typing_extensions import override
 
 from rlhf_trl import book
 from rlhf_trl.data.verifiers import checked, completion_text
@@ -48,6 +49,7 @@ class AnswersHeldOut:
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
     rollouts: Store | None = None  # takes what is answered, on the main process
 
+    @override
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Answer, score, log, and tell the callbacks; every process returns the same metrics."""
         if eval_dataset is not None or not self.held_out:
@@ -257,6 +259,7 @@ class AnswersBesideLoss(AnswersHeldOut):
     """
 
     # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
+    @override
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
         if eval_dataset is None and self.eval_dataset is None:
@@ -281,6 +284,7 @@ class AnswersBesideLoss(AnswersHeldOut):
         return metrics
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
+    @override
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         """Run the loop, then answer."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)

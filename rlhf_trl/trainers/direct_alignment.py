@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from typing_extensions import override
 
 from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.errors import InputError
@@ -147,6 +148,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         _check_reference(self.model, self.ref_model)
 
     # Extends DPOTrainer._prepare_dataset: our rules for over-long and identical pairs go first.
+    @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         whole = copy(args)
         whole.max_length = None
@@ -157,6 +159,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         return dataset
 
     # Replaces DPOTrainer._precompute_ref_logps where no reference is read.
+    @override
     def _precompute_ref_logps(self, dataset, name, batch_size):
         if not self._row.reference:
             return dataset
@@ -164,6 +167,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
 
     # Extends DPOTrainer._compute_loss: the row's loss and rewards replace TRL's; its metrics stay,
     # with a pair accuracy that counts a tie as one half (rewards/accuracies: as wrong).
+    @override
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         mode = "train" if self.model.training else "eval"
@@ -233,6 +237,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         _check_reference(self.model, self.ref_model)
 
     # Extends KTOTrainer._prepare_dataset: examples are ordered before completions are rotated.
+    @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         whole = copy(args)
         whole.max_length = None
@@ -251,6 +256,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         return rotated(dataset.select(order), batch)
 
     # Extends KTOTrainer._compute_loss: see BookDPOTrainer; mismatched pairs are the first call.
+    @override
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         if self._stock and self.model.training:

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad
+from typing_extensions import override
 
 from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
 from rlhf_trl.data.verifiers import completion_text
@@ -137,6 +138,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         return self.accelerator.prepare_model(teacher, evaluation_mode=True)
 
     # Extends BookGRPOTrainer's: keeps what is read, for the demonstrations.
+    @override
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         self._read = prompts, completions
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -226,6 +228,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         return found
 
     # Extends BookGRPOTrainer's: for the loss, the same forward gives logits where needed.
+    @override
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ):
@@ -240,6 +243,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
         return self._scored
 
     # Extends BookGRPOTrainer's: teachers read first, as the student's forward must be the last.
+    @override
     def _compute_loss(self, model, inputs):
         self._said, self._scoring = self._taught(model, inputs), True
         try:
@@ -277,6 +281,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             torch.save(teacher.state_dict(), folder / MOVED)
 
     # Extends BookGRPOTrainer's: the counterpart.
+    @override
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self._own and self.args.teacher == "ema":

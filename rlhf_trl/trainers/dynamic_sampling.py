@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf_trl import book
 from rlhf_trl.errors import InputError
@@ -32,6 +33,7 @@ class DynamicSampling:
     _order: tuple[int, list[int]] | None = None
 
     # Extends GRPOTrainer._generate_and_score_completions: the completions are chosen before.
+    @override
     def _generate_and_score_completions(self, inputs):
         if not self._rounds or not self.model.training:
             return super()._generate_and_score_completions(inputs)
@@ -46,6 +48,7 @@ class DynamicSampling:
         return output
 
     # Extends GRPOTrainer._generate_single_turn: what was chosen is not generated a second time.
+    @override
     def _generate_single_turn(self, *args, **kwargs):
         if self._kept is None:
             return super()._generate_single_turn(*args, **kwargs)
@@ -53,6 +56,7 @@ class DynamicSampling:
         return [row["ids"] for row in self._kept], None if None in logps else logps
 
     # Extends GRPOTrainer._calculate_rewards: nor is it judged a second time.
+    @override
     def _calculate_rewards(self, *args, **kwargs):
         if self._kept is None:
             return super()._calculate_rewards(*args, **kwargs)

@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.trainer_utils import has_length
+from typing_extensions import override
 
 Batch = Mapping[str, Any]  # tensors of R rows each, by name; whatever else is there holds for all
 
@@ -66,6 +67,7 @@ class OverExamples:
     _output_classes: Sequence[type] = ()  # of the calls whose output is kept
 
     # Extends Trainer.evaluation_loop, whose metrics are means of batches' means.
+    @override
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         """Run the loop, then compute loss and metrics on all examples as one batch."""
         self._evaluated = []
@@ -84,6 +86,7 @@ class OverExamples:
         return output
 
     # Extends Trainer.prediction_step: keeps what the loss reads.
+    @override
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Take a step, and keep its examples while the evaluation loop runs."""
         if self._evaluated is None:

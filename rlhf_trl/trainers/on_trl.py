@@ -12,6 +12,7 @@ import torch
 from datasets import IterableDataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
+from typing_extensions import override
 
 from rlhf_trl import algorithms, output
 from rlhf_trl.errors import InputError, naming
@@ -19,25 +20,7 @@ from rlhf_trl.rollouts.store import Store
 
 Batch = dict[str, Any]  # tensors, by TRL's names
 SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
-OVERRIDDEN = {
-    "Trainer": "create_optimizer create_scheduler evaluate evaluation_loop get_batch_samples "
-    "_init_training_state _load_best_model _load_from_checkpoint _load_optimizer_and_scheduler "
-    "_push_from_checkpoint _run_epoch _save prediction_step",
-    "GRPOTrainer": "_calculate_rewards _compute_loss _generate_and_score_completions "
-    "_generate_single_turn _get_per_token_logps_and_entropies _get_train_sampler "
-    "_load_optimizer_and_scheduler _prepare_inputs _save_checkpoint",
-    "DPOTrainer": "_compute_loss _precompute_ref_logps _prepare_dataset _save_checkpoint evaluate",
-    "KTOTrainer": "_compute_loss _prepare_dataset _save_checkpoint evaluate",
-    "ORPOTrainer": "_save_checkpoint concatenated_forward evaluation_loop get_batch_loss_metrics "
-    "tokenize_row",
-    "RewardTrainer": "_prepare_dataset _save_checkpoint _set_signature_columns_if_needed "
-    "compute_loss evaluate",
-    "SFTTrainer": "_prepare_dataset _save_checkpoint evaluate",
-}
-"""What our trainers override, by the class that has it: renamed there, ours would never be called.
-
-A test keeps it complete.
-"""
+LIBRARIES = ("trl", "transformers")
 
 
 class OnTRL:
@@ -68,13 +51,17 @@ class OnTRL:
         return resolved.args
 
     def __init_subclass__(cls, **kwargs: Any):
+        """Refuse a library that no longer has a method that is marked as overriding one."""
         super().__init_subclass__(**kwargs)
-        for parent in cls.__mro__:
-            for name in OVERRIDDEN.get(parent.__name__, "").split():
-                if hasattr(cls, name) and not hasattr(parent, name):
-                    library = parent.__module__.partition(".")[0]
+        theirs = [base for base in cls.__mro__ if _library(base) in LIBRARIES]
+        for base in cls.__mro__ if theirs else ():
+            for name, method in vars(base).items():
+                if base in theirs or not getattr(method, "__override__", False):
+                    continue
+                if not any(name in vars(other) for other in theirs):
+                    library = _library(theirs[0])
                     raise InputError(
-                        f"{library} {version(library)} has no {parent.__name__}.{name}, which "
+                        f"{library} {version(library)} has no {theirs[0].__name__}.{name}, which "
                         f"{cls.__name__} overrides; install the versions of constraints.txt."
                     )
 
@@ -99,6 +86,7 @@ class OnTRL:
             os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
     # Extends Trainer._save_checkpoint, which deletes older checkpoints before the new one is whole.
+    @override
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         self.check_finite()
@@ -137,11 +125,13 @@ class OnTRL:
             output.write_whole(path, text)
 
     # Extends Trainer.create_optimizer and create_scheduler: what they refuse names its keys.
+    @override
     def create_optimizer(self, *args, **kwargs):
         """Create the optimizer."""
         with naming((), "optim, optim_args, adam_*"):
             return super().create_optimizer(*args, **kwargs)
 
+    @override
     def create_scheduler(self, *args, **kwargs):
         """Create the schedule of the learning rate."""
         with naming((), "lr_scheduler_type, lr_scheduler_kwargs"):
@@ -161,6 +151,7 @@ class OnTRL:
 
     # Extends Trainer._load_optimizer_and_scheduler: the counterpart. It brings back the learning
     # rate of the next step, too, which is not the config's where max_steps or the schedule changed.
+    @override
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
@@ -186,11 +177,13 @@ class OnTRL:
                 reference.load_state_dict(synced)
 
     # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.
+    @override
     def _push_from_checkpoint(self, checkpoint_folder):
         if Path(checkpoint_folder, output.MANIFEST).exists():
             super()._push_from_checkpoint(checkpoint_folder)
 
     # Extends Trainer._run_epoch, which trains one step more where none is left.
+    @override
     def _run_epoch(self, *args, **kwargs):
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -228,6 +221,10 @@ def follow_schedule(scheduler: Any) -> None:
     scheduler._last_lr = [base * factor(scheduler.last_epoch) for base, factor in rates]
     for group, rate in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
         group["lr"] = rate
+
+
+def _library(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def paper(algorithm: str) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from trl import DPOTrainer
 from trl.trainer.utils import selective_log_softmax
+from typing_extensions import override
 
 from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.errors import InputError
@@ -71,6 +72,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
                 setattr(self, name, self._fitted(tokenized, name.partition("_")[0]))
 
     # Extends ORPOTrainer.tokenize_row, whose second end and first token DPO, KTO and SFT lack.
+    @override
     def tokenize_row(self, feature, model=None):
         """Return the columns of a tokenized pair in formulation "trl"; others come after."""
         return super().tokenize_row(feature, model) if self._stock else {}
@@ -92,6 +94,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
 
     # Extends ORPOTrainer.concatenated_forward: keeps the result for the loss, and for evaluation
     # what it comes to in each pair, where TRL takes means over a batch (its padding included).
+    @override
     def concatenated_forward(self, model, batch):
         """Run the model, and keep what it returned."""
         if isinstance(model, Replay):
@@ -135,6 +138,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         return dict(output)
 
     # Extends ORPOTrainer.get_batch_loss_metrics: the row's loss on TRL's log-probabilities.
+    @override
     def get_batch_loss_metrics(self, model, batch, train_eval="train"):
         """Compute the row's loss, and TRL's metrics with log-probabilities that are sums."""
         loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)

@@ -12,6 +12,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.trainer import utils
+from typing_extensions import override
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
@@ -150,12 +151,14 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return self.reward_func_names.index(function)
 
     # Extends GRPOTrainer._generate_single_turn, which reads the checkpoint's generation_config.
+    @override
     def _generate_single_turn(self, *args, **kwargs):
         with neutral(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
 
     # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: tells
     # reward functions which completions are finished, and keeps the gathered rewards.
+    @override
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ended = [bool(ids) and ids[-1] in self.eos_token_ids for ids in completion_ids_list]
         inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
@@ -190,6 +193,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return scores | {name: values for name, values in named.items() if name not in scores}
 
     # Extends GRPOTrainer._generate_and_score_completions: the row's advantages replace TRL's.
+    @override
     def _generate_and_score_completions(self, inputs):
         windows = self.args.gradient_accumulation_steps // self._generate_every
         if not self._counts_window() or windows <= 1:
@@ -348,6 +352,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return not self._stock and self._row.window == "window" and self.model.training
 
     # Extends Trainer.get_batch_samples: a window of several generations is generated as a whole.
+    @override
     def get_batch_samples(self, *args, **kwargs):
         """Take the batches of an accumulation window, and remember them."""
         samples, num_items = super().get_batch_samples(*args, **kwargs)
@@ -355,6 +360,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return samples, num_items
 
     # Extends GRPOTrainer._prepare_inputs: counts the tokens of each window, not of an average one.
+    @override
     def _prepare_inputs(self, generation_batch):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
@@ -367,11 +373,13 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return inputs
 
     # Extends GRPOTrainer._get_per_token_logps_and_entropies: keeps the result for the loss.
+    @override
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         self._scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         return self._scored
 
     # Extends GRPOTrainer._compute_loss: the row's loss on TRL's forward; TRL's is for its metrics.
+    @override
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
         (logps, _, aux_loss), self._scored = self._scored, None
@@ -440,11 +448,13 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         torch.save(state, folder / STATE_FILE.format(self.args.process_index))
 
     # Extends GRPOTrainer._get_train_sampler: kept for the next method.
+    @override
     def _get_train_sampler(self, dataset=None):
         self._sampler = super()._get_train_sampler(dataset)
         return self._sampler
 
     # Extends Trainer._init_training_state: draws the orders of past epochs, as TRL's sampler did.
+    @override
     def _init_training_state(self, *args, **kwargs):
         epochs, steps = super()._init_training_state(*args, **kwargs)
         if self._sampler.shuffle:
@@ -453,6 +463,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         return epochs, steps
 
     # Extends GRPOTrainer._load_optimizer_and_scheduler: the counterpart of `_save_state`.
+    @override
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:

@@ -11,6 +11,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl.trainer.utils import get_config_model_id
+from typing_extensions import override
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import of_the_row
@@ -139,6 +140,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         self.optimizer.add_param_group(group if lr is None else {**group, "lr": lr})
 
     # Extends BookGRPOTrainer's: asks the same forward for the values.
+    @override
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         if not self._with_values:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
@@ -154,6 +156,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         return result
 
     # Extends BookGRPOTrainer's: the forward of the loss, and no other, gives values as well.
+    @override
     def _compute_loss(self, model, inputs):
         self._with_values = True
         try:
@@ -249,6 +252,7 @@ class BookPPOTrainer(BookGRPOTrainer):
             metrics[name].append(total / max(tokens, 1))
 
     # Extends Trainer.create_optimizer.
+    @override
     def create_optimizer(self, model=None):
         """Give the value model parameter groups, and a learning rate, of its own."""
         given = self.optimizer is not None
@@ -270,6 +274,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         return optimizer
 
     # Extends Trainer.create_scheduler.
+    @override
     def create_scheduler(self, num_training_steps, optimizer=None):
         """Hold the policy still while the value model warms up."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
@@ -291,6 +296,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         return scheduler
 
     # Extends Trainer._save: what it writes is the policy alone.
+    @override
     def _save(self, output_dir=None, state_dict=None):
         if state_dict is not None:
             state_dict, _ = value_model.split(state_dict)
@@ -313,6 +319,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         self.save_value_model(str(folder / value_model.NAME))
 
     # Extends Trainer._load_from_checkpoint, where FSDP restores all (DeepSpeed does not use it).
+    @override
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -322,6 +329,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         value_model.restore(os.path.join(resume_from_checkpoint, value_model.NAME), self._policy)
 
     # Extends Trainer._load_best_model: the same for both models of one step.
+    @override
     def _load_best_model(self):
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             super()._load_best_model()

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import create_model_from_path
+from typing_extensions import override
 
 from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
@@ -81,6 +82,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
         return args
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
+    @override
     def evaluate(self, *args, **kwargs):
         """Evaluate as RewardTrainer does, with the added metrics, and tell `on_answers`."""
         metrics = super().evaluate(*args, **kwargs)
@@ -91,6 +93,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
         return metrics
 
     # Extends OverExamples.evaluation_loop, whose metrics `evaluate` logs.
+    @override
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         """Run the loop, then add what the model is used for."""
         self._rows, kwargs["metric_key_prefix"] = [], metric_key_prefix
@@ -159,6 +162,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
         return dataset
 
     # Extends Trainer._save: a reward model says how it reads texts, and what its head is.
+    @override
     def _save(self, output_dir=None, state_dict=None):
         super()._save(output_dir, state_dict)
         if self.args.should_save:
@@ -184,6 +188,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             self.data_collator = self._collating(collate_ranked)
 
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
+    @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
@@ -210,12 +215,14 @@ class BookRewardTrainer(_OnRewardTrainer):
         return self._tokenized(dataset, tokenize, *given)
 
     # Extends RewardTrainer._set_signature_columns_if_needed: ranked lists, and the kind of a row.
+    @override
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
         if "kind" not in self._signature_columns:
             self._signature_columns += ["ranked_ids", "kind"]
 
     # Extends RewardTrainer.compute_loss: its own for pairs, and the row's for ranked lists.
+    @override
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss; while evaluating, keep the rewards."""
         config = self.model.config.get_text_config()
@@ -233,6 +240,7 @@ class BookRewardTrainer(_OnRewardTrainer):
         return len(inputs["input_ids"]) // inputs.get("list_length", 2)
 
     # Extends Trainer._save: a config without a pad token says that the end token is read.
+    @override
     def _save(self, output_dir=None, state_dict=None):
         if self._reads_last:
             self.model.config.get_text_config().pad_token_id = None
@@ -302,6 +310,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             self.data_collator = self._collating(pad_texts)
 
     # Replaces RewardTrainer._prepare_dataset, which knows pairs only.
+    @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         if "input_ids" in dataset.column_names:
             return dataset
@@ -341,10 +350,12 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         return text, [CLASSES.index(label) for label in row["labels"]]
 
     # Replaces RewardTrainer._set_signature_columns_if_needed: other columns.
+    @override
     def _set_signature_columns_if_needed(self):
         self._signature_columns = ["input_ids", "labels"]
 
     # Replaces RewardTrainer.compute_loss: the row's loss on the outputs of tokens or steps.
+    @override
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss; while evaluating, keep logits and labels."""
         mode = "train" if self.model.training else "eval"

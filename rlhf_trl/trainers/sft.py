@@ -7,6 +7,7 @@ import numpy as np
 from datasets import Dataset
 from torch import Tensor
 from trl import SFTTrainer
+from typing_extensions import override
 
 from rlhf_trl.data.columns import cells
 from rlhf_trl.errors import InputError
@@ -32,6 +33,7 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
         super().__init__(*args, **kwargs)
 
     # Extends SFTTrainer._prepare_dataset, which cuts and drops examples silently: counts them.
+    @override
     def _prepare_dataset(
         self, dataset, processing_class, args, packing, formatting_func, dataset_name
     ):
@@ -55,6 +57,7 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
         return prepared(fitting, args, True) if packing else fitting
 
     # Extends OverExamples.evaluation_loop, which keeps no logits.
+    @override
     def evaluation_loop(self, *args, **kwargs):
         """Run the loop, over examples unless the loss reads logits."""
         if self.label_smoother is not None or self.compute_loss_func is not None:
