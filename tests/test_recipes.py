@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import transformers
 from conftest import cause
+from tqdm import tqdm
 
 from rlhf_trl import output
 from rlhf_trl.evaluation import report
@@ -289,6 +291,26 @@ def test_going_back_to_an_earlier_checkpoint_sets_later_results_aside(run, refus
     sentence = refused("grpo", "grpo", *WORSENING, *back, "--max_steps", 4, folder=new)
     assert "already holds files" in sentence and "in another folder" in sentence
     assert weights_of(new / "model") == finished and not list(new.glob("earlier-*"))
+
+
+def test_bars_on_the_screen_say_what_they_count(run, monkeypatch):
+    bars = []
+    whole = tqdm.__init__
+
+    def begin(bar, *args, **kwargs):
+        whole(bar, *args, **kwargs)
+        of_data = isinstance(bar, datasets.utils.tqdm) and kwargs.get("desc")  # off in tests
+        if of_data or not bar.disable:
+            bars.append(kwargs.get("desc"))
+
+    monkeypatch.setattr(tqdm, "__init__", begin)
+    transformers.logging.enable_progress_bar()  # as in a new process
+    run("dpo", "dpo", "--dataset.size", 16, "--dataset.eval_size", 4, "--max_steps", 1)
+    assert set(bars) == {
+        "Tokenizing train dataset",
+        "Tokenizing eval dataset",
+        "Dropping identical pairs",
+    }
 
 
 def test_the_card_of_a_checkpoint_names_what_was_trained(run):

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_utils import has_length
 
 from rlhf_trl.output import numbered, write_whole
 
@@ -52,7 +53,31 @@ ROUNDING = 1e-6  # of a mean or deviation of equal rewards
 
 
 class RewardProgress(ProgressCallback):
-    """The usual progress bar with the reward (or loss) behind it instead of a line per log."""
+    """The usual progress bar with the reward (or loss) behind it instead of a line per log.
+
+    It is the only one in training: how far an evaluation is stands behind it, too.
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Begin the bar; no batch has been evaluated."""
+        super().on_train_begin(args, state, control, **kwargs)
+        self._evaluated = 0
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """Show how many batches of an evaluation are done."""
+        if self.training_bar is None:
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+        elif has_length(eval_dataloader):
+            self._evaluated += 1
+            done = f"evaluating, {self._evaluated} of {len(eval_dataloader)}"
+            self.training_bar.set_postfix_str(done)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Forget how far the evaluation was."""
+        super().on_evaluate(args, state, control, **kwargs)
+        if self.training_bar is not None and self._evaluated:
+            self.training_bar.set_postfix_str("")
+        self._evaluated = 0
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the newest reward on the bar, and each evaluation as one line above it."""

@@ -28,7 +28,7 @@ from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES, AnswersHeldOut
 from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import load_tokenizer, prepare_model
+from rlhf_trl.models import load_quietly, load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
@@ -104,6 +104,7 @@ def begin(loaded: Any, name: str) -> None:
         args.eval_on_start = not evaluated
     if "logging_first_step" not in loaded.given:
         args.logging_first_step = True
+    load_quietly()
     if main_process:
         print(first_line, flush=True)
         if note := on_policy_note(loaded):
