@@ -376,6 +376,21 @@ def test_chosen_and_rejected_have_panels_of_their_own(tmp_path, drawn):
     assert rejected.lines[0].get_ydata().tolist() == [-50.0, -100.0]
 
 
+def test_a_figure_says_which_scale_is_whose_and_counts_whole_steps(tmp_path, drawn):
+    names = ("exact_match", "sampled_exact_match", "gym_score")
+    evaluations = {n: evaluation(**dict.fromkeys(names, 0.1 * n)) for n in (0, 2)}
+    log = [{"step": n, "reward": 0.5, "logps/chosen": -1.0, "logps/rejected": -2.0} for n in (1, 2)]
+    report.learning_curve(tmp_path / "curve.png", log, evaluations, "grpo")
+    left, *below, right = drawn[0].axes
+    assert len({line.get_color() for line in right.lines}) == 3
+    for axis in (left, right):
+        color = axis.lines[0].get_color()
+        assert axis.yaxis.label.get_color() == color
+        assert {tick.label1.get_color() for tick in axis.yaxis.get_major_ticks()} == {color}
+    for axis in (left, *below):
+        assert axis.lines and all(step == int(step) for step in axis.get_xticks())
+
+
 def test_a_metric_that_one_evaluation_lacks(tmp_path, drawn):
     evaluations = {0: evaluation(loss=0.7, auc=0.5), 2: evaluation(loss=0.6)}
     evaluations[4] = evaluation(loss=0.5, auc=0.75, best_of_n=0.25)

@@ -4,7 +4,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import wraps
 from hashlib import sha256
@@ -318,6 +318,14 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     return rewards
 
 
+def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
+    """Yield prompt and right answer of all rows that have both."""
+    for rows in filter(None, sides):
+        if {"prompt", "answer"} <= rows[0].keys():
+            pairs = ((row["prompt"], row["answer"]) for row in rows)
+            yield from ((prompt, str(answer)) for prompt, answer in pairs if answer is not None)
+
+
 def a_run(train: Callable[..., None]) -> Callable[..., None]:
     """Decorate what does a whole run, so that what TRL refuses in it names the key."""
 
@@ -427,7 +435,8 @@ def run(
     }
     if loaded.own.rollouts != "off":
         facts = {"name": name, "seed": args.seed, **trainer.told}
-        trainer.rollouts = Store(folder, loaded.own.rollouts, facts)
+        answers = right_answers(data.train, getattr(trainer, "held_out", None))
+        trainer.rollouts = Store(folder, loaded.own.rollouts, facts, answers)
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(report.Watch())
     if not args.disable_tqdm:
