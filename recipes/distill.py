@@ -1,6 +1,6 @@
 """On-policy distillation (chapter 12) on TRL's GRPOTrainer.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/distill.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/distill.py \
     --config configs/tiny/opd.yaml
 """
 

@@ -1,6 +1,6 @@
 """DPO and its relatives (chapter 8) on TRL's DPOTrainer.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/dpo.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/dpo.py \
     --config configs/tiny/dpo.yaml
 """
 

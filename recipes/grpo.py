@@ -1,6 +1,6 @@
 """Policy-gradient algorithms (chapter 6) on TRL's GRPOTrainer.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/grpo.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/grpo.py \
     --config configs/tiny/grpo.yaml
 """
 

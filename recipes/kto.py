@@ -1,6 +1,6 @@
 """KTO (chapter 8) on TRL's KTOTrainer, from pairs or from labeled examples.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/kto.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/kto.py \
     --config configs/tiny/kto.yaml
 """
 

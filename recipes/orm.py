@@ -1,6 +1,6 @@
 """Outcome reward models (chapter 5): is the answer going to be right, asked of every token.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/orm.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/orm.py \
     --config configs/tiny/orm.yaml
 """
 

@@ -1,6 +1,6 @@
 """ORPO (chapter 8) on the ORPOTrainer of TRL's experimental package.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/orpo.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/orpo.py \
     --config configs/tiny/orpo.yaml
 """
 

@@ -1,6 +1,6 @@
 """PPO (chapter 6): a policy and a learned value function on TRL's GRPOTrainer.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/ppo.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/ppo.py \
     --config configs/tiny/ppo.yaml
 """
 

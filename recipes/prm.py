@@ -1,6 +1,6 @@
 """Process reward models (chapter 5): is this step right, asked at the end of every step.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/prm.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/prm.py \
     --config configs/tiny/prm.yaml
 """
 

@@ -1,6 +1,6 @@
 """Rejection sampling (chapter 9): sample, score, select, and fine-tune on TRL's SFTTrainer.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/rejection_sampling.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/rejection_sampling.py \
     --config configs/tiny/rejection_sampling.yaml
 """
 

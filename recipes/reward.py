@@ -1,6 +1,6 @@
 """Reward models of whole texts (chapter 5) on TRL's RewardTrainer: Bradley-Terry and K-wise.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/reward.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/reward.py \
     --config configs/tiny/reward.yaml
 """
 

@@ -1,6 +1,6 @@
 """Supervised fine-tuning (chapter 4) on TRL's SFTTrainer.
 
-accelerate launch --config_file configs/accelerate/cpu.yaml recipes/sft.py \
+accelerate launch --quiet --config_file configs/accelerate/cpu.yaml recipes/sft.py \
     --config configs/tiny/sft.yaml
 """
 

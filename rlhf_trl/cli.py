@@ -4,7 +4,6 @@ import argparse
 import gc
 import importlib.metadata
 import json
-import logging
 import os
 import runpy
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rlhf_trl.errors import InputError, end, refuse_repeated, takes_traceback
+from rlhf_trl.errors import InputError, end, nearest, refuse_repeated, takes_traceback
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="rlhf-trl", allow_abbrev=False)
     help_of_traceback = "with any command: show where an error comes from"
     parser.add_argument("--traceback", action="store_true", help=help_of_traceback)
+    of = importlib.metadata.version
+    versions = f"rlhf_trl {of('rlhf_trl')}, TRL {of('trl')}"
+    parser.add_argument("--version", action="version", version=versions)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def add(name: str, run: Callable[..., None], help: str, epilog: str = "") -> Any:
@@ -32,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         found.set_defaults(run=run)
         return found.add_argument
 
-    option = add("algorithms", _algorithms, "the table of algorithms, or one in full")
-    option("name", nargs="?", help="explain this algorithm")
+    option = add("algorithms", _algorithms, "the table of algorithms, or those named")
+    option("names", nargs="*", metavar="NAME", help="explain it, or several side by side")
     option("--json", action="store_true", help="the same for programs")
     option = add("drift", _drift, "what moved in the installed TRL; exit code 1 if so")
     option("--json", action="store_true", help="the same for programs")
@@ -108,6 +110,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     option = add("rollouts", _rollouts, told)
     option("runs", nargs="+", metavar="RUN", help="folder of a run")
     option("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
+    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+        known = ", ".join(commands.choices)
+        hint = nearest(words[0], commands.choices)
+        sys.exit(f"error: unknown command {words[0]!r}{hint}; known: {known}")
     args, args.rest = parser.parse_known_args(words)
     if args.rest and args.run not in (_race, _overoptimize, _evaluate, _chat):
         parser.error(f"unknown arguments: {' '.join(args.rest)}")
@@ -125,11 +131,13 @@ def _algorithms(args: argparse.Namespace) -> None:
     from rlhf_trl.algorithms import ALGORITHMS
     from rlhf_trl.compare import explain
 
+    names = list(dict.fromkeys(args.names))
     if args.json:
-        names = [args.name] if args.name else list(ALGORITHMS)
-        print(json.dumps([explain.describe(name) for name in names], indent=2))
+        print(json.dumps([explain.describe(name) for name in names or ALGORITHMS], indent=2))
+    elif len(names) > 1:
+        print(explain.side_by_side(names))
     else:
-        print(explain.explain(args.name) if args.name else explain.table())
+        print(explain.explain(names[0]) if names else explain.table())
 
 
 def _drift(args: argparse.Namespace) -> None:
@@ -187,35 +195,28 @@ def _best_of_n(args: argparse.Namespace) -> None:
     print(tables.text(best_of_n(args.runs, args.seeds)))
 
 
-def _quiet() -> None:
-    """Keep bars of loading, and DeepSpeed's notice that there is no GPU, off the screen."""
-    import transformers
-
-    transformers.logging.disable_progress_bar()
-    notice = "Setting accelerator to CPU"
-    logging.getLogger("DeepSpeed").addFilter(lambda record: notice not in record.getMessage())
-
-
 def _evaluate(args: argparse.Namespace) -> None:
+    from rlhf_trl.models import load_quietly
     from rlhf_trl.output import numbered
     from rlhf_trl.run.evaluate import evaluate
 
     number = max(numbered(Path("outputs"), "answers-"), default=0) + 1
     answers = args.answers or f"outputs/answers-{number}.jsonl"
     options = (args.config, args.rest, args.reward_model, args.reference, args.json)
-    _quiet()
+    load_quietly()
     with redirect_stdout(sys.stderr):  # libraries print, too
         told = evaluate(args.models, answers, *options)
     print(told)
 
 
 def _chat(args: argparse.Namespace) -> None:
+    from rlhf_trl.models import load_quietly
     from rlhf_trl.run import chat, chat_page
 
     if args.temperature is not None and not 0 < args.temperature < float("inf"):
         raise InputError(f"--temperature is {args.temperature:g}; write a number above 0.")
     options = (args.config, args.rest, args.temperature, args.reward_model, args.history)
-    _quiet()
+    load_quietly()
     if args.ui:
         chat_page.serve(args.models, *options)
     else:
@@ -223,9 +224,10 @@ def _chat(args: argparse.Namespace) -> None:
 
 
 def _merge(args: argparse.Namespace) -> None:
+    from rlhf_trl.models import load_quietly
     from rlhf_trl.run.merge import merge
 
-    _quiet()
+    load_quietly()
     folder, gap = merge(args.run_or_adapter, args.output)
     print(f"{folder} holds the merged model; its logits differ from the unmerged ones by {gap:.1e}")
 

@@ -66,9 +66,13 @@ def allowed(metadata: Mapping[str, Any]) -> Collection[Any]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the closest `known` word, or `""` if none is close."""
-    close = get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """Return `" (did you mean 'x'?)"` for the closest `known` word, or `""` if none is close.
+
+    Upper and lower case do not count.
+    """
+    by_lower = {str(k).lower(): str(k) for k in known}
+    close = get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.6)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
 def refuse_repeated(words: Iterable[str], several: Collection[str] = ()) -> None:

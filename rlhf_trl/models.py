@@ -1,6 +1,7 @@
 """The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded."""
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -16,6 +17,22 @@ from rlhf_trl.tiny import checkpoint_path
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
 ADAPTER = "adapter_config.json"  # in the folder of one
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
+
+
+def load_quietly() -> None:
+    """Keep bars of weights, and DeepSpeed's notice that there is no GPU, off the screen.
+
+    The bars of what is fetched from the hub stay.
+    """
+    import transformers
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+
+    hidden = are_progress_bars_disabled()
+    transformers.logging.disable_progress_bar()  # and the hub's
+    if not hidden:
+        enable_progress_bars()
+    notice = "Setting accelerator to CPU"
+    logging.getLogger("DeepSpeed").addFilter(lambda record: notice not in record.getMessage())
 
 
 def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:

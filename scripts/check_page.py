@@ -83,6 +83,14 @@ def check(page: Page, database: sqlite3.Connection, found: dict) -> None:
     assert shown("pre") == recorded("prompt = ?", prompt)
     page.click("#clear")
 
+    answer = found["answers"][train["shown"][middle]["samples"][0][1]]
+    assert shown(".right")[:1] == ([f"right answer: {answer}"] if answer else [])
+    wide = page.viewport_size
+    page.set_viewport_size({"width": 400, "height": 900})
+    box = page.locator(".run pre").first.bounding_box()
+    assert box["width"] > 300 and box["y"] < 900  # a completion is on the screen
+    page.set_viewport_size(wide)
+
     for split in found["splits"]:
         page.select_option("#split", split)
         for metric in page.locator("#metric option").all_inner_texts():
@@ -90,6 +98,18 @@ def check(page: Page, database: sqlite3.Connection, found: dict) -> None:
             assert page.locator("#curve polyline").first.get_attribute("points")
         assert shown("pre"), split
     page.select_option("#split", "train")
+
+
+def check_aligned(page: Page) -> None:
+    """Hold that prompts which all runs have stand at the same height in each."""
+    heights = []
+    for run in page.locator(".run").all():
+        places = {}
+        for prompt in run.locator(".prompt").all():
+            places.setdefault(prompt.inner_text(), prompt.bounding_box()["y"])
+        heights.append(places)
+    for prompt in set.intersection(*map(set, heights)):
+        assert len({places[prompt] for places in heights}) == 1, prompt
 
 
 def main() -> None:
@@ -119,6 +139,7 @@ def main() -> None:
             found = json.loads(page.locator("#data").text_content())[0]
             database = sqlite3.connect(args.run / "rollouts.sqlite")
             check(page, database, found)
+            check_aligned(page)
         if args.screenshot:
             page.screenshot(path=str(args.screenshot))
         assert requests == [path.resolve().as_uri()] and not faults, (requests, faults)

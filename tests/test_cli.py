@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,60 @@ def test_the_table_has_a_line_for_every_formulation(capsys, monkeypatch):
     main(["algorithms"])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
+    assert "No room here for: surrogate, over, KL, TRL." in lines
+    first = lines.index(
+        "reinforce        chapter  batch_mean_baseline  none            sequence_sum"
+    )
+    assert lines[first + 36] == ""  # 12 policy gradients
     for name in ALGORITHMS:
         assert [line.split()[1] for line in lines if line.startswith(name + " ")] == [
             "chapter",
             "code",
             "trl",
         ]
+
+
+def test_several_algorithms_stand_side_by_side(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["algorithms", "grpo", "gspo", "grpo"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    chapter = text.partition("\nchapter ")[2].partition("\n\n")[0]
+    rows = [re.split("  +", line) for line in chapter.splitlines()]
+    assert rows[0] == ["", "grpo", "gspo"]
+    assert ["ratio *", "token_ratio", "sequence_ratio"] in rows
+    assert ["aggregation", "sequence_mean", "sequence_mean"] in rows
+    assert ["reads", "epsilon=0.2,", "epsilon=0.2,"] in rows
+    main(["algorithms", "kto", "orm", "--json"])
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["kto", "orm"]
+
+
+def test_a_row_without_a_formulation_says_why_beside_one_that_has_it(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["algorithms", "grpo", "ppo"])
+    last = capsys.readouterr().out.partition("\ntrl ")[2]
+    assert re.search(r"^none \* +- +TRL removed PPO and its value heads in 1.13$", last, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["evalute", "tiny"], "error: unknown command 'evalute' (did you mean 'evaluate'?)"),
+        (["Compare"], "error: unknown command 'Compare' (did you mean 'compare'?)"),
+        (["algorithms", "GSPO"], "error: unknown algorithm 'GSPO' (did you mean 'gspo'?)"),
+    ],
+)
+def test_a_mistyped_word_is_suggested(words, sentence):
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert str(refused.value.code).startswith(sentence)
+
+
+def test_the_version_is_told_with_that_of_trl(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"rlhf_trl {version('rlhf_trl')}, TRL {trl.__version__}\n"
 
 
 def test_json_says_what_the_rows_are_made_of(capsys):

@@ -1,6 +1,7 @@
 """The help of a recipe: short, quick, and what TRL's own classes say."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_trl.run.config import load_config
+from rlhf_trl.run.help import _field_lines, _Told
 from rlhf_trl.run.stages import STAGES
 
 ROOT = Path(__file__).parent.parent
@@ -32,16 +34,30 @@ def lines_of(text):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_help_of_a_recipe_fits_on_two_screens_and_imports_no_torch(recipe):
     command = [sys.executable, "-c", QUICKLY.format(recipe)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    how = {"env": {**os.environ, "COLUMNS": "120"}, "capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=ROOT, check=True, **how)
     *told, end = done.stdout.splitlines()
     assert end == "0 []"
     assert len(told) < 90
-    assert max(map(len, told)) < 160
+    assert max(map(len, told)) <= 120
     first = told.index("this recipe's fields:")
     assert first < told.index(next(line for line in told if line.startswith("TRL's fields that")))
     assert {"dataset.path", "learning_rate", "output_dir"} <= lines_of(done.stdout).keys()
     bare = re.compile(r"  --\S+ +\S.* = (\(required\)|\S+)$")  # without words
     assert not [line for line in told[first + 1 : told.index("", first)] if bare.match(line)]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_words_of_a_field_wrap_and_none_is_cut(width):
+    choices = "reinforce|rloo|grpo|drgrpo|gspo|cispo|cispo_window|sapo|dapo|dapo_per_prompt|maxrl"
+    comment = "one of the algorithms whose names and equations `rlhf-trl algorithms` tells you"
+    for kind in ("str", choices):
+        first, *more = _field_lines("algorithm", _Told(kind, "grpo", comment), width)
+        assert first.startswith(f"  --algorithm                   {kind[:30]}")
+        assert more and all(len(line) <= width for line in (first, *more))
+        assert all(line.startswith(" " * 34) and line[34] != " " for line in more)
+        text = " ".join([first, *map(str.strip, more)]).replace("| ", "|")
+        assert text.split() == ["--algorithm", kind, "=", "grpo", *comment.split()]
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def test_each_algorithm_has_a_panel_of_its_own_before_the_others(monkeypatch, tm
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
     monkeypatch.setattr(race, "write_whole", lambda path, write: write(path))
-    curves = {name: [[0, 0.5], [9, 0.9 + n / 100]] for n, name in enumerate("abcdef")}
+    curves = {name: [[0, 0.5], [1, 0.9 + n / 100]] for n, name in enumerate("abcdef")}
     results = {name: [{"curve": curve}] for name, curve in curves.items()}
     race.draw(tmp_path / "race.png", results)
     panels = {axis.get_title(): axis for axis in drawn[0].axes if axis.axison}
@@ -203,6 +203,7 @@ def test_each_algorithm_has_a_panel_of_its_own_before_the_others(monkeypatch, tm
         colored = [line for line in axis.lines if line.get_color() != "lightgray"]
         assert [line.get_label() for line in colored] == [name] == [axis.lines[-1].get_label()]
         assert colored[0].get_ydata().tolist() == pytest.approx([0.5, 0.9 + n / 100])
+        assert all(step == int(step) for step in axis.get_xticks())
 
 
 @pytest.mark.parametrize(

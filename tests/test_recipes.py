@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import transformers
 from conftest import cause
+from tqdm import tqdm
 
 from rlhf_trl import output
 from rlhf_trl.evaluation import report
@@ -291,6 +293,26 @@ def test_going_back_to_an_earlier_checkpoint_sets_later_results_aside(run, refus
     assert weights_of(new / "model") == finished and not list(new.glob("earlier-*"))
 
 
+def test_bars_on_the_screen_say_what_they_count(run, monkeypatch):
+    bars = []
+    whole = tqdm.__init__
+
+    def begin(bar, *args, **kwargs):
+        whole(bar, *args, **kwargs)
+        of_data = isinstance(bar, datasets.utils.tqdm) and kwargs.get("desc")  # off in tests
+        if of_data or not bar.disable:
+            bars.append(kwargs.get("desc"))
+
+    monkeypatch.setattr(tqdm, "__init__", begin)
+    transformers.logging.enable_progress_bar()  # as in a new process
+    run("dpo", "dpo", "--dataset.size", 16, "--dataset.eval_size", 4, "--max_steps", 1)
+    assert set(bars) == {
+        "Tokenizing train dataset",
+        "Tokenizing eval dataset",
+        "Dropping identical pairs",
+    }
+
+
 def test_the_card_of_a_checkpoint_names_what_was_trained(run):
     folder, _ = run("grpo", "grpo", *SMALL, "--save_strategy", "steps", "--save_steps", 2)
     card = (folder / "README.md").read_text()
@@ -352,6 +374,21 @@ def test_chosen_and_rejected_have_panels_of_their_own(tmp_path, drawn):
     _, chosen, rejected = drawn[0].axes
     assert chosen.lines[0].get_ydata().tolist() == [-2.0, -3.0]
     assert rejected.lines[0].get_ydata().tolist() == [-50.0, -100.0]
+
+
+def test_a_figure_says_which_scale_is_whose_and_counts_whole_steps(tmp_path, drawn):
+    names = ("exact_match", "sampled_exact_match", "gym_score")
+    evaluations = {n: evaluation(**dict.fromkeys(names, 0.1 * n)) for n in (0, 2)}
+    log = [{"step": n, "reward": 0.5, "logps/chosen": -1.0, "logps/rejected": -2.0} for n in (1, 2)]
+    report.learning_curve(tmp_path / "curve.png", log, evaluations, "grpo")
+    left, *below, right = drawn[0].axes
+    assert len({line.get_color() for line in right.lines}) == 3
+    for axis in (left, right):
+        color = axis.lines[0].get_color()
+        assert axis.yaxis.label.get_color() == color
+        assert {tick.label1.get_color() for tick in axis.yaxis.get_major_ticks()} == {color}
+    for axis in (left, *below):
+        assert axis.lines and all(step == int(step) for step in axis.get_xticks())
 
 
 def test_a_metric_that_one_evaluation_lacks(tmp_path, drawn):

@@ -181,7 +181,7 @@ def test_margins_that_are_no_numbers(tmp_path, margin):
 def test_a_negative_margin_contradicts_the_pair(tmp_path):
     rows = [{**PAIR, "margin": 2}, {**PAIR, "margin": -2}]
     config = RewardPairsFile(source="path", path=written(tmp_path, rows))
-    sentence = r"row 1 of .*: margin is -2, which makes rejected the better one; swap the two"
+    sentence = r".*, line 2: margin is -2, which makes rejected the better one; swap the two"
     with pytest.raises(InputError, match=sentence):
         load_pairs_or_ranked(config, None, never)
     assert len(load_preferences(config).train) == 2  # where margins are not read

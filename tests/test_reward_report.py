@@ -119,3 +119,9 @@ def test_what_cannot_be_drawn_leaves_no_file(tmp_path, data, sentence):
     with pytest.raises(InputError, match=sentence.replace("[", r"\[")):
         draw_reward_report(tmp_path / "report.png", "orm", **data)
     assert not list(tmp_path.iterdir())
+
+
+def test_coverage_counts_whole_answers(panels):
+    found = panels(candidates=([0.9, 0.1, 0.8, 0.3], [1, 0, 1, 0], [0, 0, 1, 1]), selecting=True)
+    (axis,) = [axis for title, axis in found.items() if title.startswith("coverage")]
+    assert all(n == int(n) for n in axis.get_xticks())

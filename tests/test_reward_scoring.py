@@ -214,7 +214,9 @@ def test_an_answer_is_finished_where_the_trainer_says_so(models):
     given = {"prompts": ["ab"] * 3, "completions": ["cd"] * 3}
     by_token = function(**given, completion_ids=[[75, 76, EOS], [75, 76, 9], [75, 76, 9]])
     told = function(**given, completion_ids=[[75, 76, 9]] * 3, finished=[True, False, True])
-    assert told == [by_token[0], by_token[1], by_token[0]] and by_token[0] != by_token[1]
+    expected = [by_token[0], by_token[1], by_token[0]]
+    assert told == pytest.approx(expected, abs=1e-6)
+    assert abs(by_token[0] - by_token[1]) > 1e-3
 
 
 def test_thoughts_are_not_read_if_that_is_asked(models):

@@ -14,6 +14,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
 from rlhf_trl.rollouts import page
 from rlhf_trl.rollouts.store import Rollouts, Store
+from rlhf_trl.run.train import right_answers
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -98,6 +99,24 @@ def test_rewards_keep_their_names_after_a_resume_with_others(tmp_path):
     assert [curve[3:6] for curve in train["curves"]] == [[0.5, 0.375, None], [0.5, None, 4]]
     shown = [[sample[7:] for sample in each["samples"]] for each in train["shown"]]
     assert shown == [[[1, 0.25, None], [0, 0.5, None]], [[0, None, 3], [1, None, 5]]]
+
+
+def test_the_page_holds_the_right_answers(tmp_path):
+    rows = [{"prompt": "p", "answer": "1"}, {"prompt": "p", "answer": None}]
+    asked = [{"role": "user", "content": "q"}]
+    more = [{"prompt": asked, "answer": 2}, {"prompt": asked, "answer": "b"}]
+    store = Store(tmp_path, Rollouts(), {}, right_answers(rows, None, more, [{"prompt": "r"}]))
+    samples = [(prompt, "said", 1, True, 1.0) for prompt in ("p", asked, "r")]
+    store.write("train", 0, (0, 0.0), samples, {"right": [1, 1, 1]})
+    store.close()
+    page.write_page([tmp_path], tmp_path / "page.html")
+    (found,) = Read(tmp_path / "page.html").runs()
+    assert found["prompts"] == ["p", "q", "r"]
+    assert found["answers"] == ["1", "2 or b", ""]
+    with closing(sqlite3.connect(tmp_path / RECORD)) as connection:
+        connection.execute("DROP TABLE answers")  # as where none are known
+    page.write_page([tmp_path], tmp_path / "page.html")
+    assert Read(tmp_path / "page.html").runs()[0]["answers"] == ["", "", ""]
 
 
 def test_a_page_of_several_runs_does_not_replace_that_of_one(tmp_path, monkeypatch, capsys):

@@ -251,7 +251,7 @@ def test_every_run_of_several_gets_its_seed(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train_all", train_all)
     with pytest.raises(Stop):
         if kind == "race":
-            race.race(["grpo", "dpo"], 3, tmp_path)
+            race.race(["grpo", "dpo"], 3, tmp_path, extra=["--dataset.eval_size", "256"])
         else:
             overoptimization.overoptimize(tmp_path, 3)
     assert {folder.name for folder, _, _ in trained} == {"seed-0", "seed-1", "seed-2"}

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +53,15 @@ _COLUMNS = {
     "reward_model": {"loss": "loss", "aggregation": "aggregation"},
     "distillation": {"loss": "loss", "aggregation": "aggregation", "over": "normalized_over"},
 }
+_WORDS = {True: "yes", False: "no", "micro_batch": "micro-batch"}
+_LABELS = {
+    "kl": "KL",
+    "kl_sign": "sign of the KL",
+    "logps": "log-probs",
+    "trl_trainer": "TRL's trainer",
+    "trl_settings": "TRL's settings",
+    "differs": "note",
+}
 _FOOT = {
     "policy_gradient": "over: what a mean over tokens spans (means over completions or prompts add "
     "up); KL: where beta * KL goes; TRL: whether the stock trainer with the row's settings "
@@ -94,29 +104,67 @@ def _formulation(form: Formulation) -> dict[str, Any]:
 
 
 def table() -> str:
-    """Return one line per algorithm and formulation, family by family, for a terminal."""
+    """Return one line per algorithm and formulation, family by family, for a terminal.
+
+    Columns that it has no room for are named below.
+    """
     text: list[str] = []
     for family, columns in _COLUMNS.items():
-        text += [_table(family, columns), "", *tables.wrapped(_FOOT[family]), ""]
-    text.append("rlhf-trl algorithms NAME explains one; sources:")
+        lines, left_out = tables.that_fit(_lines(family, columns))
+        text += [tables.text(lines), "", *tables.wrapped(_FOOT[family])]
+        if left_out:
+            text += tables.wrapped(f"No room here for: {', '.join(left_out)}.")
+        text.append("")
+    text += tables.wrapped(
+        "form: the formulation; - throughout: there is none. rlhf-trl algorithms NAME explains "
+        "one and says why, NAME NAME shows them side by side. Sources:"
+    )
     for row in ALGORITHMS.values():
         text += tables.wrapped(f"{row.title}: {row.source}; {row.paper}", "  ")
     return "\n".join(text)
 
 
-def _table(family: str, columns: dict[str, str]) -> str:
-    lines, below = [], []
-    words = {True: "yes", False: "no", "micro_batch": "micro-batch"}
+def _lines(family: str, columns: dict[str, str]) -> list[tables.Line]:
+    lines = []
     for name in names(family):
         for kind, form in describe(name)["formulations"].items():
-            line = {"algorithm": name, "formulation": kind, **dict.fromkeys([*columns, "TRL"], "-")}
+            line = {"algorithm": name, "form": kind, **dict.fromkeys([*columns, "TRL"], "-")}
             if not isinstance(form, str):
-                line |= {head: words.get(form[key], form[key]) for head, key in columns.items()}
+                line |= {head: _WORDS.get(form[key], form[key]) for head, key in columns.items()}
                 equal = "equal" if form["trl"] is True else "differs"
                 line["TRL"] = f"{form['trl_trainer']} {equal}"
             lines.append(line)
-            below.append([form] if isinstance(form, str) else [])
-    return tables.text(lines, below)
+    return lines
+
+
+def side_by_side(chosen: Sequence[str]) -> str:
+    """Return what several algorithms are made of, a column for each and a table by formulation."""
+    rows = {name: describe(name) for name in chosen}
+    sources = {name: f"{row['source']}; {row['paper']}" for name, row in rows.items()}
+    text = [tables.side_by_side([{"": "source", **sources}]), ""]
+    for kind in FORMULATIONS:
+        parts = {name: _parts(row["formulations"][kind]) for name, row in rows.items()}
+        lines = []
+        for label in dict.fromkeys(label for column in parts.values() for label in column):
+            cells = {name: column.get(label, "-") for name, column in parts.items()}
+            marker = "" if len(set(cells.values())) == 1 else " *"
+            lines.append({kind: label + marker, **cells})
+        text += [tables.side_by_side(lines), ""]
+    return "\n".join([*text, "*: where they differ; rlhf-trl algorithms NAME explains one"])
+
+
+def _parts(form: dict[str, Any] | str) -> dict[str, str]:
+    """Return a formulation of `describe` as cells by label."""
+    if isinstance(form, str):
+        return {"none": form}
+    cells = {}
+    for label, value in form.items():
+        if label in ("reads", "trl_settings"):
+            value = ",  ".join(f"{k}={v}" for k, v in value.items()) or "-"
+        if label == "trl":
+            label, value = "stock TRL", "equal" if value is True else value
+        cells[_LABELS.get(label, label.replace("_", " "))] = _WORDS.get(value, value)
+    return cells
 
 
 def explain(name: str) -> str:

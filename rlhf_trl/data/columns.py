@@ -112,7 +112,7 @@ def without_rows(dataset: "Dataset", numbers: Sequence[int]) -> "Dataset":
     """Leave out the rows of these numbers; the others keep theirs, in the column `ROW`."""
     given = {"left_out": list(numbers), "code": code()}
     # `select` would leave neighbors apart, which makes all that follows slow
-    how = {"batched": True, "with_indices": True, "fn_kwargs": given}
+    how = {"batched": True, "with_indices": True, "fn_kwargs": given, "desc": "Leaving out rows"}
     return dataset.with_format("arrow").map(_without, **how).with_format(None)
 
 
@@ -145,7 +145,7 @@ def converted(
     names = list(features) if features else None
     given = {"convert": convert, "names": names, "numbered": numbered, "code": code(), **options}
     how = {"with_indices": True, "batched": True, "remove_columns": dataset.column_names}
-    how["features"] = features and Features(features)
+    how |= {"features": features and Features(features), "desc": "Converting rows"}
     try:
         return dataset.map(_convert, **how, fn_kwargs=given)
     except WrongRow:
@@ -401,10 +401,12 @@ def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Datas
     if ragged:
         features = Features({**dataset.features, **ragged})
         given = {"names": list(ragged), "code": code()}
-        dataset = dataset.map(_without_keys, batched=True, features=features, fn_kwargs=given)
+        how = {"batched": True, "features": features, "desc": "Removing empty values"}
+        dataset = dataset.map(_without_keys, **how, fn_kwargs=given)
     if calling:
         given = {"names": calling, "code": code()}
-        dataset = dataset.map(_with_content, fn_kwargs=given, features=dataset.features)
+        how = {"features": dataset.features, "desc": "Filling in contents"}
+        dataset = dataset.map(_with_content, **how, fn_kwargs=given)
     return dataset
 
 
@@ -487,7 +489,8 @@ def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
     chats = {n: List(List(Json())) if n == "ranked" else List(Json()) for n in names}
     features = Features({**dataset.features, **chats})
     given = {"text": text, "names": names, "code": code()}
-    return dataset.map(_system_row, features=features, fn_kwargs=given)
+    how = {"features": features, "fn_kwargs": given, "desc": "Adding the system prompt"}
+    return dataset.map(_system_row, **how)
 
 
 def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
@@ -505,7 +508,7 @@ def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
 
 def differing(dataset: "Dataset", *sides: str) -> "Dataset":
     """Leave out the examples whose two sides are the same."""
-    given = {"input_columns": list(sides), "batched": True}
+    given = {"input_columns": list(sides), "batched": True, "desc": "Dropping identical pairs"}
     found = dataset.filter(lambda *two: [a != b for a, b in zip(*two, strict=True)], **given)
     return found if len(found) < len(dataset) else dataset
 

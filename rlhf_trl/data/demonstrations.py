@@ -67,7 +67,7 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     split = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
     check_cells(split, ["completion"], where)
     given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
-    found = split.filter(_asked, batched=True, **given)
+    found = split.filter(_asked, batched=True, desc="Leaving out rows", **given)
     if not len(found):
         raise InputError(f"dataset: in all {len(dataset)} rows of {where} {UNASKED}.")
     dropped = {UNANSWERED: len(dataset) - len(split), UNASKED: len(split) - len(found)}

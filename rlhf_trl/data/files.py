@@ -452,6 +452,7 @@ def _made(dataset: "Dataset", name: str, where: str) -> Counted:
     if not dropped:
         return made.remove_columns(LEFT_OUT), {}
     given = {"batched": True, "remove_columns": [LEFT_OUT], "fn_kwargs": {"code": code()}}
+    given["desc"] = "Leaving out rows"
     # `filter` would leave neighbors apart, which makes all that follows slow
     return made.with_format("arrow").map(_kept, **given).with_format(None), dropped
 

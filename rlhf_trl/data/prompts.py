@@ -58,8 +58,9 @@ def load_prompts(
         data = examples(tasks.train, tasks.held_out, tasks)
     if template_arguments:
         column = {"chat_template_kwargs": dict(template_arguments)}
-        data.train = data.train.map(lambda _: column)
-        data.held_out = data.held_out and data.held_out.map(lambda _: column)
+        desc = "Adding chat_template_kwargs"
+        data.train = data.train.map(lambda _: column, desc=desc)
+        data.held_out = data.held_out and data.held_out.map(lambda _: column, desc=desc)
         for row in data.tasks.held_out if data.tasks else ():
             row.update(column)
     return data

@@ -7,12 +7,14 @@ import math
 import os
 import shutil
 import sys
+from itertools import cycle
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_utils import has_length
 
 from rlhf_trl.output import numbered, write_whole
 
@@ -38,6 +40,7 @@ SHARES = (
     ("auc", "--", "AUC"),
     ("best_of_n", "o-", "best of n"),
 )
+WARM = ("tab:orange", "tab:red", "tab:brown", "tab:pink")  # colors of that axis
 # What the table of a run without held-out examples shows of its training.
 TRAINING = (
     "reward",
@@ -52,7 +55,31 @@ ROUNDING = 1e-6  # of a mean or deviation of equal rewards
 
 
 class RewardProgress(ProgressCallback):
-    """The usual progress bar with the reward (or loss) behind it instead of a line per log."""
+    """The usual progress bar with the reward (or loss) behind it instead of a line per log.
+
+    It is the only one in training: how far an evaluation is stands behind it, too.
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Begin the bar; no batch has been evaluated."""
+        super().on_train_begin(args, state, control, **kwargs)
+        self._evaluated = 0
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """Show how many batches of an evaluation are done."""
+        if self.training_bar is None:
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+        elif has_length(eval_dataloader):
+            self._evaluated += 1
+            done = f"evaluating, {self._evaluated} of {len(eval_dataloader)}"
+            self.training_bar.set_postfix_str(done)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Forget how far the evaluation was."""
+        super().on_evaluate(args, state, control, **kwargs)
+        if self.training_bar is not None and self._evaluated:
+            self.training_bar.set_postfix_str("")
+        self._evaluated = 0
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the newest reward on the bar, and each evaluation as one line above it."""
@@ -171,14 +198,16 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
         points = _points(log, "reward_with_penalties")
         axis.plot(*points, f"{few}:", color="tab:blue", label="training reward with penalties")
     axis.set(xlabel="optimizer step", ylabel=key, title=title)
-    axis.xaxis.get_major_locator().set_params(integer=True)
     measured = [{"step": n, **e["metrics"]} for n, e in evaluations.items()]
     shares = [(_points(measured, f"eval_{name}"), *look) for name, *look in SHARES]
     if shares := [each for each in shares if each[0][0]]:
         right = axis.twinx()
-        for points, style, label in shares:
-            right.plot(*points, style, color="tab:orange", label=label)
+        for (points, style, label), color in zip(shares, cycle(WARM), strict=False):
+            right.plot(*points, style, color=color, label=label)
         right.set(ylabel="held out", ylim=(0, 1.02))
+        for scale, color in ((axis, "tab:blue"), (right, WARM[0])):  # whose lines are whose
+            scale.yaxis.label.set_color(color)
+            scale.tick_params(axis="y", colors=color)
     else:
         for name, style in ((key, "o-"), (f"sampled_{key}", "s--")):
             points = _points(measured, f"eval_{name}")
@@ -189,6 +218,8 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
         axis.plot(*_points(log, f"logps/{side}"), f"{few}-", color=color, alpha=0.4)
         axis.plot(*points, "o-", color=color, label=f"log-probability, {side}")
         axis.set(xlabel="optimizer step", ylabel=f"{side}, nats")
+    for axis in figure.axes:
+        axis.xaxis.get_major_locator().set_params(integer=True)
     if evaluations:
         figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Rows, Said, Scores, called, named_rewards
-from rlhf_trl.evaluation.tables import text
+from rlhf_trl.evaluation.tables import side_by_side
 from rlhf_trl.models import load_policy, load_tokenizer
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
 
@@ -158,7 +158,7 @@ def table(found: Mapping[str, Numbers]) -> str:
             lines.setdefault(name, {"": name, **dict.fromkeys(found, "-")})[policy] = cell
     if len(found) > 1:
         legend += f"; in brackets: difference from {first}, by prompt"
-    return f"{text([*lines.values()])}\n\n{legend}"
+    return f"{side_by_side([*lines.values()])}\n\n{legend}"
 
 
 def _with_error(value: str, error: float | None) -> str:

@@ -137,6 +137,7 @@ def _coverage(axis: Any, scores: np.ndarray, labels: np.ndarray, groups: Sequenc
     title = "" if hits is None else f"; best one right: {hits:.3f} of decidable prompts"
     axis.set(xlabel="n", ylabel="prompts with a right one among n", ylim=(0, 1.02))
     axis.set_title(f"coverage{title}", fontsize="small")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(fontsize="small")
 
 

@@ -67,7 +67,22 @@ def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
         splits[split] = _read_split(connection, split, size / share, prompts)
         limit -= min(size, share)
     texts = dict(connection.execute("SELECT id, prompt FROM prompts"))
-    return {"prompts": [texts[key] for key in prompts], "splits": dict(sorted(splits.items()))}
+    answers = _answers(connection)
+    return {
+        "prompts": [texts[key] for key in prompts],
+        "answers": [" or ".join(answers.get(key, ())) for key in prompts],
+        "splits": dict(sorted(splits.items())),
+    }
+
+
+def _answers(connection: sqlite3.Connection) -> dict[int, list[str]]:
+    """Return the right answers by prompt; a prompt may stand in several rows of the data."""
+    found: dict[int, list[str]] = {}
+    table = "SELECT 1 FROM sqlite_master WHERE name = 'answers'"
+    if connection.execute(table).fetchone():  # not where none are known
+        for key, answer in connection.execute("SELECT prompt_id, answer FROM answers"):
+            found.setdefault(key, []).append(answer)
+    return found
 
 
 def _read_split(

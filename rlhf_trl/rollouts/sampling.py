@@ -63,7 +63,8 @@ def kept_samples(
         pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
         outcomes = [_outcome(*pair) for pair in pairs]
         if record != "off" and args.process_index == 0:
-            store = Store(args.output_dir, record, {})
+            right = ((row["prompt"], str(row["answer"])) for row in rows)
+            store = Store(args.output_dir, record, {}, right)
             samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
             labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
             store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)

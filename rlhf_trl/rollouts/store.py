@@ -5,7 +5,7 @@ import json
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -25,6 +25,11 @@ CREATE TABLE IF NOT EXISTS rollouts (
     completion TEXT NOT NULL, tokens INTEGER NOT NULL, finished INTEGER NOT NULL,
     reward REAL, advantage REAL, rewards TEXT NOT NULL, PRIMARY KEY (split, generation, sample)
 );
+"""
+ANSWERS = """
+CREATE TABLE IF NOT EXISTS answers (
+    prompt_id INTEGER, answer TEXT, PRIMARY KEY (prompt_id, answer)
+) WITHOUT ROWID;
 """
 # Prefixes of file systems that share no memory between machines, which WAL would need.
 REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
@@ -48,11 +53,19 @@ class Store:
 
     Only that thread ever touches the connection; it starts, and the file appears, with the first
     thing to do. A full queue blocks. What goes wrong is raised by the next call. What is queued is
-    still written when the process ends, unless it is killed. The table `run` tells the `facts`.
+    still written when the process ends, unless it is killed. The table `run` tells the `facts`,
+    and `answers` the right answers to prompts, asked or not; they are read when the file is opened.
     """
 
-    def __init__(self, folder: str | Path, config: Rollouts, facts: Mapping[str, Any]):
+    def __init__(
+        self,
+        folder: str | Path,
+        config: Rollouts,
+        facts: Mapping[str, Any],
+        answers: Iterable[tuple[Any, str]] = (),
+    ):
         self.path, self._config, self._facts = Path(folder, RECORD), config, facts
+        self._answers = answers
         self._jobs: queue.Queue[Job | None] = queue.Queue(16)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -156,6 +169,9 @@ class Store:
         with connection:
             connection.executescript(SCHEMA)
             _tell(connection, self._facts)
+            if answers := [(_key(_text(prompt)), answer) for prompt, answer in self._answers]:
+                connection.executescript(ANSWERS)
+                connection.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", answers)
             thinned = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
         self._every *= int(thinned[0]) if thinned else 1
         return connection

@@ -12,7 +12,7 @@ from dataclasses import MISSING, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import get_terminal_size
-from textwrap import shorten
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from rlhf_trl.algorithms import REQUIRED, formulation, parameter
@@ -61,10 +61,22 @@ def recipe_help(own: type, trl: str, everything: bool) -> str:
     ):
         lines += ["", head] if part else []
         for key, each in part.items():
-            takes = f"  --{key:27} {f'{each.kind} = {each.default}':27} "
-            room = max(get_terminal_size((120, 0)).columns - len(takes), 40)
-            lines.append((takes + shorten(each.words, room, placeholder=" ...")).rstrip())
+            lines += _field_lines(key, each, get_terminal_size((120, 0)).columns)
     return "\n".join(lines)
+
+
+def _field_lines(key: str, field: _Told, width: int) -> list[str]:
+    """Return what is told of a field, at most `width` wide: name, type and default, words.
+
+    The words begin in a column of their own, where that leaves them room.
+    """
+    takes = f"{field.kind} = {field.default}"
+    many = len(takes) > width - 32  # choices, and a line may break after each of them
+    takes = takes.replace("|", "| ") if many else takes
+    column = 27 if width >= 100 else 13
+    indent = {"initial_indent": f"  --{key:27} ", "subsequent_indent": " " * 34}
+    lines = wrap(f"{takes:{column}} {field.words}", width, **indent, break_on_hyphens=False)
+    return [line.replace("| ", "|") for line in lines] if many else lines
 
 
 def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:

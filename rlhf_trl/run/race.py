@@ -296,6 +296,7 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
             draw_band(axis, curves[other], other, color="lightgray")
         draw_band(axis, curves[name], name, color="tab:blue")
         axis.set_title(name, fontsize="medium")
+        axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in axes:
         axis.set_axis_off()
     answers = any("eval_exact_match" in run for runs in results.values() for run in runs)

@@ -4,7 +4,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import wraps
 from hashlib import sha256
@@ -28,7 +28,7 @@ from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES, AnswersHeldOut
 from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import load_tokenizer, prepare_model
+from rlhf_trl.models import load_quietly, load_tokenizer, prepare_model
 from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
@@ -112,6 +112,7 @@ def begin(loaded: Any, name: str) -> None:
         args.eval_on_start = not evaluated
     if "logging_first_step" not in loaded.given:
         args.logging_first_step = True
+    load_quietly()
     if main_process:
         print(first_line, flush=True)
         if note := on_policy_note(loaded):
@@ -325,6 +326,14 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     return rewards
 
 
+def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
+    """Yield prompt and right answer of all rows that have both."""
+    for rows in filter(None, sides):
+        if {"prompt", "answer"} <= rows[0].keys():
+            pairs = ((row["prompt"], row["answer"]) for row in rows)
+            yield from ((prompt, str(answer)) for prompt, answer in pairs if answer is not None)
+
+
 def a_run(train: Callable[..., None]) -> Callable[..., None]:
     """Decorate what does a whole run, so that what TRL refuses in it names the key."""
 
@@ -434,7 +443,8 @@ def run(
     }
     if loaded.own.rollouts != "off":
         facts = {"name": name, "seed": args.seed, **trainer.told}
-        trainer.rollouts = Store(folder, loaded.own.rollouts, facts)
+        answers = right_answers(data.train, getattr(trainer, "held_out", None))
+        trainer.rollouts = Store(folder, loaded.own.rollouts, facts, answers)
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(report.Watch())
     if not args.disable_tqdm:

@@ -53,7 +53,8 @@ def fit(
     if lost:
         dataset = dataset.select([n for n in range(len(dataset)) if n not in lost])
     if counts["cut"]:
-        dataset = dataset.map(_shorten, batched=True, fn_kwargs=options)
+        how = {"batched": True, "fn_kwargs": options, "desc": "Cutting long rows"}
+        dataset = dataset.map(_shorten, **how)
     if len(sides) == 2:
         found = differing(dataset, *sides)
         counts["identical"] = len(dataset) - len(found)
@@ -177,4 +178,5 @@ def rotated(dataset: Any, batch: int) -> Any:
             raise InputError("dataset: two neighbors share a prompt; order them with kto_order.")
         return {"KL_completion_ids": [*completions[-1:], *completions[:-1]]}
 
-    return dataset.map(rotate, batched=True, batch_size=batch, load_from_cache_file=False)
+    how = {"batched": True, "batch_size": batch, "desc": "Adding completions for the KL"}
+    return dataset.map(rotate, **how, load_from_cache_file=False)

@@ -81,7 +81,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         """Tokenize as DPO does, apply the rule for over-long pairs, and drop identical ones."""
         if self._stock:
             how = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
-            dataset = dataset.map(_ids, **how)
+            dataset = dataset.map(_ids, **how, desc=f"Splitting {name} dataset")
         else:
             unlimited = copy(self.args)
             unlimited.max_length = None
@@ -90,7 +90,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         names = [f"{side}_ids" for side in ("chosen", "rejected")]
         dataset, counts = fit(dataset, names, self.max_length, self.args.overlong)
         self.fitted[name] = counts
-        return dataset.map(_columns, remove_columns=dataset.column_names)
+        how = {"remove_columns": dataset.column_names, "desc": f"Joining {name} dataset"}
+        return dataset.map(_columns, **how)
 
     # Extends ORPOTrainer.concatenated_forward: keeps the result for the loss, and for evaluation
     # what it comes to in each pair, where TRL takes means over a batch (its padding included).

@@ -146,8 +146,9 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
     ) -> Any:
         """Return a data set tokenized, without the rows whose longest text is over `max_length`."""
         many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        found = dataset.map(tokenize, **how, **many)
+        found = dataset.map(tokenize, **how, **many, desc=f"Tokenizing {name} dataset")
         if args.max_length is not None:
+            many["desc"] = f"Filtering {name} >{args.max_length} tokens"  # as TRL's RewardTrainer
             found = found.filter(lambda row: longest(row) <= args.max_length, **many)
         return self._fitting(found, name, len(dataset), args)
 
