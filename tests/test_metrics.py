@@ -108,7 +108,7 @@ RECIPES = {
     "prm": (
         "prm",
         "prm",
-        WHOLE | CANDIDATES | {"warmup_steps": 0, "class_weights": "[2.0, 9.0, 1.0]"},
+        WHOLE | CANDIDATES | {"warmup_steps": 0, "class_weights": "[2.0, 99.0, 1.0]"},
         None,
         oracles.traced,
     ),
