@@ -20,6 +20,7 @@ from typing import Any
 import reasoning_gym
 import torch
 import torch.nn.functional as F
+from reasoning_gym.composite import DatasetSpec
 from torch.nn.utils import get_total_norm
 from transformers import (
     AutoModelForCausalLM,
@@ -204,6 +205,22 @@ def penalties(tokens, finished, missing_eos):
     return {"overlong_penalty": overlong, "missing_eos_penalty": 0 if finished else -missing_eos}
 
 
+def passed_over(questions):
+    """How many of the gym's entries are left out among the training questions of seed 0."""
+    config = {"min_word_len": 3, "max_word_len": 8}  # of configs/tiny/base.yaml
+    spec = DatasetSpec("spell_backward", 1.0, config)
+    entries = reasoning_gym.create_dataset("composite", size=11600, seed=0, datasets=[spec])
+    missing, left_out = list(questions), 0
+    for entry in entries:
+        if not missing:
+            return left_out
+        if entry["question"] == missing[0]:
+            missing.pop(0)
+        else:
+            left_out += 1
+    raise AssertionError(f"not in the gym's order: {missing}")
+
+
 def scored(run, rows):
     """The scores of recorded completions by name, of which a reward model's may be one."""
     scores = [scores_by_hand(row["prompt"], row["completion"]) for row in rows]
@@ -245,9 +262,9 @@ def answered(run, step, weights=None, missing_eos=None):
         metrics[f"eval_{infix}length"] = mean(len(answer) for _, answer in texts)
         metrics[f"eval_{infix}cut_off"] = share(not row["finished"] for row in rows)
         asked = [(row["prompt"], row["completion"]) for row in rows]
-        told = run.evaluations[step]["answers"]
-        assert [(row["question"], row[how]) for row in told] == asked
-        assert [row["answer"] for row in told] == [right_answer(row["prompt"]) for row in rows]
+        shown = run.evaluations[step]["answers"]
+        assert [(row["question"], row[how]) for row in shown] == asked
+        assert [row["answer"] for row in shown] == [right_answer(row["prompt"]) for row in rows]
         if how == "greedy":  # the answers are those of this step's model
             logits = logits_of(run.model(step), texts)
             for row, (_, answer) in zip(logits, texts, strict=True):
@@ -677,7 +694,7 @@ def kto(run, dataset, step, prefix="", training=False):
     loss = (1 - torch.sigmoid(signs * (rewards - beta * kl))).mean()
     metrics = {"kl": kl, "entropy": mean_over_tokens(map(entropies, logits))}
     for side, chosen in (("chosen", wanted), ("rejected", ~wanted)):
-        mine = [x.mean(-1) for x, one in zip(logits, chosen, strict=True) if one]
+        mine = [x.mean(-1) for x, wanted_row in zip(logits, chosen, strict=True) if wanted_row]
         metrics[f"logits/{side}"] = mean_over_tokens(mine)
         metrics[f"logps/{side}"] = logps[chosen].mean()
         metrics[f"rewards/{side}"] = rewards[chosen].mean()
@@ -829,9 +846,9 @@ def ranking(run, model, step):
     }
 
 
-def same(one, other):
+def same(score, other):
     """Whether two scores are equal: float32 may see a tie where float64 does not."""
-    return math.isclose(one, other, rel_tol=1e-7)
+    return math.isclose(score, other, rel_tol=1e-7)
 
 
 def auc(group):
