@@ -9,6 +9,7 @@ from rlhf_trl.data.demonstrations import AnswersToLearn, load_demonstrations
 from rlhf_trl.data.files import FileData
 from rlhf_trl.data.gym import is_held_out
 from rlhf_trl.data.pairs import load_preferences
+from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError
 
@@ -155,3 +156,15 @@ def test_a_question_of_the_gym_is_on_one_side_however_it_is_written():
         sides.append([is_held_out(entry) for entry in entries])
     assert 5 < sum(sides[0]) < 40
     assert sides == sides[:1] * 5
+
+
+@pytest.mark.parametrize(("one", "other"), [("What is 2² + 1?", "What is 22 + 1?"), ("½", "1⁄2")])
+def test_signs_that_only_look_alike_make_other_prompts(one, other):
+    assert normalize("NFKC", one) == normalize("NFKC", other)
+    assert prompt_key(one) != prompt_key(other)
+
+
+def test_the_fingerprint_is_that_of_the_set_of_questions():
+    assert fingerprint(["b", "a", "b"]) == fingerprint(["a", "b"])
+    assert fingerprint(["a", "b"]) != fingerprint(["a", "c"])
+    assert fingerprint(["a", "b"]) != fingerprint(["ab"])

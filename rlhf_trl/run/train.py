@@ -514,7 +514,7 @@ def run(
             "held_out": len(held_out or data.held_out or ()),
             "questions": len(questions),
             "questions_fingerprint": fingerprint(questions),
-            "passed_over": tasks.passed_over if tasks is not None else 0,
+            "passed_over": data.tasks.passed_over if data.tasks is not None else 0,
             "before": until[min(until)]["metrics"] if len(until) > 1 else {},
             "after": until[max(until)]["metrics"] if until else {},
             "train_seconds": round(seconds, 2),
