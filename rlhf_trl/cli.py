@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _algorithms(args: argparse.Namespace) -> None:
     from rlhf_trl.algorithms import ALGORITHMS
-    from rlhf_trl.compare import explain
+    from rlhf_trl.run import explain
 
     names = list(dict.fromkeys(args.names))
     if args.json:
@@ -261,7 +261,7 @@ def _probe(args: argparse.Namespace) -> None:
 
 
 def _translate(args: argparse.Namespace) -> None:
-    from rlhf_trl.compare.translate import translate, write_translation
+    from rlhf_trl.ports.book_code import translate, write_translation
 
     if args.output:
         write_translation(args.config, args.output)

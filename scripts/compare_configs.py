@@ -19,7 +19,8 @@ from typing import Any
 import yaml
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare import translate
+from rlhf_trl.ports.book_code import translate
+from rlhf_trl.ports.book_fields import DEFAULTS
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.stages import stage_of_config
@@ -46,7 +47,7 @@ def flat(block: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 def of_the_code(path: Path) -> dict[str, Any]:
     """Return what a config of the code sets, with the keys of this project's configs."""
-    found = yaml.safe_load(translate.translate(path))
+    found = yaml.safe_load(translate(path))
     if found.get("epsilon_high") == found.get("epsilon"):
         found.pop("epsilon_high", None)  # TRL's default
     return flat(found)
@@ -113,7 +114,7 @@ def unknown(code: Path, kind: str) -> list[str]:
     """Return what the code's config class has and `translate` does not, or with another default."""
     tree = ast.parse((code / kind / "config.py").read_text())
     blocks = {n.name: n.body for n in tree.body if isinstance(n, ast.ClassDef)}
-    found, table = [], translate.DEFAULTS[kind]
+    found, table = [], DEFAULTS[kind]
 
     def look(body: list[ast.stmt], before: str = "") -> None:
         for node in body:
@@ -142,14 +143,14 @@ def main() -> None:
     code = parser.parse_args().checkout / "code"
     if not code.is_dir():
         sys.exit(f"error: {code} is no folder; name a checkout of natolambert/rlhf-book.")
-    problems = [line for kind in translate.DEFAULTS for line in unknown(code, kind)]
+    problems = [line for kind in DEFAULTS for line in unknown(code, kind)]
     compared = {}
     for path in sorted(code.glob("*/configs/*.yaml")):
         ours = HERE / f"{NAMES.get(path.stem, path.stem)}.yaml"
-        if path.parent.parent.name in translate.DEFAULTS and ours.exists():
+        if path.parent.parent.name in DEFAULTS and ours.exists():
             compared[ours] = path
         elif path.stem in SAME:
-            translate.translate(path)
+            translate(path)
         else:
             print(f"{path.relative_to(code)} has no counterpart in configs/book")
     for ours in sorted(HERE.glob("*.yaml")):

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Install the package into a fresh environment and run its command from another folder: first as a
-# wheel, then editable. Takes some minutes and 2 GB of the temporary folder. PYTHON as in setup.sh.
+# Install the package into a fresh environment, import all its modules and run its command from
+# another folder: first as a wheel, then editable. Takes some minutes and 2 GB of the temporary
+# folder. PYTHON as in setup.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH
@@ -13,6 +14,10 @@ cp -r pyproject.toml constraints.txt README.md LICENSE rlhf_trl recipes configs 
 "${PYTHON:-python3}" -m venv "$work/venv"
 export PATH="$work/venv/bin:$PATH"
 cd "$work/project"
+# of the sources: a package that pyproject.toml does not list is not in the wheel
+find rlhf_trl recipes -name '*.py' ! -path '*/experiments/*' |
+  sed -e 's|^recipes|rlhf_trl/recipes|' -e 's|/__init__\.py$||' -e 's|\.py$||' |
+  tr / . | sort > "$work/modules"
 install=(python -m pip install --quiet --disable-pip-version-check)
 python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" .
 "${install[@]}" --constraint constraints.txt torch "$work"/rlhf_trl-*.whl
@@ -23,6 +28,16 @@ race() {
 }
 mv "$work/project" "$work/away" # nothing but the wheel is left
 cd "$work/elsewhere"
+python -W ignore - "$work/modules" << 'END'
+import sys
+from importlib import import_module
+from pathlib import Path
+
+names = Path(sys.argv[1]).read_text().split()
+for name in names:
+    import_module(name)
+print(f"{len(names)} modules of the wheel are imported")
+END
 rlhf-trl algorithms
 rlhf-trl compare --algorithms cispo
 rlhf-trl drift

@@ -8,7 +8,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from test_config import load_for_its_machine
 
-from rlhf_trl.compare.translate import DEFAULTS
+from rlhf_trl.ports.book_fields import DEFAULTS
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.stages import STAGES, stage_of, stage_of_config
 

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "models", "data", "rollouts"],
-    *["reward_models", "evaluation", "trainers", "run", "compare", "cli"],
+    *["reward_models", "evaluation", "trainers", "run", "ports", "compare", "cli"],
 ]
 
 
@@ -36,6 +36,13 @@ def test_every_room_imports_only_those_below_it():
         upwards |= {(str(path.relative_to(ROOT)), other) for other in imported(path) - below}
     assert not upwards
     assert seen == {*ROOMS}
+
+
+def test_nothing_but_the_command_imports_the_comparison():
+    files = [path for folder in ("rlhf_trl", "recipes") for path in (ROOT / folder).rglob("*.py")]
+    outside = [path for path in files if path.parent != ROOT / "rlhf_trl" / "compare"]
+    importing = [str(path.relative_to(ROOT)) for path in outside if "compare" in imported(path)]
+    assert importing == ["rlhf_trl/cli.py"]
 
 
 def test_recipes_import_run_and_trainers():

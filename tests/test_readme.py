@@ -9,10 +9,10 @@ import torch
 from rlhf_trl import algorithms, policy_gradient_loss, preference_loss
 from rlhf_trl.algorithms import direct_alignment, policy_gradients
 from rlhf_trl.book import preference, surrogates
-from rlhf_trl.compare.explain import explain
-from rlhf_trl.compare.translate import translate
 from rlhf_trl.errors import InputError
+from rlhf_trl.ports.book_code import translate
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.explain import explain
 from rlhf_trl.run.stages import stage_of_config
 
 ROOT = Path(__file__).parent.parent

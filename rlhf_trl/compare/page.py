@@ -5,11 +5,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rlhf_trl.algorithms import ALGORITHMS, Formulation
-from rlhf_trl.compare import explain, kl_page, report
+from rlhf_trl.compare import kl_page, report
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import OWN_ROWS, ROWS, same_code, stock
 from rlhf_trl.output import write_whole
+from rlhf_trl.run import explain
 
 FAMILIES = {
     "policy_gradient": "Policy gradients",

@@ -1,4 +1,8 @@
-"""The table of algorithms in words: from the rows, the docstrings and TRL's source."""
+"""The table of algorithms in words: from the rows, the docstrings and TRL's source.
+
+It stands here and not beside the table: which trainer a row belongs to is known to the registry of
+stages, how lines are laid out to `evaluation.tables`, and both are above `rlhf_trl/algorithms/`.
+"""
 
 import inspect
 import re

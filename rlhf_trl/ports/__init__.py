@@ -1,0 +1,1 @@
+"""Configs of other code, as configs for this project's recipes."""
