@@ -18,15 +18,29 @@ if TYPE_CHECKING:
         preference_loss,
         reward_loss,
     )
+    from rlhf_trl.rewards.verifiers import (
+        contains_reward,
+        exact_match,
+        format_reward,
+        math_reward,
+        number_reward,
+        regex_reward,
+    )
 
 __all__ = [
     "PolicyGradientLoss",
     "PreferenceLoss",
+    "contains_reward",
     "distillation_loss",
+    "exact_match",
+    "format_reward",
+    "math_reward",
+    "number_reward",
     "policy_gradient_loss",
     "preference_loss",
     "random_k_overall",
     "random_per_prompt",
+    "regex_reward",
     "reward_loss",
     "top_k_overall",
     "top_per_prompt",
@@ -36,6 +50,15 @@ __all__ = [
 _HOME = dict.fromkeys(__all__, "rlhf_trl.losses")
 _SELECTIONS = ("top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall")
 _HOME |= dict.fromkeys(_SELECTIONS, "rlhf_trl.book.selection")
+_REWARDS = (
+    "contains_reward",
+    "exact_match",
+    "format_reward",
+    "math_reward",
+    "number_reward",
+    "regex_reward",
+)
+_HOME |= dict.fromkeys(_REWARDS, "rlhf_trl.rewards.verifiers")
 
 
 def __getattr__(name: str) -> Any:

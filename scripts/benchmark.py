@@ -29,7 +29,8 @@ from trl import GRPOTrainer
 
 from rlhf_trl import tiny
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
-from rlhf_trl.data.verifiers import exact_match, format_reward, load_rewards
+from rlhf_trl.rewards.loading import load_rewards
+from rlhf_trl.rewards.verifiers import exact_match, format_reward
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
 from rlhf_trl.trainers.ppo import BookPPOConfig, BookPPOTrainer
 

@@ -14,7 +14,7 @@ from trl import ModelConfig
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_language_model
-from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rollouts.generate import GREEDY
 from rlhf_trl.rollouts.sampling import sample_completions
 from rlhf_trl.run.named import config_of, load_run, named

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from rlhf_trl.data import answers, verifiers
+from rlhf_trl.data import answers
 from rlhf_trl.data.answers import read_number
-from rlhf_trl.data.verifiers import VERIFIERS, check_right_answers, load_rewards
 from rlhf_trl.errors import InputError
+from rlhf_trl.rewards import loading
+from rlhf_trl.rewards.loading import check_right_answers, load_rewards
+from rlhf_trl.rewards.verifiers import VERIFIERS
 
 README = Path(__file__).parent.parent / "recipes" / "README.md"
 
@@ -207,7 +209,7 @@ def test_math_refuses_a_right_answer_that_it_cannot_read(right):
 
 
 def test_math_without_its_extra(monkeypatch):
-    monkeypatch.setattr(verifiers, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs the extra math.*scripts/setup.sh math"):
         load_rewards(["math"], None, ["answer"])
     load_rewards(["number"], None, ["answer"])

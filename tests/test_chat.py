@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from rlhf_trl import cli
 from rlhf_trl.errors import InputError
-from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rollouts.generate import Completion
 from rlhf_trl.run import chat as engine
 from rlhf_trl.run import chat_page

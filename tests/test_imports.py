@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "models", "data", "rollouts"],
-    *["reward_models", "evaluation", "trainers", "run", "ports", "compare", "cli"],
+    *["reward_models", "rewards", "evaluation", "trainers", "run", "ports", "compare", "cli"],
 ]
 
 

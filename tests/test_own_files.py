@@ -20,9 +20,9 @@ from rlhf_trl.data.judgments import (
     load_pairs_or_ranked,
 )
 from rlhf_trl.data.pairs import load_preferences
-from rlhf_trl.data.prompts import answer_columns, load_prompts
-from rlhf_trl.data.verifiers import load_rewards
+from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError
+from rlhf_trl.rewards.loading import answer_columns, load_rewards
 from rlhf_trl.run import train
 
 # --- right answers -------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from rlhf_trl.data.gym import Spec
 from rlhf_trl.data.made import offline_pairs, on_policy_pairs
 from rlhf_trl.data.pairs import OfflinePairs, SampledPairs, checked_pairs, load_preferences
 from rlhf_trl.data.prompts import load_prompts
-from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
+from rlhf_trl.rewards.verifiers import exact_match
 from rlhf_trl.trainers.fitting import fit, kto_order, rotated, shortened
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})

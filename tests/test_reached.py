@@ -9,7 +9,7 @@ from functools import partial, wraps
 import pytest
 
 from rlhf_trl.data.reached import reached
-from rlhf_trl.data.verifiers import load_rewards
+from rlhf_trl.rewards.loading import load_rewards
 
 REWARD = {
     "pack/rewards.py": "from . import near\n\n\ndef reward(completions, **_):\n"
@@ -64,7 +64,7 @@ def test_another_process_finds_the_same(hashed, tmp_path):
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from rlhf_trl.data.reached import reached\n"
-        "from rlhf_trl.data.verifiers import load_rewards\n"
+        "from rlhf_trl.rewards.loading import load_rewards\n"
         "print(reached(*load_rewards(['pack.rewards.reward'], None, ['answer'])))\n"
     )
     env = os.environ | {"PYTHONHASHSEED": "7"}

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from functools import partial
 from hashlib import blake2b, sha256
@@ -15,6 +16,7 @@ from datasets import Dataset
 from trl import ModelConfig
 
 from rlhf_trl import cli
+from rlhf_trl.data import columns
 from rlhf_trl.data.files import Examples
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.rollouts import sampling
@@ -314,6 +316,22 @@ SCALE = (
     "def weighted(completions, sign, **_):\n"
     "    return [sign * float(len(c[0]['content'])) for c in completions]\n"
 )
+
+
+@pytest.mark.parametrize("room", ["data", "reward_models", "rewards"])
+def test_kept_rewards_are_of_the_code_that_computes_them(room, rolled_out, tmp_path, monkeypatch):
+    (tmp_path / "scores.py").write_text(
+        "def length(completions, **_):\n    return [len(text) for text in completions]\n"
+    )
+    package = shutil.copytree(ROOT / "rlhf_trl", tmp_path / "rlhf_trl")
+    monkeypatch.setattr(columns, "__file__", str(package / "data" / "columns.py"))
+    rolled_out()
+    rolled_out()
+    assert len(list(tmp_path.glob("answers/*rewards-*"))) == 1
+    with next((package / room).glob("*.py")).open("a") as file:
+        file.write("# changed\n")
+    rolled_out()
+    assert len(list(tmp_path.glob("answers/*rewards-*"))) == 2
 
 
 def test_rewards_of_an_edited_helper_are_scored_anew(rolled_out, tmp_path, capfd):

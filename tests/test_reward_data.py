@@ -35,8 +35,8 @@ from rlhf_trl.data.judgments import (
 from rlhf_trl.data.made import ORDER, offline_pairs, ranked_demonstrations, synthetic_traces
 from rlhf_trl.data.pairs import SampledPairs, load_preferences
 from rlhf_trl.data.steps import LETTERS
-from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
+from rlhf_trl.rewards.verifiers import exact_match
 from rlhf_trl.rollouts import sampling
 from rlhf_trl.rollouts.generate import SAMPLED
 from rlhf_trl.tiny.demonstrator import MIXTURES

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.reward_models import as_reward as reward_model
-from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.reward_models.reader import Reader
+from rlhf_trl.rewards import from_model as reward_model
+from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 ARGS = SimpleNamespace(device="cpu")

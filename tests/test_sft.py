@@ -10,9 +10,9 @@ from own_model import TEMPLATE, said, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import qwen2_5_chat_template
 
+from rlhf_trl.data.answers import extract_answer
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
 from rlhf_trl.data.made import demonstrations
-from rlhf_trl.data.verifiers import extract_answer
 from rlhf_trl.run import train
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.tiny.tokenizer import build_tokenizer

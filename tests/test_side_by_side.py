@@ -21,7 +21,7 @@ from rlhf_trl.data.files import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.report import next_steps, told_of
 from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
-from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.named import load_run, named
 from rlhf_trl.run.train import read

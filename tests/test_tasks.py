@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import json
+import subprocess
+import sys
 from datetime import date
 from types import SimpleNamespace
 
@@ -10,14 +12,10 @@ import pytest
 
 from rlhf_trl.data.answers import read_number
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
-from rlhf_trl.data.verifiers import (
-    checked,
-    exact_match,
-    format_reward,
-    load_rewards,
-    task_metrics,
-)
 from rlhf_trl.errors import InputError
+from rlhf_trl.rewards.checked import checked
+from rlhf_trl.rewards.loading import load_rewards
+from rlhf_trl.rewards.verifiers import exact_match, format_reward, task_metrics
 
 SPELL = Spec("spell_backward", config={"min_word_len": 3, "max_word_len": 8})
 SUM = Spec("chain_sum", config={"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1})
@@ -192,6 +190,34 @@ def test_rewards_by_name_and_by_dotted_path(tasks, tmp_path, monkeypatch):
         assert part in str(error.value)
     with pytest.raises(InputError, match="reward_funcs is empty"):
         load_rewards([], tasks)
+
+
+OLD_PLACE = {  # what rlhf_trl.data.verifiers had, and what the package calls it
+    "exact_match": "exact_match",
+    "number": "number_reward",
+    "math": "math_reward",
+    "regex": "regex_reward",
+    "contains": "contains_reward",
+    "format_reward": "format_reward",
+}
+
+
+def test_the_old_place_of_the_verifiers_warns_once_and_has_the_same_functions(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import rlhf_trl\n"
+        f"from rlhf_trl.data.verifiers import {', '.join(OLD_PLACE)}\n"
+        f"assert [{', '.join(OLD_PLACE)}] == "
+        f"[{', '.join(f'rlhf_trl.{name}' for name in OLD_PLACE.values())}]\n"
+        "print(number.__name__, math.__name__, regex.__name__, contains.__name__)\n"
+        "print(number(['so 7.0'], answer=['7']), contains(['so 7'], answer=['8']))\n"
+    )
+    run = subprocess.run([sys.executable, str(mine)], capture_output=True, text=True, timeout=120)
+    # under these names a trainer logs them, as `reward_funcs` does
+    assert run.stdout == "number math regex contains\n[1.0] [0.0]\n", run.stderr
+    assert run.stderr.count("FutureWarning") == 1
+    assert f"{mine}:2: FutureWarning: rlhf_trl.data.verifiers goes with the next" in run.stderr
+    assert "from rlhf_trl import exact_match" in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reading the answer that a text gives, and comparing it with the right one: numbers, mathematics.
+"""Reading the answer that a text gives, and comparing it with the right one: texts, numbers, math.
 
 A right answer that cannot be read is a `NotRead`, whose words go on from "the right answer 'x' ".
 """
@@ -6,11 +6,14 @@ A right answer that cannot be read is a `NotRead`, whose words go on from "the r
 import logging
 import re
 import threading
+from contextlib import suppress
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from functools import lru_cache
 from math import floor, log10, nan
 from typing import Any, NamedTuple
 
+# Tasks whose answer is a number, whatever way it is written.
+NUMERIC = {"basic_arithmetic", "chain_sum", "gcd", "gsm8k", "lcm", "leg_counting", "products"}
 TOLERANCE = Decimal("1e-6")
 # A sign counts only where it cannot be an operator, and digits in a word or an index are no number.
 NUMBER = re.compile(
@@ -41,6 +44,28 @@ COMPARING_SECONDS = 5
 
 class NotRead(ValueError):
     """Why a right answer cannot be read, and what to write instead."""
+
+
+def completion_text(completion: str | list[dict[str, str]]) -> str:
+    """Return the text of a completion, plain or a list of one assistant message."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def normalize(task: str, answer: str) -> str:
+    """Return the spelling of `answer` under which equal answers to `task` are equal strings."""
+    if task in NUMERIC:
+        with suppress(ValueError):
+            return str(int(answer))  # exact, whatever its size
+        with suppress(ValueError):
+            number = float(answer)
+            return str(int(number)) if number.is_integer() else repr(number)
+    return answer.strip()
+
+
+def same_answer(text: str, right: str, task: str) -> bool:
+    """Return whether `extract_answer` finds the right answer to a task in `text`; case counts."""
+    answer = extract_answer(text)
+    return answer is not None and normalize(task, answer) == normalize(task, right)
 
 
 def read_number(text: str, alone: bool = False) -> Decimal | None:

@@ -4,10 +4,10 @@ import random
 import string
 from collections.abc import Iterable, Mapping, Sequence
 
+from rlhf_trl.data.answers import completion_text, same_answer
 from rlhf_trl.data.files import Examples
 from rlhf_trl.data.gym import GymTasks, Row
 from rlhf_trl.data.steps import LETTERS, label_steps, split_steps
-from rlhf_trl.data.verifiers import completion_text, exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.tiny import demonstrator
 
@@ -96,11 +96,11 @@ def on_policy_pairs(
     rng = random.Random(seed)
     pairs = []
     for row, texts in zip(rows, completions, strict=True):
-        count = len(texts)
-        right = exact_match(list(texts), answer=[row["answer"]] * count, task=[row["task"]] * count)
-        sides = [[t for t, r in zip(texts, right, strict=True) if r == want] for want in (1, 0)]
-        if all(sides):
-            chosen, rejected = (_said(rng.choice(side)) for side in sides)
+        right = [text for text in texts if same_answer(text, row["answer"], row["task"])]
+        wrong = [text for text in texts if not same_answer(text, row["answer"], row["task"])]
+        if right and wrong:
+            chosen = _said(rng.choice(right))
+            rejected = _said(rng.choice(wrong))
             pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
     return pairs
 

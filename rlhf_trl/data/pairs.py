@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from rlhf_trl.data.answers import completion_text
 from rlhf_trl.data.columns import (
     ROW,
     TEMPLATE,
@@ -18,7 +19,6 @@ from rlhf_trl.data.columns import (
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks, Row
 from rlhf_trl.data.made import examples, groups, mixed_pairs, offline_pairs, on_policy_pairs
-from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError, within
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from rlhf_trl.data.columns import (
 from rlhf_trl.data.files import Examples, FileData, read_sides
 from rlhf_trl.data.gym import GymData, GymTasks
 from rlhf_trl.data.made import examples
-from rlhf_trl.data.verifiers import ANSWER, VERIFIERS
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,13 +30,6 @@ TAKEN = (
     *("trainer_state", "log_extra", "log_metric", "environments"),
     *("image", "images"),  # make TRL's trainer a multimodal one
 )
-
-
-def answer_columns(own: Any) -> list[str]:
-    """Return the columns of right answers that the built-in rewards of a recipe compare with."""
-    names = [*getattr(own, "reward_funcs", ()), getattr(own, "correctness", None) or ""]
-    parts = [name.partition(":") for name in names]
-    return list(dict.fromkeys(name or ANSWER for base, _, name in parts if base in VERIFIERS))
 
 
 def load_prompts(

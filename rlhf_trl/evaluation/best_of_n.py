@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf_trl.data.verifiers import completion_text, extract_answer, normalize
+from rlhf_trl.data.answers import completion_text, extract_answer, normalize
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, mean_and_spread
 from rlhf_trl.reward_models import metrics

@@ -15,7 +15,8 @@ from trl.models import unwrap_model_for_generation
 from typing_extensions import override
 
 from rlhf_trl import book
-from rlhf_trl.data.verifiers import checked, completion_text
+from rlhf_trl.data.answers import completion_text
+from rlhf_trl.rewards.checked import checked
 from rlhf_trl.rollouts import generate as rollouts
 from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
 from rlhf_trl.rollouts.store import Store

@@ -17,8 +17,8 @@ from transformers.utils import cached_file
 from trl.trainer.utils import pad
 
 from rlhf_trl import algorithms
+from rlhf_trl.data.answers import completion_text
 from rlhf_trl.data.steps import check_step_split, split_steps
-from rlhf_trl.data.verifiers import completion_text
 from rlhf_trl.errors import InputError
 
 FILE = "reward_model.json"  # beside the weights of every model that is trained here

@@ -12,9 +12,9 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
 
+from rlhf_trl.data.answers import same_answer
 from rlhf_trl.data.files import FileData
 from rlhf_trl.data.judgments import GYM_COLUMNS
-from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER, EMBEDDED, load_policy, load_tokenizer, whole_weights
 from rlhf_trl.output import write_lines
@@ -86,11 +86,10 @@ def kept_samples(
 
 
 def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
-    (right,) = exact_match([one.text], answer=[row["answer"]], task=[row["task"]])
     return {
         "prompt": row["prompt"],
         "completion": [{"role": "assistant", "content": one.text}],
-        "label": bool(right),
+        "label": same_answer(one.text, row["answer"], row["task"]),
         "finished": one.finished,
         **{name: row[name] for name in GYM_COLUMNS},
     }

@@ -6,11 +6,11 @@ from os.path import commonprefix
 from string import ascii_letters, digits
 from typing import Any, NamedTuple
 
-from rlhf_trl.data.verifiers import completion_text
+from rlhf_trl.data.answers import completion_text
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import EMBEDDED
-from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rollouts.generate import GREEDY, Sampling
 from rlhf_trl.run.named import config_of, load_run, named
 from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE

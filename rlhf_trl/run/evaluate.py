@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_trl.data.files import Examples
-from rlhf_trl.data.verifiers import task_metrics
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import Score, shown
 from rlhf_trl.evaluation.side_by_side import compare, table
 from rlhf_trl.output import write_lines
-from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.reward_models.metrics import prompt_groups
+from rlhf_trl.rewards.from_model import load_reward_model
+from rlhf_trl.rewards.verifiers import task_metrics
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.held_rows import HeldRows
 from rlhf_trl.run.named import Named, config_of, load_run, named

@@ -8,7 +8,8 @@ from typing import Any
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.pairs import load_preferences
-from rlhf_trl.data.prompts import answer_columns, load_prompts
+from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.rewards.loading import answer_columns
 
 
 def prompts(own: Any) -> Examples:

@@ -16,16 +16,17 @@ from trl.data_utils import is_conversational
 from rlhf_trl import output
 from rlhf_trl.book.selection import STRATEGIES, Pairs
 from rlhf_trl.data.files import Examples, code
-from rlhf_trl.data.prompts import answer_columns, load_prompts
+from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.reached import reached
-from rlhf_trl.data.verifiers import VERIFIERS, check_right_answers, load_rewards
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import called
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.output import write_json
-from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
+from rlhf_trl.rewards.from_model import load_reward_model
+from rlhf_trl.rewards.loading import answer_columns, check_right_answers, load_rewards
+from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
@@ -275,7 +276,7 @@ def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -
             print(f"answers: their rewards are not kept for another run: {error}", flush=True)
     else:
         judged = _key(
-            code=code("data", "reward_models"),
+            code=code("data", "reward_models", "rewards"),
             functions=functions_read,
             reward_model=own.reward_model and fingerprint(own.reward_model),
             how=[own.reward_aggregate, own.reward_model_strips_think],

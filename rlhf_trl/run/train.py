@@ -22,14 +22,15 @@ from rlhf_trl.algorithms import nearest_row
 from rlhf_trl.data.columns import cells, check_unread
 from rlhf_trl.data.files import Examples, FileData
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
-from rlhf_trl.data.prompts import answer_columns, load_prompts
-from rlhf_trl.data.verifiers import check_right_answers, load_rewards, task_metrics
+from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError, naming
 from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES, AnswersHeldOut
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_quietly, load_tokenizer, prepare_model
-from rlhf_trl.reward_models.as_reward import load_reward_model
+from rlhf_trl.rewards.from_model import load_reward_model
+from rlhf_trl.rewards.loading import answer_columns, check_right_answers, load_rewards
+from rlhf_trl.rewards.verifiers import task_metrics
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch

@@ -19,7 +19,7 @@ from trl.trainer.utils import pad
 from typing_extensions import override
 
 from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
-from rlhf_trl.data.verifiers import completion_text
+from rlhf_trl.data.answers import completion_text
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
 from rlhf_trl.models import EMBEDDED, load_language_model, loading

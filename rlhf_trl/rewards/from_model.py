@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.data.verifiers import checked
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER, check_adapter, fitting_adapter, loading, whole_weights
 from rlhf_trl.reward_models.reader import Reader
+from rlhf_trl.rewards.checked import checked
 
 BATCH = 64  # texts scored at once
 # The second: a chat template may have opened the block at the end of the prompt.

@@ -1,0 +1,127 @@
+"""Reward functions by name or dotted path, as `reward_funcs` names them."""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from rlhf_trl.data.answers import NotRead
+from rlhf_trl.data.gym import GymTasks
+from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.rewards.checked import checked, place_of
+from rlhf_trl.rewards.verifiers import (
+    ANSWER,
+    VERIFIERS,
+    RewardFunc,
+    answer_text,
+    format_reward,
+    gym_score,
+    quoted_answer,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def load_rewards(
+    names: Sequence[str], tasks: GymTasks | None, columns: Iterable[str] = ()
+) -> list[RewardFunc]:
+    """Return the reward functions called `names`, as in `reward_funcs`, each `checked`.
+
+    `tasks` are the gym's questions; without them the data are one's own and have these `columns`.
+    """
+    known = [*VERIFIERS, "format", "gym_score"]
+    if not names:
+        raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
+    present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
+    found = [_built_in(name, tasks, present) or _by_path(name, known) for name in names]
+    return [checked(function, name) for function, name in zip(found, names, strict=True)]
+
+
+def answer_columns(own: Any) -> list[str]:
+    """Return the columns of right answers that the built-in rewards of a recipe compare with."""
+    names = [*getattr(own, "reward_funcs", ()), getattr(own, "correctness", None) or ""]
+    parts = [name.partition(":") for name in names]
+    return list(dict.fromkeys(name or ANSWER for base, _, name in parts if base in VERIFIERS))
+
+
+def check_right_answers(names: Sequence[str], *sides: "Dataset | None") -> None:
+    """Refuse right answers that the rewards called `names` cannot read, before a run begins.
+
+    Of `math`, which reads slowly, the first ones; the others are refused when they are drawn.
+    """
+    for name in names:
+        base, colon, column = name.partition(":")
+        column = column if colon else ANSWER
+        for rows in sides if base in VERIFIERS else ():
+            if rows and column in rows.column_names:
+                _check_cells(name, VERIFIERS[base], rows, column)
+
+
+def _check_cells(name: str, verifier: Any, rows: "Dataset", column: str) -> None:
+    cells = rows.select_columns([column])[: verifier.read_ahead][column]
+    unread = []
+    for place, cell in enumerate(cells):
+        try:
+            if cell is not None:
+                verifier.read_right_answer(answer_text(cell))
+        except NotRead as error:
+            unread.append((place, cell, error))
+    if unread:
+        place, cell, error = unread[0]
+        raise InputError(
+            f"reward_funcs: {name} cannot use {len(unread)} of {len(cells)} right answers; the "
+            f"first, {quoted_answer(cell, rows[place]['prompt'])}, {error}"
+        ) from error
+
+
+def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFunc | None:
+    """Return the function of a name that this module gives a meaning, or None."""
+    base, colon, column = name.partition(":")
+    if base in VERIFIERS:
+        column = column if colon else ANSWER
+        if column not in columns:
+            raise InputError(
+                f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
+                f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
+            )
+        if base == "math" and find_spec("math_verify") is None:
+            raise InputError(
+                "reward_funcs: math needs the extra math, which is not installed; run "
+                "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
+            )
+        verifier = VERIFIERS[base]
+        return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
+    if base not in ("format", "gym_score"):
+        return None
+    if colon:
+        raise InputError(f"reward_funcs: {base} reads no column; write {base} in place of {name}.")
+    if base == "gym_score" and tasks is None:
+        raise InputError(
+            "reward_funcs: gym_score is the score of reasoning-gym, which does not know these "
+            f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
+        )
+    return format_reward if base == "format" else gym_score(tasks)
+
+
+def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise InputError(
+            f"reward_funcs: {name!r} is not a reward{nearest(name, built_in)}; write one of "
+            f"{', '.join(built_in)} or the dotted path of your own function."
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the user's module may raise anything
+        raise InputError(
+            f"reward_funcs: {name!r} cannot be imported from here ({type(error).__name__}: "
+            f"{error}{place_of(error)}); write package.module.function, as Python would find it."
+        ) from error
+    if not callable(function):
+        raise InputError(f"reward_funcs: {name!r} is not callable; name a function.")
+    return function
