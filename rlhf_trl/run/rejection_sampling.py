@@ -29,7 +29,7 @@ from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
-from rlhf_trl.run.config import read_config
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.supervised import print_counts
 
 NAME = "rejection sampling"

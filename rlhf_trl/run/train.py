@@ -33,7 +33,7 @@ from rlhf_trl.reward_models.as_reward import load_reward_model
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
-from rlhf_trl.run.config import read_config
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.seen import examples_seen
 
