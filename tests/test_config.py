@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from rlhf_trl import algorithms
-from rlhf_trl.data.pairs import OfflinePairs, PreferenceData
+from rlhf_trl.data.blocks import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
 from rlhf_trl.run.config import join_options, load_config, read_config, read_fields

@@ -12,8 +12,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
 
-from rlhf_trl.data.files import FileData
-from rlhf_trl.data.judgments import GYM_COLUMNS
+from rlhf_trl.data.blocks import FileData
+from rlhf_trl.data.gym import GYM_COLUMNS
 from rlhf_trl.data.verifiers import exact_match
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER, EMBEDDED, load_policy, load_tokenizer, whole_weights

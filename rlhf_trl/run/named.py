@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf_trl.data.files import Examples
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED

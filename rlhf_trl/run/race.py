@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.algorithms import algorithm, names
-from rlhf_trl.data.gym import GymData
+from rlhf_trl.data.blocks import GymData
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole

@@ -15,7 +15,8 @@ from trl.data_utils import is_conversational
 
 from rlhf_trl import output
 from rlhf_trl.book.selection import STRATEGIES, Pairs
-from rlhf_trl.data.files import Examples, code
+from rlhf_trl.data.columns import code
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompts import answer_columns, load_prompts
 from rlhf_trl.data.reached import reached
 from rlhf_trl.data.verifiers import VERIFIERS, check_right_answers, load_rewards
