@@ -96,11 +96,22 @@ def option_name(option: str) -> str:
     return head.replace("-", "_").removeprefix("no_") + dot + tail
 
 
+def key_named_in(message: str, keys: Collection[str]) -> str | None:
+    """Return which of the `keys` a library's message is about, or None where it does not say.
+
+    It is the first one in backticks there, as `key`, `key=value` or `args.key`.
+    """
+    for key in re.findall(r"`(?:args\.)?(\w+)[`=]", message):
+        if key in keys:
+            return key
+    return None
+
+
 @contextmanager
 def naming(keys: Collection[str], phase: str = "") -> Iterator[None]:
     """Make one sentence of what a library refuses: about a key in its message, or the `phase`.
 
-    Of the `keys` it is the first one in backticks there, as `key`, `key=value` or `args.key`.
+    See `key_named_in`.
     """
     try:
         yield
@@ -108,8 +119,7 @@ def naming(keys: Collection[str], phase: str = "") -> Iterator[None]:
         raise
     except (ImportError, KeyError, RuntimeError, TypeError, ValueError) as error:
         said = " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")
-        named = [key for key in re.findall(r"`(?:args\.)?(\w+)[`=]", said) if key in keys]
-        if not (named or phase):
+        what = key_named_in(said, keys) or phase
+        if not what:
             raise
-        what = named[0] if named else phase
         raise InputError(f"{what}: {said}; write another value, or remove it.") from error

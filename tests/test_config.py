@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from rlhf_trl import algorithms
-from rlhf_trl.data.pairs import OfflinePairs, PreferenceData
+from rlhf_trl.data.blocks import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
-from rlhf_trl.run.config import join_options, load_config, read_config, read_fields
+from rlhf_trl.run.config import join_options, load_config, read_config, read_fields, read_options
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 
@@ -898,3 +898,43 @@ def test_another_source_starts_the_block_anew(load):
     again = "extends: middle.yaml\ndataset:\n  source: path\n  split: train[:9]\n"
     found = load(again, **own, files=files).own.dataset
     assert (found.path, found.eval_path, found.split) == ("x.json", "y.json", "train[:9]")
+
+
+def test_of_a_block_with_another_source_nothing_stays(tmp_path):
+    (tmp_path / "base.yaml").write_text("dataset: {specs: [{name: a}], eval_size: 7, seed: 3}\n")
+    (tmp_path / "x.yaml").write_text(
+        "extends: base.yaml\ndataset:\n  source: path\n  path: x.json\n  seed: !unset\n"
+    )
+    assert read_config(tmp_path / "x.yaml") == {"dataset": {"source": "path", "path": "x.json"}}
+    start = ["--config", str(tmp_path / "base.yaml")]
+    source, path = ["--dataset.source", "path"], ["--dataset.path", "y.json"]
+    for words in ([*source, *path], [*path, *source]):
+        block = read_options([*start, *words])["dataset"]
+        assert block == {"source": "path", "path": "y.json"}
+    # a source that is named again is the same
+    options = read_options(["--config", str(tmp_path / "x.yaml"), "--dataset.source", "path"])
+    assert options == {"dataset": {"source": "path", "path": "x.json"}}
+
+
+@dataclass
+class Refusing:
+    dataset: Data
+    model: str = "m"
+    weight: float = 0.0
+
+    def __post_init__(self):
+        if self.weight > 1:
+            raise ValueError("the model cannot take this: `weight` is above 1")
+
+
+def test_what_a_library_refuses_is_told_by_the_key_in_backticks(load, tmp_path):
+    sentence = refusal(
+        load,
+        "model: x\nweight: 2.0\n",
+        own=Refusing,
+        trl=None,
+        head="dataset: {specs: [{name: spell_backward}]}\n",
+    )
+    assert sentence == (
+        f"{tmp_path / 'x.yaml'}: weight: the model cannot take this: `weight` is above 1"
+    )

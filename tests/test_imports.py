@@ -50,3 +50,27 @@ def test_recipes_import_run_and_trainers():
     assert len(recipes) >= 9
     for path in recipes:
         assert imported(path) <= {"run", "trainers"}, path
+
+
+def test_no_modules_import_each_other():
+    """Inside a room, too, and in functions; `TYPE_CHECKING` is nothing that runs."""
+    package = ROOT / "rlhf_trl"
+    files = [path for path in package.rglob("*.py") if path.stem != "__init__"]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
+    imports = {name: modules_imported(path) & names.keys() for name, path in names.items()}
+    while leaves := [name for name, others in imports.items() if not others]:
+        for name in leaves:
+            del imports[name]
+        for others in imports.values():
+            others.difference_update(leaves)
+    assert not imports  # what is left imports itself by way of others
+
+
+def modules_imported(path):
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names

@@ -5,8 +5,8 @@ from unicodedata import normalize
 
 import pytest
 
-from rlhf_trl.data.demonstrations import AnswersToLearn, load_demonstrations
-from rlhf_trl.data.files import FileData
+from rlhf_trl.data.blocks import AnswersToLearn, FileData
+from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.gym import is_held_out
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key

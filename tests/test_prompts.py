@@ -4,9 +4,10 @@ import pytest
 from datasets import Dataset
 from own_model import said, write_lines
 
+from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.columns import with_system_prompt
-from rlhf_trl.data.files import FileData
-from rlhf_trl.data.prompts import checked_prompts, load_prompts
+from rlhf_trl.data.prompt_files import checked_prompts
+from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError
 
 ROWS = [{"prompt": f"p{n}", "answer": n, "day": f"2026-01-0{n + 1}"} for n in range(6)]

@@ -6,16 +6,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from rlhf_trl.data.files import FileData, read
-from rlhf_trl.data.judgments import (
-    AnswersFile,
-    RankedFile,
-    RewardPairsFile,
-    TracesFile,
-    load_outcomes,
-    load_pairs_or_ranked,
-    load_traces,
-)
+from rlhf_trl.data.blocks import AnswersFile, FileData, RankedFile, RewardPairsFile, TracesFile
+from rlhf_trl.data.files import read
+from rlhf_trl.data.judgments import load_outcomes, load_pairs_or_ranked, load_traces
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.readers import BLANK, PARTED, READERS, UNANSWERED, UNRATED, check_reader
 from rlhf_trl.errors import InputError

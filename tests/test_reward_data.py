@@ -9,10 +9,10 @@ import pytest
 from datasets import Dataset
 
 from rlhf_trl.data import columns, files
-from rlhf_trl.data.files import FileData, read
-from rlhf_trl.data.gym import GymData, GymTasks, Spec
-from rlhf_trl.data.judgments import (
+from rlhf_trl.data.blocks import (
     AnswersFile,
+    FileData,
+    GymData,
     OfflineRewardPairs,
     OutcomeData,
     RankedFile,
@@ -20,10 +20,16 @@ from rlhf_trl.data.judgments import (
     RewardData,
     RewardPairsFile,
     SampledAnswers,
+    SampledPairs,
     SampledRewardPairs,
     SampledTraces,
+    Spec,
     SyntheticTraces,
     TracesFile,
+)
+from rlhf_trl.data.files import read
+from rlhf_trl.data.gym import GymTasks
+from rlhf_trl.data.judgments import (
     checked_outcomes,
     checked_ranked,
     checked_traces,
@@ -33,7 +39,7 @@ from rlhf_trl.data.judgments import (
     load_traces,
 )
 from rlhf_trl.data.made import ORDER, offline_pairs, ranked_demonstrations, synthetic_traces
-from rlhf_trl.data.pairs import SampledPairs, load_preferences
+from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.errors import InputError
 from rlhf_trl.rewards.verifiers import exact_match

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3ForCausalL
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from rlhf_trl.compare import measure
-from rlhf_trl.data.files import Samples
+from rlhf_trl.data.blocks import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.rollouts import sampling

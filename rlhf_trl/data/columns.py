@@ -3,11 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_trl.data.arrow import cells
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.readers import PARTED, SIDES, UNANSWERED, WrongRow, split_prompt
 from rlhf_trl.errors import InputError, nearest
@@ -49,17 +50,6 @@ def code(*rooms: str) -> str:
     package = Path(__file__).parents[1]
     files = [path for room in rooms or ("data",) for path in sorted((package / room).glob("*.py"))]
     return Hasher.hash([path.read_bytes() for path in files])
-
-
-def table(dataset: "Dataset") -> "pa.Table":
-    """Return the Arrow table of a data set, which is a view where its rows are neighbors."""
-    return dataset.with_format("arrow")[:]
-
-
-def cells(dataset: "Dataset", name: str) -> Iterator[Any]:
-    """Iterate over one column, without holding all of it."""
-    for batch in dataset.select_columns([name]).iter(1000):
-        yield from batch[name]
 
 
 class BadRows(InputError):
@@ -504,13 +494,6 @@ def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
     if prompt[0]["role"] != "system":
         prompt = [{"role": "system", "content": text}, *prompt]
     return {"prompt": prompt, **answers}
-
-
-def differing(dataset: "Dataset", *sides: str) -> "Dataset":
-    """Leave out the examples whose two sides are the same."""
-    given = {"input_columns": list(sides), "batched": True, "desc": "Dropping identical pairs"}
-    found = dataset.filter(lambda *two: [a != b for a, b in zip(*two, strict=True)], **given)
-    return found if len(found) < len(dataset) else dataset
 
 
 def check_alike(dataset: "Dataset", model: Row, where: str) -> None:

@@ -1,12 +1,13 @@
 """Demonstrations for supervised fine-tuning: those of the gym's tasks, and answers of files."""
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
+from rlhf_trl.data.blocks import DemonstrationData, FileData
 from rlhf_trl.data.columns import TEMPLATE, Counted, Names, check_cells, code, renamed, unnumbered
-from rlhf_trl.data.files import Examples, FileData, read_sides
-from rlhf_trl.data.gym import GymData, GymTasks
+from rlhf_trl.data.examples import Examples, examples
+from rlhf_trl.data.files import read_sides
+from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.data.readers import UNANSWERED
 from rlhf_trl.errors import InputError
 
@@ -15,19 +16,6 @@ if TYPE_CHECKING:
 
 ANSWERED = ("prompt", "completion")
 UNASKED = "nothing comes before the answer"
-
-
-@dataclass
-class AnswersToLearn(FileData):
-    """A file or hub data set of `prompt` and `completion`, or of conversations in `messages`.
-
-    Training is on the `last` turn, which is the assistant's, or on `all` turns of the assistant.
-    """
-
-    turns: str = field(default="last", metadata={"choices": ("last", "all")})  # to train on
-
-
-DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervised fine-tuning
 
 
 def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Examples:
@@ -44,7 +32,7 @@ def load_demonstrations(config: DemonstrationData, demonstrator: str) -> Example
         return data
     tasks = GymTasks(config)
     train = made.demonstrations(tasks.train, demonstrator, config.seed)
-    return made.examples(train, made.demonstrations(tasks.held_out, "right"), tasks)
+    return examples(train, made.demonstrations(tasks.held_out, "right"), tasks)
 
 
 def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Counted:

@@ -4,31 +4,31 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf_trl.data import columns
+from rlhf_trl.data.arrow import cells, table
+from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.columns import (
     LISTED,
     ROW,
     TEMPLATE,
     BadRows,
     Counted,
-    cells,
     check_unread,
     code,
     converted,
     listed,
-    table,
     unnumbered,
     without_rows,
 )
-from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.gym import Row
 from rlhf_trl.data.prompt_keys import prompt_hash, prompt_key
 from rlhf_trl.data.readers import Misfit, WrongRow, check_reader, examples_of, forms
-from rlhf_trl.errors import InputError, within
+from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,67 +39,6 @@ LEFT_OUT = "left_out"  # a column: why a reader makes nothing of a row
 PART = 1 << 20  # bytes of a file to hash at once
 BAD = "dataset.skip_bad: "  # how the reason of rows that are left out as bad begins
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-
-
-@dataclass
-class FileData:
-    """The `dataset:` block of a data set of one's own.
-
-    `eval_size` prompts, chosen by a hash of their text, are held out with all their rows; or, with
-    `eval_path` (by default `path`) or `eval_split` (by default `split` without its slice), the
-    first `eval_size` prompts there (by default 256) that are not trained on.
-    """
-
-    path: str  # file (JSON, JSONL, Parquet, CSV), folder or hub name
-    source: Literal["path"] = "path"
-    split: str = "train"  # of a hub data set, or a slice: train[:90%]
-    eval_path: str | None = None  # held-out rows from another file
-    eval_split: str | None = None  # held-out rows from another slice
-    eval_size: int | None = within("1 or more", None)  # prompts to hold out
-    columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
-    name: str | None = None  # config of a hub data set
-    reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
-    system_prompt: str | None = None  # for prompts without a system message
-    skip_bad: int = within("0 or more", 0)  # bad rows of each side to leave out; more are an error
-
-
-@dataclass
-class Samples:
-    """The `samples:` block: a greedy and a sampled answer to each of some held-out prompts."""
-
-    every: int = within("0 or more", 0)  # steps between panels; 0: no panels
-    count: int = within("1 or more", 4)  # prompts in a panel
-    choice: Literal["fixed", "round_robin"] = "round_robin"  # always the first ones, or the next
-    file: str | None = None  # other prompts: a JSON list, or one per line
-    temperature: float = within("0 or more", 1.0)  # of the sampled answer
-    top_p: float = within("a number above 0, at most 1", 1.0)  # of the sampled answer
-    max_tokens: int | None = within("1 or more", None)  # null: as in evaluation
-    start: bool = True  # one panel before the first update
-
-
-@dataclass
-class Examples:
-    """The examples of a run.
-
-    `train` holds pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, "offline" or
-    "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked lists (`prompt`,
-    `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
-    demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
-    examples like them for evaluation. `dropped` counts the rows left out, by reason;
-    `candidates` are outcomes to rank, those of one prompt in a row. `notes` are sentences to print.
-    """
-
-    train: "Dataset"
-    held_out: "Dataset | None"
-    tasks: GymTasks | None
-    dropped: dict[str, int]
-    candidates: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def conversational(self) -> bool:
-        """Whether prompts are lists of messages."""
-        return isinstance(self.train[0]["prompt"], list)
 
 
 class Rows(NamedTuple):

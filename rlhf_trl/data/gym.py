@@ -2,40 +2,16 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Any
 
+from rlhf_trl.data.blocks import GymData, Spec
 from rlhf_trl.data.prompt_keys import prompt_key
-from rlhf_trl.errors import InputError, nearest, within
+from rlhf_trl.errors import InputError, nearest
 
 Row = dict[str, Any]
+GYM_COLUMNS = ("question", "answer", "task")
 HELD_OUT_PART = 10  # one question in ten belongs to evaluation
-
-
-@dataclass
-class Spec:
-    """One reasoning-gym task: its registered `name`, `weight` in the mixture, and own `config`."""
-
-    name: str
-    weight: float = within("a number above 0", 1.0)
-    config: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class GymData:
-    """The `dataset:` block: a weighted mixture of reasoning-gym tasks.
-
-    Seeds s and s + 1 share nearly all rows, since reasoning-gym draws entry i of seed s + 1 as
-    entry i + 1 of seed s; for other rows, write one that is 100,000 away.
-    """
-
-    specs: list[Spec]  # reasoning-gym tasks: name, weight, config
-    source: Literal["reasoning_gym"] = "reasoning_gym"  # or files and hub sets: path
-    size: int = within("1 or more", 2000)  # training rows
-    seed: int = 0  # of the training rows
-    eval_size: int = within("1 or more", 256)  # held-out rows; of files: prompts
-    eval_seed: int = 1000  # of the held-out rows
-    system_prompt: str = "none"  # none, deepseek_zero (the gym's) or a text
 
 
 def is_held_out(entry: dict[str, Any]) -> bool:

@@ -1,122 +1,33 @@
 """Data for reward models: comparisons, answers judged as a whole, and answers judged by steps."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
+from rlhf_trl.data.blocks import (
+    AnswersFile,
+    OutcomeData,
+    ProcessData,
+    RankedFile,
+    RankedLists,
+    RewardData,
+    SampledAnswers,
+    SampledPairs,
+    SampledTraces,
+    TracesFile,
+)
 from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, renamed
-from rlhf_trl.data.files import Examples, FileData, read_sides
-from rlhf_trl.data.gym import GymData, GymTasks, Row
-from rlhf_trl.data.pairs import UNPAIRED, OfflinePairs, Sample, SampledPairs, load_preferences
+from rlhf_trl.data.examples import Examples, examples
+from rlhf_trl.data.files import read_sides
+from rlhf_trl.data.gym import GYM_COLUMNS, GymTasks, Row
+from rlhf_trl.data.pair_files import UNPAIRED
+from rlhf_trl.data.pairs import Sample, load_preferences
 from rlhf_trl.data.readers import PARTED, WrongRow, split_prompt
 from rlhf_trl.data.steps import LABELS, check_step_split
-from rlhf_trl.errors import InputError, within
+from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-GYM_COLUMNS = ("question", "answer", "task")
-
-
-@dataclass
-class _Ranks:
-    """Evaluation ranks `candidates` sampled answers of each held-out question (0: none)."""
-
-    candidates: int = within("0 (none), or 2 or more", 8)  # sampled answers to rank in evaluation
-    sampled_from: str | None = None  # null: the model that is trained
-
-
-@dataclass
-class OfflineRewardPairs(_Ranks, OfflinePairs):
-    """`OfflinePairs` for a Bradley-Terry model."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
-
-
-@dataclass
-class SampledRewardPairs(_Ranks, SampledPairs):
-    """`SampledPairs` for a Bradley-Terry model."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
-
-
-@dataclass
-class RankedLists(_Ranks, GymData):
-    """Lists for a K-wise model: `list_length` demonstrations of one question in `ORDER`."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
-
-    list_length: int = within("2 or more", 4)  # answers in a ranked list
-
-
-@dataclass
-class RewardPairsFile(FileData):
-    """A file or hub data set of pairs, with a column `margin` where it has one."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
-
-
-@dataclass
-class RankedFile(FileData):
-    """A file or hub data set of ranked lists; `list_length` is that of lists made from scores."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
-
-    list_length: int = within("2 or more", 4)  # answers in a ranked list
-
-
-RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairsFile | RankedFile
-
-
-@dataclass
-class SampledAnswers(_Ranks, GymData):
-    """`samples_per_prompt` answers of each question, labeled by exact match."""
-
-    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
-
-
-@dataclass
-class AnswersFile(FileData):
-    """A file or hub data set of labeled answers; evaluation ranks those of one prompt."""
-
-    candidates: int = within("0 (none), or 2 or more", 8)
-
-
-OutcomeData = SampledAnswers | AnswersFile
-
-
-@dataclass
-class _Steps:
-    """How steps are put together; all rows of a long trace have its prompt."""
-
-    step_separator: str = "\n"  # follows every step
-    step_split: str = r"\n+"  # regular expression that cuts completions
-    max_steps: int | None = within("1 or more", None)  # of a row; longer traces become several rows
-
-
-@dataclass
-class SyntheticTraces(_Steps, _Ranks, GymData):
-    """One demonstration of each question, a share of `errors` of them with an error."""
-
-    traces: Literal["synthetic"] = "synthetic"  # demonstrations, or the model's answers
-    errors: float = within("a number between 0 and 1", 0.6)  # share of traces with an error
-
-
-@dataclass
-class SampledTraces(_Steps, _Ranks, GymData):
-    """`samples_per_prompt` answers of a model to each question."""
-
-    traces: Literal["sampled"] = "sampled"
-    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
-
-
-@dataclass
-class TracesFile(_Steps, FileData):
-    """A file or hub data set of traces."""
-
-
-ProcessData = SyntheticTraces | SampledTraces | TracesFile
 
 
 def load_pairs_or_ranked(
@@ -153,7 +64,7 @@ def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Ex
         raise InputError(f"dataset.list_length: no question has {length} demonstrations; lower it.")
     held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
-    return made.examples(train, held_out, tasks, dropped)
+    return examples(train, held_out, tasks, dropped)
 
 
 def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> Examples:
@@ -174,7 +85,7 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     train, held = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
     _check_labels((row["label"] for row in train), "the answers that were sampled")
     held_out = _first(held, tasks, config.samples_per_prompt)
-    return made.examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+    return examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
 
 
 def load_traces(
@@ -204,7 +115,7 @@ def load_traces(
         train, held_out = (made.labeled_traces(x, config.step_split) for x in (train, held_out))
         if not train:  # sampled, and all blank
             _check_labels((), where)
-        found = made.examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+        found = examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
     found.train = chunked(found.train, config.max_steps)
     if found.held_out is not None:
         found.held_out = chunked(found.held_out, config.max_steps)

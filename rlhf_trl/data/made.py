@@ -5,8 +5,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlhf_trl.data.answers import completion_text, same_answer
-from rlhf_trl.data.files import Examples
-from rlhf_trl.data.gym import GymTasks, Row
+from rlhf_trl.data.gym import Row
 from rlhf_trl.data.steps import LETTERS, label_steps, split_steps
 from rlhf_trl.errors import InputError
 from rlhf_trl.tiny import demonstrator
@@ -15,20 +14,6 @@ from rlhf_trl.tiny import demonstrator
 ERRORS = ["letters_swapped", "off_by_one", "last_letter_dropped", "last_term_ignored", "copied"]
 ORDER = (demonstrator.RIGHT, *ERRORS, demonstrator.MALFORMED)
 REPEATED = "letter_repeated"  # an error of synthetic traces beside the demonstrator's
-
-
-def examples(
-    train: list[Row],
-    held_out: list[Row],
-    tasks: GymTasks,
-    dropped: Mapping[str, int] | None = None,
-    candidates: list[Row] | None = None,
-) -> Examples:
-    """Return rows as the examples of a run; no held-out rows are None."""
-    from datasets import Dataset
-
-    sides = [Dataset.from_list(rows) if rows else None for rows in (train, held_out)]
-    return Examples(*sides, tasks, dict(dropped or {}), candidates or [])
 
 
 def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:

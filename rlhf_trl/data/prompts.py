@@ -1,35 +1,11 @@
-"""Prompts of one's own to learn from by rewards: a file or hub set whose columns rewards read."""
+"""Prompts to learn from by rewards: those of gym tasks, and one's own (prompt_files.py)."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlhf_trl.data.columns import (
-    ROW,
-    Counted,
-    Names,
-    check_cells,
-    check_mapped,
-    mapping_hint,
-    table,
-    unnumbered,
-    with_template_columns,
-    without_none,
-)
-from rlhf_trl.data.files import Examples, FileData, read_sides
-from rlhf_trl.data.gym import GymData, GymTasks
-from rlhf_trl.data.made import examples
-from rlhf_trl.errors import InputError
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-PromptData = GymData | FileData  # the `dataset:` block of recipes that learn from rewards
-# What TRL and the trainers here hand to reward functions beside the columns, or read themselves.
-TAKEN = (
-    *("prompts", "completions", "completion_ids", "finished"),
-    *("trainer_state", "log_extra", "log_metric", "environments"),
-    *("image", "images"),  # make TRL's trainer a multimodal one
-)
+from rlhf_trl.data.blocks import FileData, PromptData
+from rlhf_trl.data.examples import Examples, examples
+from rlhf_trl.data.gym import GymTasks
 
 
 def load_prompts(
@@ -43,8 +19,9 @@ def load_prompts(
     chat template gets.
     """
     if isinstance(config, FileData):
-        data = read_sides(config, None, checked_prompts, "prompts", answers=answers)
-        _note_empty_answers(data, answers)
+        from rlhf_trl.data.prompt_files import read_prompt_files
+
+        data = read_prompt_files(config, answers)
     else:
         tasks = GymTasks(config)
         data = examples(tasks.train, tasks.held_out, tasks)
@@ -56,42 +33,3 @@ def load_prompts(
         for row in data.tasks.held_out if data.tasks else ():
             row.update(column)
     return data
-
-
-def _note_empty_answers(data: Examples, answers: Sequence[str]) -> None:
-    """Note how many right answers are null, on each side."""
-    for side, rows in (("train", data.train), ("held-out", data.held_out)):
-        for name in answers if rows is not None else ():
-            if name in rows.column_names and (count := _nulls(rows, name)):
-                data.notes.append(
-                    f"{name} is empty in {count} of {len(rows)} {side} rows: rewards that "
-                    "compare with it do not apply there, and leave these rows out of averages"
-                )
-
-
-def _nulls(dataset: "Dataset", name: str) -> int:
-    return table(dataset.select_columns([name]))[name].null_count
-
-
-def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
-    """Return prompts, texts or messages, and all other columns under the names that are asked."""
-    there = [name for name in dataset.column_names if name != ROW]
-    check_mapped(there, columns, where)
-    if len(set(columns.values())) < len(columns):
-        raise InputError("dataset.columns maps two names to one column; read it under one name.")
-    replaced = [ours for ours in columns if ours in there and ours not in columns.values()]
-    dataset = dataset.remove_columns(replaced)
-    dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})
-    if "prompt" not in dataset.column_names:
-        raise InputError(
-            f"dataset: {where} has no column prompt, but {', '.join(there)}; "
-            f"{mapping_hint(['prompt'], there, columns, dataset)}."
-        )
-    if taken := [name for name in dataset.column_names if name in TAKEN]:
-        raise InputError(
-            f"dataset: {where} has a column {taken[0]}, which is something else to the trainer; "
-            f"read it as another with dataset.columns, as in {{my_{taken[0]}: {taken[0]}}}."
-        )
-    dataset = without_none(with_template_columns(dataset, where), ["prompt"], where)
-    check_cells(dataset, ["prompt"], where)
-    return unnumbered(dataset), {}

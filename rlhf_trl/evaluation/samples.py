@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from rlhf_trl.data.files import Samples, read_prompts
+from rlhf_trl.data.blocks import Samples
 from rlhf_trl.output import write_json
 from rlhf_trl.rollouts.generate import Sampling
 
@@ -14,6 +14,8 @@ def add_panels(trainer: Any, config: Samples, rows: list[dict[str, Any]]) -> Non
     """Let a trainer write `<output_dir>/samples/step-N.json`, and a table to wandb where it is."""
     if config.every:
         if config.file is not None:
+            from rlhf_trl.data.files import read_prompts
+
             chat = bool(rows) and isinstance(rows[0]["prompt"], list)
             rows = [
                 {"prompt": [{"role": "user", "content": text}] if chat else text}

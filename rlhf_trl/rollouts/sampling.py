@@ -13,8 +13,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, wait_for_everyone
 
 from rlhf_trl.data.answers import same_answer
-from rlhf_trl.data.files import FileData
-from rlhf_trl.data.judgments import GYM_COLUMNS
+from rlhf_trl.data.blocks import FileData
+from rlhf_trl.data.gym import GYM_COLUMNS
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER, EMBEDDED, load_policy, load_tokenizer, whole_weights
 from rlhf_trl.output import write_lines

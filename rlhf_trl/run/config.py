@@ -4,29 +4,51 @@ YAML file -> the files it `extends` -> command line -> types -> algorithm -> TRL
 can be checked without TRL, which takes seconds to import, is checked before it is imported.
 """
 
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from enum import EnumType
-from importlib import import_module
-from itertools import takewhile
-from json import dumps
 from math import isnan
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar, Union, get_type_hints
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from typing import get_args as type_args
-from typing import get_origin as type_origin
 
 from rlhf_trl import algorithms
-from rlhf_trl.errors import InputError, allowed, instead, nearest, option_name, refuse_repeated
+from rlhf_trl.errors import InputError, allowed, instead, key_named_in, nearest
 from rlhf_trl.output import write_whole
+from rlhf_trl.run.config_files import (
+    Key,
+    Words,
+    Written,
+    copied,
+    join_options,
+    plain,
+    read_command_line,
+    read_config,
+    read_options,
+)
+from rlhf_trl.run.config_types import (
+    BOOLEAN_WORDS,
+    NAMES,
+    RENAMED,
+    Known,
+    choices_of,
+    describe,
+    fields_of,
+    fits,
+    imported,
+    members_of,
+    one_of,
+    remedy,
+    shape_of,
+    show,
+)
 from rlhf_trl.run.launch import cpu_settings, world_size
-from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word, read_yaml
+from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word
 
-COMMAND_LINE = "command line"
+__all__ = ["Loaded", "join_options", "load_config", "read_config", "read_fields", "read_options"]
+
 # What TRL's own classes do not check, as the metadata of our fields say it.
 RULES: dict[str, dict[str, Any]] = {
     key: {"range": wanted}
@@ -46,27 +68,8 @@ RULES |= {
     "torch_compile_backend": {"choices": lambda: [b.value.lower() for b in imported(_BACKENDS)]},
     "torch_compile_mode": {"choices": lambda: [*imported(_MODES)()]},
 }
-# Fields that transformers has given another name; TRL's own defaults still use the old one.
-RENAMED = {
-    "gradient_checkpointing": "activation_checkpointing",
-    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-}
-# What TRL's own parser takes for a boolean on the command line.
-BOOLEAN_WORDS = {
-    **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
-    **dict.fromkeys(("no", "false", "f", "n", "0"), False),
-}
-# What to write for a value of a type; its name as that of a value is mostly the same.
-REMEDIES = {
-    **{bool: "true or false", int: "an integer", float: "a number", str: "a string"},
-    **{list: "a list", dict: "a mapping", NoneType: "null", Any: "any value"},
-}
-NAMES = REMEDIES | {bool: "a boolean", float: "a float"}
-
 Own = TypeVar("Own")
 Trl = TypeVar("Trl")
-Key = tuple[str, ...]  # the way to a key: ("dataset", "specs", "0", "name")
-Known = Mapping[str, tuple[Any, Field]]  # the fields of a dataclass, each with its type
 
 
 class Loaded(NamedTuple, Generic[Own, Trl]):
@@ -104,7 +107,7 @@ def load_config(
         class_name = getattr(trl, "__name__", trl or "").rpartition(".")[2]
         print(recipe_help(own, class_name, "all" in words))
         raise SystemExit(0)
-    path, overrides = _read_command_line(words)
+    path, overrides = read_command_line(words)
     config = _Config(path, RULES)
     for option, values in overrides:
         config.override(option, values)
@@ -142,26 +145,6 @@ def load_config(
     return Loaded(own_run, args, config.build(model_given, model_class, ()), given, row)
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Return the mapping of a YAML file with everything it extends, without checking its keys."""
-    return _Config(path).values
-
-
-def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return what a command line with `--config PATH` gives, without checking its keys."""
-    path, overrides = _read_command_line([*words])
-    config = _Config(path)
-    for option, value in overrides:
-        config.override(option, value)
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list) else _plain(value)
-
-    return plain(config.values)
-
-
 def read_fields(
     path: str | Path,
     classes: Sequence[Any],
@@ -184,179 +167,54 @@ def read_fields(
     return config.check_block(config.values, {k: known[k] for k in config.values}, ())
 
 
-def join_options(*layers: Sequence[str]) -> list[str]:
-    """Return the options of several command lines, of which each overrules those before it."""
-    options: dict[str, list[str]] = {}
-    for words in layers:
-        name = ""
-        for word in words:
-            if word.startswith("--"):
-                name = option_name(word)
-                options.pop(name, None)  # it stands where it was given last
-            options.setdefault(name, []).append(word)
-    return [word for words in options.values() for word in words]
-
-
-class _Words(tuple[str, ...]):
-    """What followed an option on the command line; the type of its field says what it means."""
-
-    def untyped(self) -> Any:
-        """Return the value these words have where no type is known; a bare option is true."""
-        values = [read_word(word) for word in self] or [True]
-        return values[0] if len(values) == 1 else values
-
-
-def _read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, _Words]]]:
-    """Return the path after `--config`, and the other options in order."""
-    options, equals = [], "="  # a value behind = is all that an option has
-    for word in argv:
-        if re.match("--?$|-[A-Za-z]", word):
-            raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            options.append((name, [value] if equals else []))
-        elif equals:
-            raise InputError(f"{COMMAND_LINE}: {word!r} belongs to no option; write --key value.")
-        else:
-            options[-1][1].append(word)
-    refuse_repeated(argv, several=("config",))  # which has a sentence of its own
-    match [words for name, words in options if name == "config"]:
-        case [[str(path)]] if path:
-            return path, [(name, _Words(words)) for name, words in options if name != "config"]
-    raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
-
-
-def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """Return (file, content) for a config and all it extends, the deepest base first."""
-    chain = " extends ".join(os.path.normpath(each) for each in (*extended_by, path))
-    if path.resolve() in [each.resolve() for each in extended_by]:
-        raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
-    if extended_by and not path.is_file():
-        raise InputError(f"{chain}, which is not a file; a path is relative to the file it is in.")
-    content, name = read_yaml(path), os.path.normpath(path)
-    if "extends" not in content:
-        return [(name, content)]
-    base = content.pop("extends")
-    if not isinstance(base, str):
-        raise InputError(f"{name}: extends is {show(base)}; write the path of one YAML file.")
-    return [*_read_files(path.parent / base, (*extended_by, path)), (name, content)]
-
-
-class _Config:
-    """The merged mapping, what each file and the command line gave to it, and the checks on it."""
+class _Config(Written):
+    """What files and the command line write, and the checks on it."""
 
     def __init__(self, path: str | Path, rules: Mapping[str, Mapping[str, Any]] | None = None):
-        self.values: dict[str, Any] = {}
+        super().__init__(path)
         self.rules = rules or {}  # beside those at the fields
-        self.file = str(path)
-        # (file, every key it writes), the deepest base first, the command line last
-        self.layers: list[tuple[str, dict[Key, Any]]] = []
-        for file, content in _read_files(Path(path)):
-            self.layers.append((file, _keys(content)))
-            _merge(self.values, content, file)
-        self.layers.append((COMMAND_LINE, {}))
 
-    def source(self, path: Key) -> str:
-        """Return where the key at `path`, or the block it is missing from, was last written."""
-        prefixes = [path[:n] for n in range(len(path), 0, -1)]
-        if not self.layers[-1][1].keys().isdisjoint(prefixes):  # it replaces blocks whole
-            return COMMAND_LINE
-        wrote = (file for p in prefixes for file, keys in reversed(self.layers) if p in keys)
-        return next(wrote, self.file)
+    def kind_of(self, block: dict[str, Any], kinds: list[Any], path: Key) -> Any:
+        """Return which of several dataclasses a block is: the first whose choices all hold.
 
-    def fail(self, path: Key, message: str) -> NoReturn:
-        """Raise an `InputError` about the key at `path`."""
-        raise InputError(f"{self.source(path)}: {'.'.join(path)} {message}.")
-
-    def value(self, path: Key, default: Any = None) -> Any:
-        """Return the plain value at `path`."""
-        node: Any = self.values
-        for key in path:
-            if (node := _plain(node).get(key, UNSET)) is UNSET:
-                return default
-        return _plain(node)
-
-    def override(self, option: str, new: Any) -> None:
-        """Set one option of the command line; dots lead into blocks, mappings and lists."""
-        head, *tail = option.split(".")
-        head = head.replace("-", "_")
-        if head.startswith("no_") and not tail and not new:
-            head, new = head.removeprefix("no_"), False
-        path, written, node = (head, *tail), self.layers[-1][1], self.values
-        for depth, place in enumerate(path):
-            here = f"{COMMAND_LINE}: --{option}: {'.'.join(path[:depth])} is"
-            if isinstance(node, list):
-                if not place.isdecimal() or int(place) >= len(node):
-                    raise InputError(
-                        f"{here} a list of {len(node)}, and {place!r} is no index (the first is 0)."
-                    )
-                place = int(place)
-            elif not isinstance(node, dict):
-                raise InputError(f"{here} neither a mapping nor a list.")
-            if depth == len(path) - 1:
-                node[place] = new
-                break
-            child = _plain(node[place] if isinstance(node, list) else node.get(place))
-            if child is None:
-                child = written[path[: depth + 1]] = {}
-            node[place] = node = child
-        written |= {path: _plain(new), **_keys(_plain(new), path)}
-
-    def rename(self, old: str, new: str) -> None:
-        """Take the old name of a key for the new one; what was written later wins."""
-        if old not in self.values:
-            return
-        value, layers = self.values.pop(old), [self._layer((name,)) for name in (old, new)]
-        if new not in self.values or layers[0] > layers[1]:
-            self.values[new] = value
-            self.layers[layers[0]][1][new,] = _plain(value)
-        elif layers[0] == layers[1] and _plain(value) != _plain(self.values[new]):
-            self.fail((old,), f"is the old name of {new}, which has another value; remove it")
-
-    def _layer(self, path: Key) -> int:
-        """Return the place of what last wrote the key or part of it; -1: nobody did."""
-        wrote = [any(p[: len(path)] == path for p in keys) for _, keys in self.layers]
-        return max((n for n, did in enumerate(wrote) if did), default=-1)
-
-    def _since(self, path: Key) -> int:
-        """Return the place since which a key has had its value; -1: nobody wrote it."""
-        wrote = [(n, keys[path]) for n, (_, keys) in enumerate(self.layers) if path in keys]
-        same = takewhile(lambda each: each[1] == wrote[-1][1], reversed(wrote))
-        return min((n for n, _ in same), default=-1)
-
-    def kind_of(self, value: dict[str, Any], kinds: list[Any], path: Key) -> Any:
-        """Return which of several dataclasses a block is: the first whose tags all hold.
-
-        Tags are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`. Keys
-        that were written for another dataclass before this one was chosen are removed.
+        Choices are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`. A
+        choice that comes later than a key which goes with another one lays that key aside.
         """
         if len(kinds) == 1:
             return kinds[0]
-        tags = [_tags(kind, path) for kind in kinds]
-        given = {t: self.value(t, default=v[0]) for each in reversed(tags) for t, v in each.items()}
-        for tag in tags[0]:
-            allowed = [*dict.fromkeys(v for each in tags for v in each.get(tag, ()))]
-            if len(tag) > len(path) and given[tag] not in allowed:
-                self.refuse_choice(given[tag], allowed, tag)
-        missed = [{t: v for t, v in each.items() if given[t] not in v} for each in tags]
-        chosen = missed.index({}) if {} in missed else 0
-        known = fields_of(kinds[chosen])
-        for key in [key for key in value if (*path, key) not in tags[chosen]]:
-            others = {
-                tag: allowed
-                for kind, each in zip(kinds, missed, strict=True)
-                for tag, allowed in each.items()
+        choices = [_choices(kind, path) for kind in kinds]
+        chosen = {
+            choice: self.value(choice, default=values[0])
+            for of_kind in reversed(choices)  # the first kind decides what is chosen by default
+            for choice, values in of_kind.items()
+        }
+        for choice in choices[0]:
+            values = [value for of_kind in choices for value in of_kind.get(choice, ())]
+            if len(choice) > len(path) and chosen[choice] not in values:
+                self.refuse_choice(chosen[choice], [*dict.fromkeys(values)], choice)
+        unmet = [
+            {choice: values for choice, values in of_kind.items() if chosen[choice] not in values}
+            for of_kind in choices
+        ]
+        place = unmet.index({}) if {} in unmet else 0
+        known = fields_of(kinds[place])
+        for key in [key for key in block if key not in known]:
+            needed = {
+                choice: values
+                for kind, of_kind in zip(kinds, unmet, strict=True)
+                for choice, values in of_kind.items()
                 if key in fields_of(kind)
             }
-            # another source, the first tag, starts the block anew
-            choices = [next(iter(tags[chosen]))] if key in known else others
-            if any(self._since(tag) > self._layer((*path, key)) for tag in choices):
-                del value[key]
-            elif key not in known and others:
-                tag, allowed = next(iter(others.items()))
-                remedy = f"remove it, or write {'.'.join(tag)}: {' or '.join(allowed)}"
-                self.fail((*path, key), f"is not read with {'.'.join(tag)}: {given[tag]}; {remedy}")
-        return kinds[chosen]
+            if any(self.decided_after(choice, (*path, key)) for choice in needed):
+                del block[key]
+            elif needed:
+                choice, values = next(iter(needed.items()))
+                name = ".".join(choice)
+                instead_of_it = f"remove it, or write {name}: {' or '.join(values)}"
+                self.fail(
+                    (*path, key), f"is not read with {name}: {chosen[choice]}; {instead_of_it}"
+                )
+        return kinds[place]
 
     def refuse_unknown(self, values: dict[str, Any], known: Known, path: Key) -> None:
         """Stop at the first key of `values` that is not one of the `known`."""
@@ -377,7 +235,7 @@ class _Config:
         self.refuse_unknown(values, known, path)
         for name, (kind, field) in known.items():
             if field.default is MISSING and field.default_factory is MISSING and name not in values:
-                self.fail((*path, name), f"is missing; write {_describe(kind)}")
+                self.fail((*path, name), f"is missing; write {describe(kind)}")
         checked = {}
         # what has choices decides what else may be given
         for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):
@@ -391,19 +249,19 @@ class _Config:
 
     def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
         """Raise an `InputError` about a value that is none of the allowed ones."""
-        self.fail(path, f"is {show(value)}; write {_one_of(allowed)}{nearest(value, allowed)}")
+        self.fail(path, f"is {show(value)}; write {one_of(allowed)}{nearest(value, allowed)}")
 
     def check(self, value: Any, kind: Any, path: Key) -> Any:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
         members = members_of(kind)
-        if isinstance(value, _Words):
+        if isinstance(value, Words):
             value = self._mean(value, kind, path)
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
-        member = next((m for m in members if _fits(value, m)), UNSET)
+        member = next((m for m in members if fits(value, m)), UNSET)
         if member is UNSET:
             name = f", {NAMES[type(value)]}" if value is not None else ""
-            self.fail(path, f"is {show(value)}{name}; write {_remedy(value, kind)}")
+            self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             return self.check_block(value, fields_of(member), path)
@@ -418,11 +276,11 @@ class _Config:
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
 
-    def _mean(self, words: _Words, kind: Any, path: Key) -> Any:
+    def _mean(self, words: Words, kind: Any, path: Key) -> Any:
         """Return the plain value that command-line words have for a field of this type."""
         members = members_of(kind)
         if not words and bool not in members and Any not in members:
-            self.fail(path, f"has no value; write {_describe(kind)}")
+            self.fail(path, f"has no value; write {describe(kind)}")
         if not words or Any in members:
             return words.untyped()
         lists = [(type_args(m) or (Any,))[0] for m in members if shape_of(m) in (list, tuple)]
@@ -430,17 +288,17 @@ class _Config:
             value = read_word(words[0])
             if bool in members and str not in members:
                 value = BOOLEAN_WORDS.get(words[0].lower(), value)
-            fitting = [v for v in (value, words[0]) if any(_fits(v, m) for m in members)]
+            fitting = [v for v in (value, words[0]) if any(fits(v, m) for m in members)]
             if fitting or not lists:
                 return [*fitting, value][0]
         if not lists:
             self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
-        return [self._mean(_Words([word]), lists[0], path) for word in words]
+        return [self._mean(Words([word]), lists[0], path) for word in words]
 
     def build(self, value: Any, kind: Any, path: Key) -> Any:
         """Turn a checked plain value into the dataclasses and enums that its type `kind` names."""
         members = members_of(kind)
-        member = next(m for m in members if _fits(value, m))
+        member = next(m for m in members if fits(value, m))
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             known = fields_of(member)
@@ -449,10 +307,8 @@ class _Config:
                 return member(**inner)
             except ValueError as error:
                 message = " ".join(str(error).split())
-                words = re.findall(r"\w+", message)
-                named = [word for word in words if word in value]
-                named += [key for key, one in value.items() if one in words]
-                path = path or tuple(named[:1])
+                key = _key_at_fault(message, known, value)
+                path = path or ((key,) if key else ())
                 name = ".".join(path) or member.__name__
                 raise InputError(f"{self.source(path)}: {name}: {message}") from error
         if isinstance(value, list):
@@ -460,124 +316,27 @@ class _Config:
             built = [self.build(v, item, (*path, str(i))) for i, v in enumerate(value)]
             return tuple(built) if shape_of(member) is tuple else built
         if isinstance(value, dict):
-            return _copy(value)
+            return copied(value)
         return member(value) if isinstance(member, EnumType) else value
 
 
-def _merge(base: dict[str, Any], new: dict[str, Any], file: str, path: Key = ()) -> None:
-    """Lay the mapping of one file over those that it extends."""
-    for key, value in new.items():
-        if value is UNSET and key not in base:
-            name = ".".join((*path, key))
-            near = nearest(key, base)
-            raise InputError(f"{file}: {name} is !unset, but no base file sets it{near}.")
-        if value is UNSET:
-            del base[key]
-        elif isinstance(value, dict):
-            if not isinstance(base.get(key), dict):
-                base[key] = {}
-            _merge(base[key], value, file, (*path, key))
-        else:
-            base[key] = _copy(value)
+def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
+    """Return which key a library's message is about, or None where it does not say.
+
+    Without backticks (transformers' own), it is the first key that it spells, or whose value.
+    """
+    if "`" in message:
+        return key_named_in(message, known)
+    words = re.findall(r"\w+", message)
+    spelled = [word for word in words if word in given]
+    valued = [key for key, value in given.items() if value in words]
+    return next(iter([*spelled, *valued]), None)
 
 
-def _keys(content: Any, path: Key = ()) -> dict[Key, Any]:
-    """Return everything that a mapping writes, by its key."""
-    found = {}
-    for key, value in content.items() if isinstance(content, dict) else ():
-        found |= {(*path, key): value, **_keys(value, (*path, key))}
-    return found
-
-
-def _tags(kind: Any, path: Key) -> dict[Key, list[Any]]:
+def _choices(kind: Any, path: Key) -> dict[Key, list[Any]]:
     """Return what chooses a dataclass among those that a block may be, and its allowed values."""
     literals = {(*path, n): choices_of(k) for n, (k, _) in fields_of(kind).items() if choices_of(k)}
     return literals | {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
-
-
-def _plain(value: Any) -> Any:
-    return value.untyped() if isinstance(value, _Words) else value
-
-
-def _copy(value: Any) -> Any:
-    """Copy a YAML value; unlike deepcopy, it parts what two aliases of an anchor share."""
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
-
-
-def fields_of(cls: Any) -> dict[str, tuple[Any, Field]]:
-    """Return name -> (type, field) for what a dataclass takes."""
-    hints = get_type_hints(cls)
-    return {field.name: (hints[field.name], field) for field in fields(cls) if field.init}
-
-
-def members_of(kind: Any) -> list[Any]:
-    """Return the alternatives of a type; beside an enum, `str` only stands for its values."""
-    members = list(type_args(kind)) if type_origin(kind) in (Union, UnionType) else [kind]
-    has_enum = any(isinstance(m, EnumType) for m in members)
-    return [m for m in members if not (has_enum and m is str)]
-
-
-def choices_of(member: Any) -> list[Any]:
-    """Return the values that a Literal or an Enum allows, or [] for another type."""
-    if type_origin(member) is Literal:
-        return list(type_args(member))
-    if isinstance(member, EnumType):
-        return [item.value for item in member]
-    return []
-
-
-def shape_of(member: Any) -> Any:
-    """Return the class that a plain value of a type has, or Any."""
-    if is_dataclass(member):
-        return dict
-    return NoneType if member is None else type_origin(member) or member
-
-
-def _fits(value: Any, member: Any) -> bool:
-    """Whether a plain value has the shape of one alternative of a type."""
-    if choices := choices_of(member):
-        return type(value) in {type(choice) for choice in choices}
-    shape = shape_of(member)
-    if shape is tuple:
-        return isinstance(value, list) and len(value) == len(type_args(member))
-    if shape not in REMEDIES:
-        raise TypeError(f"a config field cannot be typed {member}")
-    return shape in (Any, type(value)) or (shape is float and type(value) is int)
-
-
-def _describe(kind: Any) -> str:
-    """Return what to write for a value of this type."""
-
-    def words(member: Any) -> str:
-        if choices := choices_of(member):
-            return _one_of(choices)
-        if shape_of(member) is tuple:
-            return f"a list of {len(type_args(member))}"
-        return REMEDIES[shape_of(member)]
-
-    return " or ".join(dict.fromkeys(map(words, members_of(kind))))
-
-
-def _remedy(value: Any, kind: Any) -> str:
-    members = set(members_of(kind))
-    if int in members and isinstance(value, float) and value.is_integer():
-        return f"{int(value)}"
-    if str in members and {str, NoneType} >= members and isinstance(value, bool | int | float):
-        return f'it in quotes ("{show(value)}")'
-    return _describe(kind)
-
-
-def _one_of(choices: Sequence[Any]) -> str:
-    words = [choice if isinstance(choice, str) else show(choice) for choice in choices]
-    return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
-
-
-def show(value: Any) -> str:
-    """Return a value as JSON, cut where it is long."""
-    text = dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _check_algorithm(config: _Config, run: Any) -> None:
@@ -588,7 +347,7 @@ def _check_algorithm(config: _Config, run: Any) -> None:
     except InputError as error:
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
-    given = {key: _plain(value) for key, value in config.values.items()}
+    given = {key: plain(value) for key, value in config.values.items()}
     names = allowed(fields_of(type(run))["algorithm"][1].metadata) or algorithms.ALGORITHMS
     known = {name: algorithms.ALGORITHMS[name].formulations.get(formulation) for name in names}
     others = {name: each for name, each in known.items() if each}
@@ -618,14 +377,6 @@ def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known)
         how = f"per_device_train_batch_size {each} x {many} x {steps} {value(steps)}"
     if batch <= 0 or not (generations := value("num_generations")) or batch % generations:
         divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
-        remedy = f"write {_one_of(divisors)}, or change" if divisors else "raise"
+        advice = f"write {one_of(divisors)}, or change" if divisors else "raise"
         shown = f"is {show(value('num_generations'))}, which does not divide the generation batch"
-        config.fail(("num_generations",), f"{shown} of {batch} ({how}); {remedy} the batch")
-
-
-def imported(name: Any) -> Any:
-    """Return the class that a dotted path names (in `trl` where it has no dot), or the class."""
-    if not isinstance(name, str):
-        return name
-    module, _, attribute = name.rpartition(".")
-    return getattr(import_module(module or "trl"), attribute)
+        config.fail(("num_generations",), f"{shown} of {batch} ({how}); {advice} the batch")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf_trl.data.files import Examples
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import Score, shown
 from rlhf_trl.evaluation.side_by_side import compare, table

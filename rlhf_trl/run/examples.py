@@ -5,8 +5,9 @@ Each takes the recipe's own fields and returns the examples of its `dataset:` bl
 
 from typing import Any
 
+from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.demonstrations import load_demonstrations
-from rlhf_trl.data.files import Examples, FileData
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.rewards.loading import answer_columns

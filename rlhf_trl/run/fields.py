@@ -3,11 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlhf_trl.data.demonstrations import DemonstrationData
-from rlhf_trl.data.files import Samples
-from rlhf_trl.data.judgments import OutcomeData, ProcessData, RewardData
-from rlhf_trl.data.pairs import PreferenceData
-from rlhf_trl.data.prompts import PromptData
+from rlhf_trl.data.blocks import (
+    DemonstrationData,
+    OutcomeData,
+    PreferenceData,
+    ProcessData,
+    PromptData,
+    RewardData,
+    Samples,
+)
 from rlhf_trl.errors import within
 from rlhf_trl.rollouts.store import Record, Rollouts
 from rlhf_trl.run.launch import Expect

@@ -7,8 +7,8 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 from trl.data_utils import _tokenize, common_prefix_length, is_conversational
 
 from rlhf_trl.algorithms import Preference
-from rlhf_trl.data.demonstrations import AnswersToLearn
-from rlhf_trl.data.files import Examples, FileData
+from rlhf_trl.data.blocks import AnswersToLearn, FileData
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.evaluation.held_out import Scores
 from rlhf_trl.evaluation.likelihoods import (
     Reading,

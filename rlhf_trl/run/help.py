@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 from rlhf_trl.algorithms import REQUIRED, formulation, parameter
 from rlhf_trl.errors import allowed
-from rlhf_trl.run import config
+from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.config_types import (
+    RENAMED,
+    choices_of,
+    fields_of,
+    members_of,
+    shape_of,
+    show,
+)
 from rlhf_trl.run.folders import home
 
 SOURCES = (
@@ -48,10 +56,10 @@ def recipe_help(own: type, trl: str, everything: bool) -> str:
     if "algorithm" in ours:
         name = ours["algorithm"].default
         more = {**dict(_of_loss(own, name, theirs)), **more}
-    rest = [key for key in theirs if key not in {*more, *config.RENAMED}]
+    rest = [key for key in theirs if key not in {*more, *RENAMED}]
     title, tiny = "TRL's fields:", home() / "configs" / "tiny" / f"{name}.yaml"
     if tiny.is_file() and not everything:
-        rest = [key for key in config.read_config(tiny) if key in rest]
+        rest = [key for key in read_config(tiny) if key in rest]
         title = f"TRL's fields that configs/tiny/{name}.yaml sets (--help all: all of TRL's):"
     lines = ["usage: --config FILE [--traceback] [--key VALUE ...] [--block.key VALUE ...]"]
     for head, part in (
@@ -83,12 +91,12 @@ def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
     """Yield the fields of a dataclass and of the blocks in it, by their dotted names."""
     source = "".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-1]))
     comments = _comments(source)
-    for name, (kind, field) in config.fields_of(cls).items():
+    for name, (kind, field) in fields_of(cls).items():
         words = allowed(field.metadata) or _kinds(kind)
         default = field.default if field.default_factory is MISSING else field.default_factory()
         yield block + name, _Told("|".join(words), _short(default), comments.get(name, ""))
         inner: dict[str, _Told] = {}
-        for member in filter(is_dataclass, config.members_of(kind)):
+        for member in filter(is_dataclass, members_of(kind)):
             for key, each in _own(member, f"{block}{name}."):
                 before = inner.setdefault(key, each)  # of several sources, kinds are joined
                 words = dict.fromkeys(f"{before.kind}|{each.kind}".split("|"))
@@ -106,8 +114,8 @@ def _comments(source: str) -> dict[str, str]:
 
 def _kinds(kind: Any) -> list[str]:
     """Return words for the alternatives of a type, but for null."""
-    shapes = [(m, config.shape_of(m)) for m in config.members_of(kind) if m is not type(None)]
-    found = (config.choices_of(m) or [getattr(shape, "__name__", "any")] for m, shape in shapes)
+    shapes = [(m, shape_of(m)) for m in members_of(kind) if m is not type(None)]
+    found = (choices_of(m) or [getattr(shape, "__name__", "any")] for m, shape in shapes)
     return [*dict.fromkeys(str(word) for words in found for word in words)]
 
 
@@ -115,12 +123,12 @@ def _short(default: Any) -> str:
     if default is MISSING or default == REQUIRED:
         return "(required)"
     plain = isinstance(default, str) and default and default.isprintable()
-    return "(below)" if is_dataclass(default) else default if plain else config.show(default)
+    return "(below)" if is_dataclass(default) else default if plain else show(default)
 
 
 def _of_loss(own: type, first: str, theirs: dict[str, _Told]) -> Iterator[tuple[str, _Told]]:
     """Yield the fields that the algorithms of a recipe read, its `first` algorithm before all."""
-    of, told = config.fields_of(own), set()
+    of, told = fields_of(own), set()
     for name in sorted(allowed(of["algorithm"][1].metadata), key=lambda name: name != first):
         row = formulation(name, of["formulation"][1].default)
         for key, value in {**row.reads, **row.trainer_reads}.items():

@@ -7,12 +7,13 @@ from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf_trl.data.files import Examples
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
 from rlhf_trl.output import numbered, weights_fault
-from rlhf_trl.run.config import Loaded, join_options, read_config
+from rlhf_trl.run.config import Loaded
+from rlhf_trl.run.config_files import join_options, read_config
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.stages import stage_of_config
 

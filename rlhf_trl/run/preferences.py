@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhf_trl.data.files import Examples
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.rollouts.generate import check_prompts

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.algorithms import algorithm, names
-from rlhf_trl.data.gym import GymData
+from rlhf_trl.data.blocks import GymData
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.config import join_options, read_config, read_options, show
+from rlhf_trl.run.config_files import join_options, read_config, read_options
+from rlhf_trl.run.config_types import show
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import home
 from rlhf_trl.run.stages import stage_of_config

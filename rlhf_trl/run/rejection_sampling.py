@@ -15,7 +15,8 @@ from trl.data_utils import is_conversational
 
 from rlhf_trl import output
 from rlhf_trl.book.selection import STRATEGIES, Pairs
-from rlhf_trl.data.files import Examples, code
+from rlhf_trl.data.columns import code
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.reached import reached
 from rlhf_trl.errors import InputError
@@ -30,7 +31,7 @@ from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
-from rlhf_trl.run.config import read_config
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.supervised import print_counts
 
 NAME = "rejection sampling"

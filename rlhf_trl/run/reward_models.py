@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.data import judgments
-from rlhf_trl.data.files import Examples
+from rlhf_trl.data.blocks import OutcomeData, ProcessData
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, load_tokenizer
 from rlhf_trl.reward_models.reader import good, judged_class
@@ -31,7 +32,7 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
     steps = {}
-    if isinstance(own.dataset, judgments.ProcessData):
+    if isinstance(own.dataset, ProcessData):
         separator, split = own.dataset.step_separator, own.dataset.step_split
         steps = {"step_separator": separator, "step_split": split}
     trainer = train.build(loaded, trainer_class, data, tokenizer, **steps)
@@ -46,9 +47,9 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
     """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
     config, sample = own.dataset, sampler(model, args, own.dataset, own.rollouts)
     load, more = judgments.load_outcomes, ()
-    if isinstance(config, judgments.ProcessData):  # the chapter's loss has no neutral class
+    if isinstance(config, ProcessData):  # the chapter's loss has no neutral class
         load, more = judgments.load_traces, (own.formulation == "code",)
-    elif not isinstance(config, judgments.OutcomeData):  # the code has no margin
+    elif not isinstance(config, OutcomeData):  # the code has no margin
         load, more = judgments.load_pairs_or_ranked, (own.formulation != "code",)
     data = train.read(args, load, config, own.max_samples, sample, *more)
     return data, load_tokenizer(model, args, data.conversational)

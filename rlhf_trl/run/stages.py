@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from rlhf_trl.algorithms import ALGORITHMS, Algorithm, PolicyGradient, algorithm
 from rlhf_trl.errors import InputError
-from rlhf_trl.run.config import Loaded, imported, load_config
+from rlhf_trl.run.config import Loaded, load_config
+from rlhf_trl.run.config_types import imported
 from rlhf_trl.run.launch import recipe
 
 

@@ -4,8 +4,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.demonstrations import load_demonstrations
-from rlhf_trl.data.files import FileData
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train

@@ -19,8 +19,9 @@ from transformers.trainer_callback import ProgressCallback
 
 from rlhf_trl import output
 from rlhf_trl.algorithms import nearest_row
-from rlhf_trl.data.columns import cells, check_unread
-from rlhf_trl.data.files import Examples, FileData
+from rlhf_trl.data.arrow import cells
+from rlhf_trl.data.blocks import FileData
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.errors import InputError, naming
@@ -28,13 +29,12 @@ from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES, AnswersHeldOut
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_quietly, load_tokenizer, prepare_model
-from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rewards.loading import answer_columns, check_right_answers, load_rewards
 from rlhf_trl.rewards.verifiers import task_metrics
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
-from rlhf_trl.run.config import read_config
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.seen import examples_seen
 
@@ -309,6 +309,8 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
     if own.reward_model:
+        from rlhf_trl.rewards.from_model import load_reward_model
+
         how = (own.reward_aggregate, own.reward_model_strips_think)
         rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
     names = [function.__name__ for function in rewards]
@@ -353,7 +355,10 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     begin(loaded, loaded.row.label)
     check_reward_model(own)
     data = read(args, load_prompts, own.dataset, answer_columns(own))
-    check_unread(data.train.column_names, getattr(own.dataset, "path", ""))
+    if isinstance(own.dataset, FileData):
+        from rlhf_trl.data.columns import check_unread
+
+        check_unread(data.train.column_names, own.dataset.path)
     check_generation_batch(args, data.train)
     check_held_out(args, data.held_out)  # before a reward model is loaded
     tokenizer = load_tokenizer(model, args, data.conversational)

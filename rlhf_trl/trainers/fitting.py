@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from rlhf_trl.data.columns import differing, table
+from rlhf_trl.data.arrow import differing, table
 from rlhf_trl.errors import InputError
 
 ATTEMPTS = 100  # orders tried before there are said to be too few different prompts

@@ -9,7 +9,7 @@ from torch import Tensor
 from trl import SFTTrainer
 from typing_extensions import override
 
-from rlhf_trl.data.columns import cells
+from rlhf_trl.data.arrow import cells
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
 from rlhf_trl.trainers.evaluating import Example, OverExamples

@@ -1,0 +1,49 @@
+"""The examples of a run, as its trainer and its evaluation take them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlhf_trl.data.gym import GymTasks, Row
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class Examples:
+    """The examples of a run.
+
+    `train` holds pairs (`prompt`, `chosen`, `rejected`, perhaps `margin` and `kind`, "offline" or
+    "on_policy"), unpaired examples (`prompt`, `completion`, `label`), ranked lists (`prompt`,
+    `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
+    demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
+    examples like them for evaluation. `dropped` counts the rows left out, by reason;
+    `candidates` are outcomes to rank, those of one prompt in a row. `notes` are sentences to print.
+    """
+
+    train: "Dataset"
+    held_out: "Dataset | None"
+    tasks: GymTasks | None
+    dropped: dict[str, int]
+    candidates: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def conversational(self) -> bool:
+        """Whether prompts are lists of messages."""
+        return isinstance(self.train[0]["prompt"], list)
+
+
+def examples(
+    train: list[Row],
+    held_out: list[Row],
+    tasks: GymTasks,
+    dropped: Mapping[str, int] | None = None,
+    candidates: list[Row] | None = None,
+) -> Examples:
+    """Return rows as the examples of a run; no held-out rows are None."""
+    from datasets import Dataset
+
+    sides = [Dataset.from_list(rows) if rows else None for rows in (train, held_out)]
+    return Examples(*sides, tasks, dict(dropped or {}), candidates or [])

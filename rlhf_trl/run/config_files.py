@@ -1,0 +1,246 @@
+"""What files and the command line write of a config, and which of them wrote what.
+
+The deepest file that a config `extends` is laid down first, those that extend it over it, and the
+command line over all: mappings are merged, anything else is replaced. Another `source` is another
+block: of what was written under it before, nothing stays.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlhf_trl.errors import InputError, nearest, option_name, refuse_repeated
+from rlhf_trl.run.config_types import show
+from rlhf_trl.run.yaml_loader import UNSET, read_word, read_yaml
+
+COMMAND_LINE = "command line"
+Key = tuple[str, ...]  # the way to a key: ("dataset", "specs", "0", "name")
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the mapping of a YAML file with everything it extends, without checking its keys."""
+    return Written(path).values
+
+
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return what a command line with `--config PATH` gives, without checking its keys."""
+    path, overrides = read_command_line([*words])
+    written = Written(path)
+    for option, value in overrides:
+        written.override(option, value)
+
+    def untyped(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: untyped(item) for key, item in value.items()}
+        return [untyped(item) for item in value] if isinstance(value, list) else plain(value)
+
+    return untyped(written.values)
+
+
+def join_options(*layers: Sequence[str]) -> list[str]:
+    """Return the options of several command lines, of which each overrules those before it."""
+    options: dict[str, list[str]] = {}
+    for words in layers:
+        name = ""
+        for word in words:
+            if word.startswith("--"):
+                name = option_name(word)
+                options.pop(name, None)  # it stands where it was given last
+            options.setdefault(name, []).append(word)
+    return [word for words in options.values() for word in words]
+
+
+class Words(tuple[str, ...]):
+    """What followed an option on the command line; the type of its field says what it means."""
+
+    def untyped(self) -> Any:
+        """Return the value these words have where no type is known; a bare option is true."""
+        values = [read_word(word) for word in self] or [True]
+        return values[0] if len(values) == 1 else values
+
+
+def read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, Words]]]:
+    """Return the path after `--config`, and the other options in order."""
+    options, equals = [], "="  # a value behind = is all that an option has
+    for word in argv:
+        if re.match("--?$|-[A-Za-z]", word):
+            raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            options.append((name, [value] if equals else []))
+        elif equals:
+            raise InputError(f"{COMMAND_LINE}: {word!r} belongs to no option; write --key value.")
+        else:
+            options[-1][1].append(word)
+    refuse_repeated(argv, several=("config",))  # which has a sentence of its own
+    match [words for name, words in options if name == "config"]:
+        case [[str(path)]] if path:
+            return path, [(name, Words(words)) for name, words in options if name != "config"]
+    raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
+
+
+def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """Return (file, content) for a config and all it extends, the deepest base first."""
+    chain = " extends ".join(os.path.normpath(each) for each in (*extended_by, path))
+    if path.resolve() in [each.resolve() for each in extended_by]:
+        raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
+    if extended_by and not path.is_file():
+        raise InputError(f"{chain}, which is not a file; a path is relative to the file it is in.")
+    content, name = read_yaml(path), os.path.normpath(path)
+    if "extends" not in content:
+        return [(name, content)]
+    base = content.pop("extends")
+    if not isinstance(base, str):
+        raise InputError(f"{name}: extends is {show(base)}; write the path of one YAML file.")
+    return [*_read_files(path.parent / base, (*extended_by, path)), (name, content)]
+
+
+class Written:
+    """The mapping that files and a command line write, and which of them wrote what."""
+
+    def __init__(self, path: str | Path):
+        self.file = str(path)
+        self.values: dict[str, Any] = {}
+        self._writers: list[str] = []  # files, the deepest base first, and the command line last
+        self._last: dict[Key, int] = {}  # which of them wrote a key last
+        self._decided: dict[Key, tuple[int, Any]] = {}  # which gave it its value, and the value
+        for file, content in _read_files(Path(path)):
+            self._writers.append(file)
+            self._lay(self.values, content)
+            self._note((), content)
+        self._writers.append(COMMAND_LINE)
+
+    def _lay(self, block: dict[str, Any], content: dict[str, Any], path: Key = ()) -> None:
+        """Lay what a file writes over what those that it extends have written."""
+        for key, value in content.items():
+            below = block.get(key)
+            if value is UNSET and key not in block:
+                name = ".".join((*path, key))
+                near = nearest(key, block)
+                raise InputError(
+                    f"{self._writers[-1]}: {name} is !unset, but no base file sets it{near}."
+                )
+            if value is UNSET:
+                del block[key]
+            elif isinstance(value, dict):
+                if not isinstance(below, dict):
+                    block[key] = {}
+                elif value.get("source", below.get("source")) != below.get("source"):
+                    # what was there is gone, so nothing is left to remove
+                    value = {k: v for k, v in value.items() if v is not UNSET or k not in below}
+                    block[key] = {}
+                    self._forget((*path, key))
+                self._lay(block[key], value, (*path, key))
+            else:
+                block[key] = copied(value)
+
+    def _note(self, path: Key, value: Any) -> None:
+        """Remember that the last of the writers wrote the key at `path`, and all keys in it."""
+        writer = len(self._writers) - 1
+        self._last[path] = writer
+        if path not in self._decided or self._decided[path][1] != value:
+            self._decided[path] = writer, value
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                self._note((*path, key), inner)
+
+    def _forget(self, path: Key) -> None:
+        """Forget who wrote the keys of a block."""
+        for notes in (self._last, self._decided):
+            for key in [key for key in notes if key[: len(path)] == path]:
+                del notes[key]
+
+    def _last_writer(self, path: Key) -> int:
+        """Return who last wrote a key or part of it; -1: nobody did."""
+        parts = (writer for key, writer in self._last.items() if key[: len(path)] == path)
+        return max(parts, default=-1)
+
+    def decided_after(self, choice: Key, path: Key) -> bool:
+        """Whether a choice got its value from who came after the last that wrote the key."""
+        writer, _ = self._decided.get(choice, (-1, None))
+        return writer > self._last_writer(path)
+
+    def source(self, path: Key) -> str:
+        """Return where the key at `path`, or the block it is missing from, was last written."""
+        prefixes = [path[:length] for length in range(len(path), 0, -1)]
+        writers = [self._writers[self._last[prefix]] for prefix in prefixes if prefix in self._last]
+        if COMMAND_LINE in writers:  # it replaces blocks whole
+            return COMMAND_LINE
+        return writers[0] if writers else self.file
+
+    def fail(self, path: Key, message: str) -> NoReturn:
+        """Raise an `InputError` about the key at `path`."""
+        raise InputError(f"{self.source(path)}: {'.'.join(path)} {message}.")
+
+    def value(self, path: Key, default: Any = None) -> Any:
+        """Return the plain value at `path`."""
+        node: Any = self.values
+        for key in path:
+            if (node := plain(node).get(key, UNSET)) is UNSET:
+                return default
+        return plain(node)
+
+    def override(self, option: str, new: Any) -> None:
+        """Set one option of the command line; dots lead into blocks, mappings and lists."""
+        head, *tail = option.split(".")
+        head = head.replace("-", "_")
+        if head.startswith("no_") and not tail and not new:
+            head, new = head.removeprefix("no_"), False
+        path = (head, *tail)
+        node: Any = self.values
+        for depth, place in enumerate(path):
+            here = f"{COMMAND_LINE}: --{option}: {'.'.join(path[:depth])} is"
+            if isinstance(node, list):
+                if not place.isdecimal() or int(place) >= len(node):
+                    raise InputError(
+                        f"{here} a list of {len(node)}, and {place!r} is no index (the first is 0)."
+                    )
+                place = int(place)
+            elif not isinstance(node, dict):
+                raise InputError(f"{here} neither a mapping nor a list.")
+            if depth == len(path) - 1:
+                break
+            child = plain(node[place] if isinstance(node, list) else node.get(place))
+            if child is None:
+                child = {}
+                self._note(path[: depth + 1], child)
+            node[place] = child
+            node = child
+        if tail and place == "source" and plain(node.get(place)) != plain(new):
+            self._keep_own(node, path[:-1])
+        node[place] = new
+        self._note(path, plain(new))
+
+    def _keep_own(self, block: dict[str, Any], path: Key) -> None:
+        """Remove from a block what the command line, the last of the writers, did not write."""
+        command_line = len(self._writers) - 1
+        for key in [key for key in block if self._last_writer((*path, key)) < command_line]:
+            del block[key]
+            self._forget((*path, key))
+
+    def rename(self, old: str, new: str) -> None:
+        """Take the old name of a key for the new one; what was written later wins."""
+        if old not in self.values:
+            return
+        value = self.values.pop(old)
+        wrote_old = self._last_writer((old,))
+        wrote_new = self._last_writer((new,))
+        if new not in self.values or wrote_old > wrote_new:
+            self.values[new] = value
+            self._last[new,] = wrote_old
+        elif wrote_old == wrote_new and plain(value) != plain(self.values[new]):
+            self.fail((old,), f"is the old name of {new}, which has another value; remove it")
+
+
+def plain(value: Any) -> Any:
+    """Return the value that words of the command line have where no type is known."""
+    return value.untyped() if isinstance(value, Words) else value
+
+
+def copied(value: Any) -> Any:
+    """Copy a YAML value; unlike deepcopy, it parts what two aliases of an anchor share."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
