@@ -121,7 +121,8 @@ class Trained:
         """Return the gradient of each completion's sum of log-probabilities, (N, completions)."""
         view = window.view(window.batch.temperature) if self.online else window.view
         masks = [view.mask] if self.online else [view.micro[0].mask]
-        if self.base in ("ORPOTrainer", "CPOTrainer"):  # which count whole texts, too
+        stock = not self.row or self.also.get("formulation") == "trl"
+        if stock and self.base in ("ORPOTrainer", "CPOTrainer"):  # which count whole texts, too
             masks.append(view.micro[0].text)
         rows = [mask * one[:, None] for mask in masks for one in torch.eye(len(mask)).double()]
         return torch.stack([view.gradient(r if self.online else [r]) for r in rows], 1)
