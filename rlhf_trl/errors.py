@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,11 @@ def end(sentence: str, with_traceback: bool) -> NoReturn:
     if with_traceback:
         traceback.print_exc()
     sys.exit(f"error: {sentence}")
+
+
+def reason_in_short(error: BaseException, width: int = 300) -> str:
+    """Return what an error says, in one line; of what is longer than `width`, the first words."""
+    return textwrap.shorten(str(error), width, placeholder=" ...", break_on_hyphens=False)
 
 
 def within(wanted: str, default: Any = MISSING) -> Any:

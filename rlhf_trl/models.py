@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, reason_in_short
 from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
@@ -135,15 +135,26 @@ def load_language_model(source: str, **options: Any) -> Any:
     revision = options.get("revision")
     if find_adapter_config_file(source, revision=revision) is None:
         return AutoModelForCausalLM.from_pretrained(source, **options)
-    from peft import AutoPeftModelForCausalLM
+    from peft import PeftConfig, PeftModelForCausalLM
 
+    config = PeftConfig.from_pretrained(source, **options)
+    if config.is_prompt_learning:
+        raise InputError(
+            f"{source} is an adapter that holds a learned prompt, which is not read here; name one "
+            "that changes weights, such as LoRA."
+        )
+    base_class = (config.auto_mapping or {}).get("base_model_class", "")
+    if config.task_type not in (None, "CAUSAL_LM") or "Classification" in base_class:
+        raise InputError(
+            f"{source} is an adapter of another kind of model ({config.task_type or base_class}), "
+            "which writes no answers; name one of a language model (CAUSAL_LM)."
+        )
+    # Not by AutoPeftModelForCausalLM, which adds rows to the embeddings of a base that has fewer
+    # than its tokenizer has tokens; training does not.
+    base_options = {**options, "revision": config.revision}
     with fitting_adapter(source):
-        model = AutoPeftModelForCausalLM.from_pretrained(source, **options)
-        if model.active_peft_config.is_prompt_learning:
-            raise InputError(
-                f"{source} is an adapter that holds a learned prompt, which is not read here; name "
-                "one that changes weights, such as LoRA."
-            )
+        base = AutoModelForCausalLM.from_pretrained(config.base_model_name_or_path, **base_options)
+        model = PeftModelForCausalLM.from_pretrained(base, source, **options)
         check_adapter(model, source, revision)
     return model
 
@@ -169,7 +180,7 @@ def fitting_adapter(source: str) -> Iterator[None]:
         yield
     except (KeyError, RuntimeError) as error:  # a weight is missing, or of another shape
         lacking = isinstance(error, KeyError)
-        reason = f"it lacks {error.args[0]}" if lacking else " ".join(str(error).split())[:300]
+        reason = f"it lacks {error.args[0]}" if lacking else reason_in_short(error)
         raise InputError(
             f"{source} is an adapter that does not fit its base model ({reason}); name a whole "
             f"one, or correct base_model_name_or_path in its {ADAPTER}."

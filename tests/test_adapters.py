@@ -1,5 +1,6 @@
 """Adapters as models that answer: every weight of theirs counts, or they are refused."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -12,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
-from rlhf_trl.errors import InputError
-from rlhf_trl.models import load_language_model
+from rlhf_trl.errors import InputError, reason_in_short
+from rlhf_trl.models import load_language_model, load_policy
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rollouts.generate import GREEDY
 from rlhf_trl.rollouts.sampling import sample_completions
@@ -128,6 +129,58 @@ def test_a_reward_models_adapter_that_has_another_weight_is_refused(tmp_path):
     save_file({**load_file(file), "base_model.model.other": torch.zeros(2)}, file)
     with pytest.raises(InputError, match=r"an adapter that also has base_model\.model\.other"):
         load_reward_model(str(adapter), tokenizer, args)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_dora": True}, {"target_modules": ["embed_tokens", "q_proj"]}],
+    ids=["lora", "dora", "embeddings"],
+)
+@pytest.mark.filterwarnings("ignore:Setting `save_")
+@torch.no_grad()
+def test_a_base_with_fewer_rows_than_its_tokenizer_has_tokens_stays_as_it_is(
+    own_model, tmp_path, options
+):
+    folder = make_adapter(tmp_path / "adapter", own_model, scale=0.2, **options)
+    base = AutoModelForCausalLM.from_pretrained(own_model)
+    rows = len(base.get_input_embeddings().weight)
+    assert len(AutoTokenizer.from_pretrained(folder)) > rows
+    expected = PeftModel.from_pretrained(base, folder).eval()(IDS).logits
+    args = SimpleNamespace(device="cpu", model_init_kwargs=None)
+    policy = load_policy(ModelConfig(model_name_or_path=str(folder)), args)
+    teacher = load_language_model(str(folder), dtype=torch.float32)  # as a trainer loads one
+    for model in (policy, teacher.eval()):
+        assert len(model.get_input_embeddings().weight) == model.config.vocab_size == rows
+        assert torch.equal(model(IDS).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"task_type": "SEQ_CLS"}, "SEQ_CLS"),
+        (
+            {
+                "auto_mapping": {
+                    "base_model_class": "Qwen2ForTokenClassification",
+                    "parent_library": "transformers",
+                }
+            },
+            "Qwen2ForTokenClassification",
+        ),
+    ],
+)
+def test_an_adapter_of_a_classifier_is_no_language_model(tmp_path, settings, kind):
+    file = make_adapter(tmp_path / "adapter") / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    with pytest.raises(InputError, match=rf"another kind of model \({kind}\), which writes no an"):
+        load_language_model(str(file.parent))
+
+
+def test_an_error_text_that_is_cut_ends_at_a_word():
+    error = ValueError("size mismatch\n  for embed-tokens of base_model")
+    assert reason_in_short(error) == "size mismatch for embed-tokens of base_model"
+    assert reason_in_short(error, 30) == "size mismatch for ..."
+    assert reason_in_short(error, 34) == "size mismatch for embed-tokens ..."
 
 
 def test_a_learned_prompt_is_refused(tmp_path):

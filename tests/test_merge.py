@@ -80,6 +80,28 @@ def test_adapters_of_embeddings_and_of_tokens_are_merged(tmp_path, options, stay
     assert tied is merged.config.tie_word_embeddings is stays_tied
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_dora": True}, {"target_modules": ["embed_tokens", "q_proj"]}],
+    ids=["lora", "dora", "embeddings"],
+)
+@pytest.mark.filterwarnings("ignore:Setting `save_")
+def test_a_merged_model_has_as_many_rows_as_its_base(own_model, tmp_path, options):
+    adapter = make_adapter(tmp_path / "adapter", own_model, scale=0.2, **options)
+    folder, gap = merging.merge(str(adapter))
+    assert gap <= 1e-5
+    base, merged = (AutoModelForCausalLM.from_pretrained(at) for at in (own_model, folder))
+    rows = len(base.get_input_embeddings().weight)
+    assert len(AutoTokenizer.from_pretrained(folder)) > rows
+    assert len(merged.get_input_embeddings().weight) == merged.config.vocab_size == rows
+    ids = torch.arange(7, 103).view(4, 24)
+    with torch.no_grad():
+        apart = PeftModel.from_pretrained(base, adapter).eval()(ids).logits
+        logits = merged(ids).logits
+    assert logits.shape == apart.shape
+    assert (logits - apart).abs().max() <= 1e-5 * apart.abs().max()
+
+
 @pytest.mark.parametrize(("gap", "refused"), [(6e-6, False), (1.5e-5, True)])
 def test_the_tolerance_lies_between(run_folder, monkeypatch, gap, refused):
     merge = PeftModel.__getattr__

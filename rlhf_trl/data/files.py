@@ -28,7 +28,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.prompt_keys import prompt_hash, prompt_key
 from rlhf_trl.data.readers import Misfit, WrongRow, check_reader, examples_of, forms
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, reason_in_short
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,7 +142,7 @@ def _rows(
         raise
     except Exception as error:  # the libraries below raise many kinds
         _find_fault(kind, files, key)
-        said = " ".join(str(error.__cause__ or error).split())[:300]
+        said = reason_in_short(error.__cause__ or error)
         raise InputError(
             f"dataset.{key}: {path} cannot be read at split {split!r} ({type(error).__name__}: "
             f"{said}); write the path of a file ({', '.join(FORMATS)}) or of a copy of a hub set, "

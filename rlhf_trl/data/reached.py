@@ -14,6 +14,8 @@ from typing import Any
 
 from datasets.utils._dill import Pickler
 
+from rlhf_trl.errors import reason_in_short
+
 PACKAGE = __name__.partition(".")[0]
 INSTALLED = {"site-packages", "dist-packages"}  # the folders of installed packages
 
@@ -78,7 +80,7 @@ def _pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
     try:
         pickler.dump(value)
     except Exception as error:  # a value may raise anything
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_in_short(error, 200)
         raise ValueError(f"{what} holds what cannot be hashed ({reason})") from error
     return pickler.written.getvalue(), pickler.modules
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf_trl.data.examples import Examples
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, reason_in_short
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
 from rlhf_trl.output import numbered, weights_fault
@@ -46,7 +46,7 @@ def loading(word: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(str(error).removeprefix("model_name_or_path: ")) from error
     except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
+        said = reason_in_short(error)
         raise InputError(f"{word} cannot be loaded as a language model: {said}") from error
 
 
