@@ -90,27 +90,6 @@ def named(word: str, reward_model: bool = False) -> Named:
     return Named(word, str(folder), str(run / "config.yaml") if run else None)
 
 
-def model_folder(field: str, name: str) -> str:
-    """Return the folder or hub name of a model that a config's `field` names.
-
-    The folder of a run stands for its `model/`. A folder that does not exist is an error.
-    """
-    folder = Path(name)
-    if folder.is_dir():
-        of_a_run = not any((folder / file).is_file() for file in ("config.json", ADAPTER))
-        return str(folder / "model") if of_a_run and (folder / "model").is_dir() else name
-    if (
-        name.count("/") < 2
-        and name[:1] not in "./~"
-        and not ("/" in name and folder.parent.is_dir())
-    ):
-        return name
-    run = folder.parent if folder.name == "model" else folder
-    config = Path("configs", "tiny", f"{run.name}.yaml")
-    how = f" ({config})" if (home() / config).is_file() else ""
-    raise InputError(f"{field}: there is no folder {name}; train it first{how}, or name another.")
-
-
 def config_of(models: Sequence[Named], config: str | None) -> str | None:
     """Return the path of the given config, of the first run's, or of the embedded model's."""
     found = [config, *(model.config for model in models)]

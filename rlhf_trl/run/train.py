@@ -37,7 +37,7 @@ from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
-from rlhf_trl.run.named import model_folder
+from rlhf_trl.run.folders import model_folder
 from rlhf_trl.run.seen import examples_seen, kind_of
 
 # What makes a resumed run another one: refused, but for what `resume_changed` names.
