@@ -176,15 +176,17 @@ def _lightly() -> Iterator[None]:
 
 def _race(args: argparse.Namespace) -> None:
     from rlhf_trl.evaluation import tables
-    from rlhf_trl.run.race import race
+    from rlhf_trl.run.race import legend, race
 
     names = [name.strip() for name in args.algorithms.split(",")]
     if args.seeds < 1:
         raise InputError(f"--seeds is {args.seeds}; write 1 or more.")
     folder = Path(args.output_dir)
     options = {"config": args.config, "jobs": args.jobs, "extra": args.rest}
-    lines = race(names, args.seeds, folder, **options, iterations=1 if args.on_policy else 2)
+    iterations = 1 if args.on_policy else 2
+    lines = race(names, args.seeds, folder, **options, iterations=iterations)
     print(tables.text(lines))
+    print(f"\n{legend(lines, iterations, args.rest)}")
     print(f"\nrace.md, race.json and race.png are in {folder}")
 
 

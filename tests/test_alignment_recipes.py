@@ -78,7 +78,10 @@ def test_the_answers_of_on_policy_pairs_are_kept_for_a_resumed_run(run, refused,
     groups = [{row["label"] for row in kept[n : n + 4]} for n in range(0, len(kept), 4)]
     pairs = sum(len(labels) == 2 for labels in groups)
     assert len(groups) == 24 and 4 <= pairs < 24
-    assert f"left out {24 - pairs} rows" in out
+    assert out.splitlines()[0].endswith("8 pairs per optimizer step")
+    held = [json.loads(x)["label"] for x in (whole / "samples-held-out.jsonl").open()]
+    lost = sum(len({*held[n : n + 4]}) < 2 for n in range(0, len(held), 4))
+    assert f"left out {24 - pairs} training and {lost} held-out rows" in out
     again, _ = run("dpo", "dpo", *words, folder=tmp_path / "again")
     assert weights(whole) == weights(again)
     stopped = tmp_path / "stopped"
@@ -99,7 +102,7 @@ def test_the_answers_of_on_policy_pairs_are_kept_for_a_resumed_run(run, refused,
     kept[4 * first : 4 * first + 4] = [kept[4 * first]] * 4
     file.write_text("".join(json.dumps(row) + "\n" for row in kept))
     _, out = run("dpo", "dpo", *resume, folder=stopped)
-    assert f"left out {25 - pairs} rows" in out
+    assert f"left out {25 - pairs} training and {lost} held-out rows" in out
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

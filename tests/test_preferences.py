@@ -70,6 +70,7 @@ def test_on_policy_data_samples_both_sides_and_counts_what_is_left_out():
     assert [row["prompt"] for row in found.train] == [r["prompt"] for r in found.tasks.train[:3]]
     assert all(row["rejected"][0]["content"] == said("no") for row in found.train)
     assert found.dropped == {"right and wrong not both among 4 samples": 47}
+    assert found.dropped_held_out == {"right and wrong not both among 4 samples": 17}
     none = data(pairs="on_policy", samples_per_prompt=2)  # the third answer is not asked for
     with pytest.raises(InputError, match="no on-policy pair"):
         load_preferences(none, None, False, sample)

@@ -257,6 +257,32 @@ def test_a_wheel_holds_recipes_and_configs_and_an_editable_install_has_them_besi
     assert set(listed["packages"]) == packages | set(listed["package-dir"])
 
 
+@pytest.mark.parametrize(
+    ("options", "updates"),
+    [
+        ([], "; num_iterations is 2 (1 with --on_policy)"),
+        (["--on_policy"], "; num_iterations is 1 (2 without --on_policy)"),
+        (["--num_iterations", "3"], ""),
+    ],
+)
+def test_a_race_says_what_its_columns_are(
+    tmp_path, monkeypatch, capsys, stand_in, options, updates
+):
+    monkeypatch.chdir(tmp_path)
+    stand_in(lambda folder, part, _: finished(part, 0.9))
+    main(["race", "--algorithms", "grpo", "--seeds", "1", *options])
+    legend = (
+        "exact match: share of right greedy answers to held-out questions; "
+        "start: exact match before training (reward models: best of n); "
+        "reward: mean of the training completions, last 10 logged steps; "
+        "clipped: share of ratios outside the clip range, all of training; "
+        f"seen: what training learned from{updates}"
+    )
+    below = [legend, "", "race.md, race.json and race.png are in outputs/race"]
+    assert capsys.readouterr().out.splitlines()[-3:] == below
+    assert Path("outputs/race/race.md").read_text().endswith(f" |\n\n{legend}\n")
+
+
 def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(tmp_path)
     pairs = {"dpo": {"eval_rewards/margins": 1, "eval_pair_accuracy": 0.75}, "sft_chosen": {}}
@@ -287,7 +313,7 @@ def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch, 
         "| algorithm | first error | AUC | best of n | start | questions | seen | CPU s |"
     )
     end = "0.900 | 0.400 | 256 | 1536 completions | 20.0 |"
-    assert lines[2:] == [f"| orm | - | 0.750 | {end}", f"| prm | 0.750 | - | {end}"]
+    assert lines[2:4] == [f"| orm | - | 0.750 | {end}", f"| prm | 0.750 | - | {end}"]
     results = json.loads((tmp_path / "race.json").read_text())
     assert results["prm"][0]["curve"] == [[0, 0.4], [12, 0.9]]
 

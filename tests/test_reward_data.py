@@ -108,6 +108,7 @@ def test_mixed_pairs_are_the_offline_and_the_on_policy_ones_shuffled():
     assert sorted(map(json.dumps, found.train)) == sorted(map(json.dumps, expected))
     assert Counter(row["kind"] for row in found.held_out) == {"offline": 20, "on_policy": 7}
     assert found.dropped == {"right and wrong not both among 8 samples": 33}
+    assert found.dropped_held_out == {"right and wrong not both among 8 samples": 13}
     assert list(load_preferences(config, sample=sample).train) == list(found.train)
     other = load_preferences(SampledPairs(**GYM, pairs="mixed", seed=1), sample=sample)
     kinds = [[row["kind"] for row in rows] for rows in (found.train, other.train)]
@@ -251,6 +252,8 @@ def test_ranked_lists_of_a_block_count_what_is_left_out():
     left_out = found.dropped["not 5 different demonstrations"]
     assert left_out == 400 - len(found.train)
     assert abs(left_out / 400 - 1 / 3) < 0.1  # four standard errors
+    held_out = found.dropped_held_out["not 5 different demonstrations"]
+    assert held_out == 20 - len(found.held_out) > 0
     assert all(len(row["ranked"]) == 5 for row in [*found.train, *found.held_out])
 
 

@@ -168,7 +168,7 @@ def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate
     assert [*told] == ["talk to it", "evaluate it", "in Python", "train on"]
     assert told["talk to it"] == f"rlhf-trl chat {shown}"
     assert told["evaluate it"] == f"rlhf-trl evaluate tiny {shown}"
-    longer = "the same with --resume_from_checkpoint auto --max_steps 8"
+    longer = "the same command with --resume_from_checkpoint auto, and --max_steps 8 in place of 4"
     assert told["train on"] == f"{longer}; the learning rate then follows the longer schedule"
     said = []
     exec(told["in Python"], {"print": said.append})

@@ -19,6 +19,7 @@ class Examples:
     `ranked`), outcomes (unpaired ones with `finished`), traces (`prompt`, `completions`, `labels`),
     demonstrations (`prompt`, `completion`), or prompts with all columns beside them; `held_out`
     examples like them for evaluation. `dropped` counts the rows left out, by reason;
+    `dropped_held_out` counts those of `held_out` where they are counted by themselves.
     `candidates` are outcomes to rank, those of one prompt in a row. `notes` are sentences to print.
     """
 
@@ -28,6 +29,7 @@ class Examples:
     dropped: dict[str, int]
     candidates: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    dropped_held_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def conversational(self) -> bool:
@@ -41,9 +43,12 @@ def examples(
     tasks: GymTasks,
     dropped: Mapping[str, int] | None = None,
     candidates: list[Row] | None = None,
+    dropped_held_out: Mapping[str, int] | None = None,
 ) -> Examples:
     """Return rows as the examples of a run; no held-out rows are None."""
     from datasets import Dataset
 
     sides = [Dataset.from_list(rows) if rows else None for rows in (train, held_out)]
-    return Examples(*sides, tasks, dict(dropped or {}), candidates or [])
+    found = Examples(*sides, tasks, dict(dropped or {}), candidates or [])
+    found.dropped_held_out = dict(dropped_held_out or {})
+    return found

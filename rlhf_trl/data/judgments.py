@@ -29,6 +29,8 @@ from rlhf_trl.errors import InputError
 if TYPE_CHECKING:
     from datasets import Dataset
 
+BLANK = "a blank answer has no steps"  # why a sampled trace is left out
+
 
 def load_pairs_or_ranked(
     config: RewardData, max_samples: int | None, sample: Sample, margin: bool = True
@@ -63,8 +65,10 @@ def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Ex
     if not train:
         raise InputError(f"dataset.list_length: no question has {length} demonstrations; lower it.")
     held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
-    dropped = {f"not {length} different demonstrations": len(asked) - len(train)}
-    return examples(train, held_out, tasks, dropped)
+    reason = f"not {length} different demonstrations"
+    dropped = {reason: len(asked) - len(train)}
+    dropped_held_out = {reason: len(tasks.held_out) - len(held_out)}
+    return examples(train, held_out, tasks, dropped, dropped_held_out=dropped_held_out)
 
 
 def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) -> Examples:
@@ -112,10 +116,13 @@ def load_traces(
             where = "the synthetic traces"
             train = made.synthetic_traces(asked, config.errors, config.seed)
             held_out = made.synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
+        answered = {"train": len(train), "held-out": len(held_out)}
         train, held_out = (made.labeled_traces(x, config.step_split) for x in (train, held_out))
         if not train:  # sampled, and all blank
             _check_labels((), where)
         found = examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+        found.dropped[BLANK] = answered["train"] - len(train)
+        found.dropped_held_out[BLANK] = answered["held-out"] - len(held_out)
     found.train = chunked(found.train, config.max_steps)
     if found.held_out is not None:
         found.held_out = chunked(found.held_out, config.max_steps)

@@ -50,10 +50,12 @@ def load_preferences(
             "dataset.pairs: the model gave no prompt both a right and a wrong answer, so there is "
             "no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
         )
-    dropped = {f"right and wrong not both among {count} samples": len(asked) - len(rows)}
     held_out = pairs(tasks.held_out, "held-out")
+    reason = f"right and wrong not both among {count} samples"
+    dropped = {reason: len(asked) - len(rows)}
+    dropped_held_out = {reason: len(tasks.held_out) - len(held_out)}
     if config.pairs == "mixed":
         rows = mixed_pairs(offline_pairs(asked, config.seed), rows, config.seed)
         offline = offline_pairs(tasks.held_out, config.eval_seed)
         held_out = mixed_pairs(offline, held_out, config.eval_seed)
-    return examples(rows, held_out, tasks, dropped)
+    return examples(rows, held_out, tasks, dropped, dropped_held_out=dropped_held_out)

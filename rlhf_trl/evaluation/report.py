@@ -156,13 +156,18 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
     Questions that were not asked both times (a run may go on with other data) have no sample.
     """
     ends = _ends(evaluations)
-    lines = [" " * 24 + "".join(f"{f'step {step}':>12}" for step in ends)]
-    for key in dict.fromkeys(key for each in ends.values() for key in each["metrics"]):
-        name = key.removeprefix("eval_").replace("_", " ")
+    names = {
+        key: key.removeprefix("eval_").replace("_", " ")
+        for end in ends.values()
+        for key in end["metrics"]
+    }
+    width = max(24, *map(len, names.values()))
+    lines = [" " * width + "".join(f"{f'step {step}':>12}" for step in ends)]
+    for key, name in names.items():
         # AUC and its like are not defined where only one class is left
         values = [each["metrics"].get(key) for each in ends.values()]
         cells = [f"{'-':>12}" if value is None else f"{value:12.3f}" for value in values]
-        lines.append(f"{name:24}{''.join(cells)}")
+        lines.append(f"{name:{width}}{''.join(cells)}")
     said = {step: {a["question"]: a for a in each["answers"]} for step, each in ends.items()}
     first, last = said[min(said)], said[max(said)]
     if asked := [question for question in last if question in first][:SAMPLES_SHOWN]:
@@ -281,7 +286,10 @@ def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) 
             told["merge it"] = f"{command} merge {run}"
         load = f"answer = pipeline('text-generation', {model!r}, do_sample=False)"
         told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
-    longer = f"the same with --resume_from_checkpoint auto --max_steps {2 * steps}"
+    longer = (
+        "the same command with --resume_from_checkpoint auto, and "
+        f"--max_steps {2 * steps} in place of {steps}"
+    )
     told["train on"] = f"{longer}; the learning rate then follows the longer schedule"
     if not numbered(Path(folder), "checkpoint-"):
         told["train on"] = "possible after a run with --save_strategy steps"

@@ -1,10 +1,34 @@
-"""Where recipes and configs are: inside an installed wheel, or beside the package's folder."""
+"""Where recipes, configs and the models of runs are."""
 
 from pathlib import Path
 
+from rlhf_trl.errors import InputError
+from rlhf_trl.models import ADAPTER
+
 
 def home() -> Path:
-    """Return the folder that holds `recipes/` and `configs/`."""
+    """Return the folder that holds `recipes/` and `configs/`: a wheel's own, or beside it."""
     package = Path(__file__).parents[1]
     # an editable install maps modules only, so it has no rlhf_trl/recipes on disk
     return package if (package / "recipes").is_dir() else package.parent
+
+
+def model_folder(field: str, name: str) -> str:
+    """Return the folder or hub name of a model that a config's `field` names.
+
+    The folder of a run stands for its `model/`. A folder that does not exist is an error.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        of_a_run = not any((folder / file).is_file() for file in ("config.json", ADAPTER))
+        return str(folder / "model") if of_a_run and (folder / "model").is_dir() else name
+    if (
+        name.count("/") < 2
+        and name[:1] not in "./~"
+        and not ("/" in name and folder.parent.is_dir())
+    ):
+        return name
+    run = folder.parent if folder.name == "model" else folder
+    config = Path("configs", "tiny", f"{run.name}.yaml")
+    how = f" ({config})" if (home() / config).is_file() else ""
+    raise InputError(f"{field}: there is no folder {name}; train it first{how}, or name another.")

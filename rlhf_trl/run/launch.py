@@ -232,8 +232,11 @@ def check_wrapper(trainer: Any) -> None:
         )
 
 
-def describe_launch(args: Any, name: str) -> str:
-    """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic."""
+def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
+    """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic.
+
+    `kind` is what the examples are called that a run without generations learns from.
+    """
     processes = args.world_size
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
@@ -242,7 +245,7 @@ def describe_launch(args: Any, name: str) -> str:
     )
     per_step = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
     if not hasattr(args, "generation_batch_size"):
-        return line + f"{per_step} examples per optimizer step"
+        return line + f"{per_step} {kind} per optimizer step"
     prompts = args.generation_batch_size // args.num_generations
     updates = args.num_iterations * args.steps_per_generation / args.gradient_accumulation_steps
     return line + (

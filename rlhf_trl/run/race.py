@@ -41,6 +41,17 @@ TRAINING = {
     "KL": "kl",
     "entropy": "entropy",
 }
+# What the columns of the table mean; the others are measured on held-out examples, too.
+MEANINGS = {
+    "exact match": "exact match: share of right greedy answers to held-out questions",
+    "sampled": "sampled: the same of sampled answers",
+    "start": "start: exact match before training (reward models: best of n)",
+    "reward": f"reward: mean of the training completions, last {LAST} logged steps",
+    "clipped": "clipped: share of ratios outside the clip range, all of training",
+    "KL": f"KL: estimate to the reference policy in training, last {LAST} logged steps",
+    "entropy": f"entropy: nats per token in training, last {LAST} logged steps",
+    "seen": "seen: what training learned from",
+}
 PREFERENCES = {
     "pair accuracy": "eval_pair_accuracy",
     "log p chosen": "eval_logps/chosen",
@@ -108,7 +119,8 @@ def race(
     _check_questions(results)
     write_json(folder / "race.json", results)
     lines = table(results)
-    write_whole(folder / "race.md", markdown(lines) + "\n")
+    below = legend(lines, iterations, extra)
+    write_whole(folder / "race.md", f"{markdown(lines)}\n\n{below}\n")
     draw(folder / "race.png", results)
     return lines
 
@@ -277,6 +289,20 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
             line[heading] = cell(runs, key)
         lines.append(line)
     return lines
+
+
+def legend(lines: list[Line], iterations: int = 1, extra: list[str] | None = None) -> str:
+    """Return one line that says what the columns of a race's table mean, and what all runs share.
+
+    `iterations` and `extra` are those of `race`.
+    """
+    shown = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
+    told = [meaning for name, meaning in MEANINGS.items() if name in shown]
+    overruled = any(word.partition("=")[0] == "--num_iterations" for word in extra or [])
+    if not overruled and any(line["algorithm"] in names("policy_gradient") for line in lines):
+        other = "1 with --on_policy" if iterations > 1 else "2 without --on_policy"
+        told.append(f"num_iterations is {iterations} ({other})")
+    return "; ".join(told)
 
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:

@@ -13,6 +13,28 @@ KINDS = {
     "completion": "answers",
 }
 
+# The column of the examples of algorithms that learn neither from pairs nor as KTO and SFT do.
+COLUMNS = {"kwise": "ranked", "prm": "completions", "orm": "completion"}
+
+
+def kind_of(args: Any, row: Any) -> str:
+    """Return what the examples of a run are called, whose algorithm has this `row` (SFT: None)."""
+    known = _kind_of_config(args)
+    return known or KINDS[COLUMNS.get(row.algorithm, "chosen")]
+
+
+def _kind_of_config(args: Any) -> str | None:
+    """Return what the examples are called where TRL's config decides it; None: its columns do."""
+    from trl import GRPOConfig, KTOConfig, SFTConfig
+
+    if isinstance(args, GRPOConfig):
+        return "completions"
+    if isinstance(args, SFTConfig):
+        return "packed rows" if args.packing else "answers"
+    if isinstance(args, KTOConfig):  # makes two answers of a pair
+        return "answers"
+    return None
+
 
 def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     """Return how many examples the first `step` optimizer steps learned from, and their kind.
@@ -21,9 +43,10 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     one that another has replaced (dynamic sampling) does not. `rows` are what the training examples
     were made of.
     """
-    from trl import GRPOConfig, KTOConfig, SFTConfig
+    from trl import GRPOConfig
 
     args = trainer.args
+    kind = _kind_of_config(args) or next(KINDS[name] for name in KINDS if name in rows.column_names)
     batch = args.train_batch_size * args.world_size
     if isinstance(args, GRPOConfig):
         # a generation makes this many batches, each of which is learned from num_iterations times
@@ -31,13 +54,7 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
         generations, further = divmod(
             step * args.gradient_accumulation_steps, batches * args.num_iterations
         )
-        return batch * (generations * batches + min(further, batches)), "completions"
-    if isinstance(args, SFTConfig):
-        kind = "packed rows" if args.packing else "answers"
-    elif isinstance(args, KTOConfig):  # makes two answers of a pair
-        kind = "answers"
-    else:
-        kind = next(KINDS[name] for name in KINDS if name in rows.column_names)
+        return batch * (generations * batches + min(further, batches)), kind
     size = len(trainer.train_dataset)
     if args.dataloader_drop_last:
         size -= size % batch

@@ -1,11 +1,12 @@
 """One run from trainer to report: train or resume, evaluate, export, summarize."""
 
 import json
+import logging
 import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from hashlib import sha256
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from datasets import disable_progress_bars
 from transformers import TrainerCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from rlhf_trl import output
 from rlhf_trl.algorithms import nearest_row
@@ -36,7 +37,8 @@ from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
-from rlhf_trl.run.seen import examples_seen
+from rlhf_trl.run.folders import model_folder
+from rlhf_trl.run.seen import examples_seen, kind_of
 
 # What makes a resumed run another one: refused, but for what `resume_changed` names.
 NEVER = {"model_name_or_path", "use_peft"}
@@ -61,11 +63,59 @@ class _WrapperGuard(TrainerCallback):
             record.rewind(state.global_step, carried.get("generation", 0))
 
 
+class TrainingTime(TrainerCallback, ExportableState):
+    """Seconds of training up to now, with those before the checkpoint that a run goes on from.
+
+    Checkpoints hold them: in `trainer_state.json`, as transformers keeps what callbacks know.
+    """
+
+    def __init__(self, checkpoint: str | None):
+        self._before = {"seconds": 0.0, "cpu_seconds": 0.0}
+        if checkpoint is not None:
+            state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
+            kept = state["stateful_callbacks"].get(type(self).__name__, {})
+            self._before |= kept.get("attributes", {})
+        self._started = time.time()
+        self._cpu_started = time.process_time()
+
+    def so_far(self) -> dict[str, float]:
+        """Return the `seconds` and this process's `cpu_seconds`."""
+        return {
+            "seconds": self._before["seconds"] + time.time() - self._started,
+            "cpu_seconds": self._before["cpu_seconds"] + time.process_time() - self._cpu_started,
+        }
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """Return what a checkpoint keeps."""
+        return {"args": {}, "attributes": self.so_far()}
+
+
+@contextmanager
+def _tied_weights_are_no_news(model: Any) -> Iterator[None]:
+    """Drop the warning of transformers that a checkpoint lacks exactly the tied weights.
+
+    They are saved once, under the name of the weight that they are tied to.
+    """
+    tied = [*(getattr(model, "all_tied_weights_keys", None) or ())]
+    warning = f"There were missing keys in the checkpoint model loaded: {tied}."
+    logger = logging.getLogger("transformers.trainer")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.getMessage() != warning
+
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
+
+
 def begin(loaded: Any, name: str) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
     Of a stage that trains nothing, only its own `output_dir` is claimed, and its config kept there.
     """
+    _find_models(loaded)
     if loaded.trl is None:
         output.claim(loaded.own.output_dir, None)
         print(name, flush=True)
@@ -73,9 +123,13 @@ def begin(loaded: Any, name: str) -> None:
         return
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     launch.check_processes(args, loaded.own.expect)
-    first_line = launch.describe_launch(args, name)
+    first_line = launch.describe_launch(args, name, kind_of(args, loaded.row))
     if args.max_steps == 0:
         raise InputError("max_steps is 0, which trains nothing; write 1 or more.")
+    if args.max_steps < -1:
+        raise InputError(
+            f"max_steps is {args.max_steps}; write 1 or more, or -1 to train for num_train_epochs."
+        )
     for tracker in args.report_to:
         if tracker in TRACKERS and find_spec(tracker) is None:
             raise InputError(
@@ -124,6 +178,15 @@ def begin(loaded: Any, name: str) -> None:
         disable_progress_bars()
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
+
+
+def _find_models(loaded: Any) -> None:
+    """Name the folders of the reward model and the teachers, or say which one does not exist."""
+    own, args = loaded.own, loaded.trl
+    if reward_model := getattr(own, "reward_model", None):
+        own.reward_model = model_folder("reward_model", reward_model)
+    if teachers := getattr(args, "teacher_models", None):
+        args.teacher_models = [model_folder("teacher_models", name) for name in teachers]
 
 
 def on_policy_note(loaded: Any) -> str | None:
@@ -267,8 +330,12 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
     with args.main_process_first(desc="reading data") if files else nullcontext():
         data = load(config, *options)
     for reason, count in data.dropped.items():
-        if count and args.process_index == 0:
-            print(f"left out {count} rows: {reason}", flush=True)
+        sides = f"{count} rows"
+        held_out = data.dropped_held_out.get(reason)
+        if held_out is not None:
+            sides = f"{count} training and {held_out} held-out rows"
+        if (count or held_out) and args.process_index == 0:
+            print(f"left out {sides}: {reason}", flush=True)
     for note in data.notes:
         if args.process_index == 0:
             print(note, flush=True)
@@ -312,7 +379,8 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         from rlhf_trl.rewards.from_model import load_reward_model
 
         how = (own.reward_aggregate, own.reward_model_strips_think)
-        rewards.append(load_reward_model(own.reward_model, tokenizer, args, *how))
+        path = model_folder("reward_model", own.reward_model)
+        rewards.append(load_reward_model(path, tokenizer, args, *how))
     names = [function.__name__ for function in rewards]
     taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
     if len(names) > 1:
@@ -442,7 +510,7 @@ def run(
     trainer.save_checksums = loaded.own.save_checksums
     trainer.told = {
         "given": loaded.given,
-        "launch": launch.describe_launch(args, name),
+        "launch": launch.describe_launch(args, name, kind_of(args, loaded.row)),
         "versions": report.versions(),
         **({"rows": _check_rows(loaded, data)} if loaded.own.save_checksums else {}),
         "chat_template": _check_template(loaded, trainer.processing_class.chat_template),
@@ -465,9 +533,11 @@ def run(
                 f"were kept out of the {len(tasks.train)} training rows",
                 flush=True,
             )
-    started, cpu_started = time.time(), time.process_time()
+    training_time = TrainingTime(args.resume_from_checkpoint)
+    trainer.add_callback(training_time)
     try:
-        result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        with _tied_weights_are_no_news(trainer.model):
+            result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     except RuntimeError as error:
         if "probability tensor contains" not in str(error):
             raise
@@ -475,7 +545,7 @@ def run(
             f"the model's probabilities are no longer numbers at step "
             f"{trainer.state.global_step}: training has diverged; {trainer.last_good()}."
         ) from error
-    seconds, cpu_seconds = time.time() - started, time.process_time() - cpu_started
+    trained = training_time.so_far()
     if result.global_step == 0:
         raise InputError(
             "the run ended after 0 optimizer steps; raise max_steps, or give it more data."
@@ -523,8 +593,8 @@ def run(
             "passed_over": data.tasks.passed_over if data.tasks is not None else 0,
             "before": until[min(until)]["metrics"] if len(until) > 1 else {},
             "after": until[max(until)]["metrics"] if until else {},
-            "train_seconds": round(seconds, 2),
-            "train_cpu_seconds": round(cpu_seconds, 2),
+            "train_seconds": round(trained["seconds"], 2),
+            "train_cpu_seconds": round(trained["cpu_seconds"], 2),
             "versions": report.versions(),
         },
     )
@@ -538,7 +608,8 @@ def run(
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
     shown, model, last = os.path.relpath(folder), loaded.model, result.global_step
-    print(f"\nmodel, learning curve and summary are in {shown}")
+    print(f"\nseen in training: {seen} {kind}")
+    print(f"model, learning curve and summary are in {shown}")
     prompt = held_out[0]["prompt"] if held_out else [{"role": "user", "content": "Hello"}]
     prompt = None if hasattr(trainer, "reader") else prompt
     print(report.next_steps(shown, model.model_name_or_path, last, prompt, model.use_peft))
