@@ -376,8 +376,16 @@ def raises_in_large_batches(completions, **_):
         (raises_where_bad, ["a", "bad 1", "bad 2"], "(prompt 'p1', completion 'bad 1');"),
         (raises_where_bad, ["a", "b", "bad"], "(prompt 'p2', completion 'bad');"),
         (raises_at_a_bad_end, ["bad 1", "b", "bad 2"], "(prompt 'p2', completion 'bad 2');"),
-        (raises_at_the_end, ["a", "b", "c"], "in a batch of 3 that begins with prompt 'p0';"),
-        (raises_in_large_batches, ["a", "b"], "in a batch of 2 that begins with prompt 'p0';"),
+        (
+            raises_at_the_end,
+            ["a", "b", "c"],
+            "in a batch of 3 that begins with prompt 'p0' and completion 'a';",
+        ),
+        (
+            raises_in_large_batches,
+            ["a", "b"],
+            "in a batch of 2 that begins with prompt 'p0' and completion 'a';",
+        ),
         (raises_at_the_end, ["a"], "(prompt 'p0', completion 'a');"),
     ],
 )

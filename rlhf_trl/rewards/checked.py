@@ -113,7 +113,7 @@ def _where(sample: dict[str, Any], index: int | None = None) -> str:
     completion = f"completion {completion_text(sample['completions'][shown])!r}"
     if index is not None or count == 1:
         return f"{step}({prompt}, {completion})"
-    return f"{step}in a batch of {count} that begins with {prompt if prompts else completion}"
+    return f"{step}in a batch of {count} that begins with {prompt} and {completion}"
 
 
 def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | None]:
