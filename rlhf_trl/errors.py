@@ -28,7 +28,12 @@ class InputError(ValueError):
     """What was wrong, where it stands, and what to write instead, in one sentence.
 
     Whatever reads a config, data, a model or a folder may raise it, and says so in that sentence.
+    Lines, as in the text of an exception that it repeats, are joined: an error is one line.
     """
+
+    def __init__(self, sentence: str) -> None:
+        lines = (line.strip() for line in str(sentence).splitlines())
+        super().__init__(" ".join(line for line in lines if line))
 
 
 def takes_traceback(words: list[str]) -> bool:

@@ -11,7 +11,7 @@ from rlhf_trl.data import answers
 from rlhf_trl.data.answers import read_number
 from rlhf_trl.errors import InputError
 from rlhf_trl.rewards import loading
-from rlhf_trl.rewards.loading import check_right_answers, load_rewards
+from rlhf_trl.rewards.loading import check_all_rewarded, check_right_answers, load_rewards
 from rlhf_trl.rewards.verifiers import VERIFIERS
 
 README = Path(__file__).parent.parent / "recipes" / "README.md"
@@ -112,6 +112,11 @@ VERDICTS = [
     ("Evelyn", r"\boxed{Edward}", 0, None, 0),
     (r"\text{(C)}", r"\boxed{C}", 1, None, 1),
     ("yes", r"\boxed{Yes}", 1, None, 1),
+    ("hello", r"\boxed{hello}", 1, None, 1),
+    ("hello", r"\boxed{olleh}", 0, None, 0),
+    ("hello", "<answer>olleh</answer>", 0, None, 0),
+    ("no", r"\boxed{on}", 0, None, 1),
+    ("ab", r"\boxed{ba}", 1, None, 1),
     ("5", "<answer>5</answer>", 1, 1, 1),
     ("1/2", "<answer>1/2</answer>", 1, None, 1),
     ("5", "<answer>5</answer>, and not 4", 1, 0, 1),
@@ -157,6 +162,7 @@ DIFFERENCES = {
     r"\boxed{602000000000000000000000}": "decimals have 15 digits",
     r"\boxed{x = \pm 2}": "x^2 = 4 is not x = ±2",
     r"\boxed{1,2}": "(1,2) is 1,2",
+    r"\boxed{on}": "no is on, as ab is ba",
     r"\boxed{1 \le x \le 2}": "an interval is not an inequality",
 }
 
@@ -179,6 +185,20 @@ def test_what_number_and_math_say_of_an_answer(right, text, person, by_number, b
 def test_the_table_of_verdicts_is_large_and_holds_every_difference():
     assert len(VERDICTS) >= 100
     assert {text for _, text, *_ in VERDICTS} >= DIFFERENCES.keys()
+
+
+def test_rows_to_which_no_reward_applies_are_refused():
+    empty = {"answer": ["7", None, None], "solution": [None, "8", None]}
+    rows = Dataset.from_dict({"prompt": ["p0", "p1", "p2"], **empty})
+    with pytest.raises(InputError) as error:
+        check_all_rewarded(["number"], rows)
+    assert "number would not apply to 2 of 3 training rows, of which answer is" in str(error.value)
+    assert "leave these rows out, or add a reward" in str(error.value)
+    with pytest.raises(InputError, match="1 of 3 training rows, of which answer and solution is"):
+        check_all_rewarded(["number", "contains:solution"], rows)
+    for names in (["number", "format"], ["number", "mine.reward"]):
+        check_all_rewarded(names, rows)
+    check_all_rewarded(["number"], rows.select([0]))
 
 
 @pytest.mark.parametrize("right", ["1/2", r"\frac{1}{2}", "3 4/5", "10^5", "1 000"])

@@ -263,6 +263,15 @@ def test_recipe_turns_an_input_error_into_one_line_and_exit_code_1(tmp_path):
     assert (done.returncode, done.stderr) == (1, "error: the key x is wrong; write y.\n")
 
 
+def test_what_a_library_says_in_several_lines_is_one_error_line(capsys):
+    def main():
+        raise InputError("the model refused:\n  size 3\n\n  size 4; write 3.")
+
+    with pytest.raises(SystemExit) as stop:
+        launch.recipe(main)
+    assert stop.value.code == "error: the model refused: size 3 size 4; write 3."
+
+
 def test_an_error_does_not_stick_to_the_progress_bar(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text(

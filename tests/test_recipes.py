@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from rlhf_trl import output
 from rlhf_trl.evaluation import report
+from rlhf_trl.rollouts.store import Rollouts, Store
 from rlhf_trl.run.config import read_config
 from rlhf_trl.tiny import checkpoint_path
 
@@ -576,6 +577,56 @@ def test_equal_rewards_are_one_warning_not_two(caplog):
         state = SimpleNamespace(global_step=step, is_world_process_zero=True)
         watch.on_log(None, state, None, logs={"frac_reward_zero_std": 1.0, "reward_std": 0.0})
     assert len(caplog.records) == 1
+
+
+def test_a_short_run_says_at_its_end_that_rewards_taught_nothing(run):
+    words = ["--max_completion_length", 2, "--eval_strategy", "no", "--eval_on_start", "false"]
+    rewards = ["--reward_funcs", "exact_match", "--reward_weights", 1.0]
+    _, out = run("grpo", "grpo", *SMALL, *words, *rewards)
+    lines = out.splitlines()
+    equal = "all groups had equal rewards in every logged step, so nothing was learned from rewards"
+    assert lines.count(equal) == 1
+    (untagged,) = [line for line in lines if "<answer> tags" in line]
+    assert untagged.startswith("no completion in rollouts.sqlite had <answer> tags, which exact_")
+
+
+@pytest.mark.parametrize(
+    ("log", "completion", "parts"),
+    [
+        ([{"frac_reward_zero_std": 1.0}, {"frac_reward_zero_std": 0.5}], "5", []),
+        ([{"frac_reward_zero_std": 1.0, "reward_std": 0.0}, {"loss": 1}], "5", ["all groups"]),
+        ([{"reward_std": 0.0}, {"reward_std": 3e-8}], "5", ["all completions"]),
+        ([{"loss": 1.0}], "5", []),
+        ([{"rewards/exact_match/mean": 0.0}], "5", ["no completion"]),
+        ([{"rewards/exact_match/mean": 0.0}], "<answer>5</answer>", []),
+        ([{"rewards/exact_match/mean": 0.0}, {"rewards/exact_match/mean": 0.1}], "5", []),
+        ([{"rewards/exact_match/mean": 0.0}], None, []),  # nothing is recorded
+    ],
+)
+def test_what_a_run_says_of_rewards_that_taught_nothing(tmp_path, log, completion, parts):
+    if completion is not None:
+        store = Store(tmp_path, Rollouts(), {})
+        store.write("train", 0, (0, 0.0), [("p", completion, 1, True, 0.0)], {"exact_match": [0.0]})
+        held_out = [("p", "<answer>5</answer>", 1, True, 0.0)]
+        store.write("eval-greedy", 0, (0, 0.0), held_out, {"exact_match": [0.0]})
+        store.flush()
+        store.close()
+    sentences = report.untaught(log, tmp_path)
+    assert len(sentences) == len(parts)
+    assert all(map(str.startswith, sentences, parts))
+
+
+def test_a_run_is_refused_whose_only_reward_applies_to_no_answer_of_a_row(refused, tmp_path):
+    rows = [{"prompt": f"{n} + 1 =", "answer": str(n + 1) if n % 2 else None} for n in range(6)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text(
+        f"model_name_or_path: tiny\noutput_dir: {tmp_path / 'out'}\nuse_cpu: true\n"
+        f"dataset: {{source: path, path: {path}}}\nreward_funcs: [number]\neval_strategy: 'no'\n"
+        "per_device_train_batch_size: 8\nnum_generations: 4\nmax_steps: 1\n"
+    )
+    sentence = refused("grpo", tmp_path / "own")
+    assert "number would not apply to 3 of 6 training rows, of which answer is empty" in sentence
 
 
 def test_a_run_is_trained_and_evaluated_on_math(run):

@@ -342,6 +342,72 @@ def test_a_reward_that_raises_names_the_sample():
         assert part in str(error.value)
 
 
+def batch_of(*texts):
+    return {"prompts": [f"p{n}" for n in range(len(texts))], "completions": list(texts)}
+
+
+def raises_at_the_end(completions, **_):
+    for place in range(len(completions)):
+        if place == len(completions) - 1:
+            raise ValueError("the end")
+    return [0.0] * len(completions)
+
+
+def raises_at_a_bad_end(completions, **_):
+    if completions[-1].startswith("bad"):
+        raise ValueError("bad")
+    return [0.0] * len(completions)
+
+
+def raises_where_bad(completions, **_):
+    for text in completions:
+        if text.startswith("bad"):
+            raise ValueError("bad")
+    return [0.0] * len(completions)
+
+
+def raises_in_large_batches(completions, **_):
+    raise ValueError(f"{len(completions)} are too many")
+
+
+@pytest.mark.parametrize(
+    ("function", "texts", "where"),
+    [
+        (raises_where_bad, ["a", "bad 1", "bad 2"], "(prompt 'p1', completion 'bad 1');"),
+        (raises_where_bad, ["a", "b", "bad"], "(prompt 'p2', completion 'bad');"),
+        (raises_at_a_bad_end, ["bad 1", "b", "bad 2"], "(prompt 'p2', completion 'bad 2');"),
+        (
+            raises_at_the_end,
+            ["a", "b", "c"],
+            "in a batch of 3 that begins with prompt 'p0' and completion 'a';",
+        ),
+        (
+            raises_in_large_batches,
+            ["a", "b"],
+            "in a batch of 2 that begins with prompt 'p0' and completion 'a';",
+        ),
+        (raises_at_the_end, ["a"], "(prompt 'p0', completion 'a');"),
+    ],
+)
+def test_a_reward_that_raises_names_a_completion_only_where_it_is_to_blame(function, texts, where):
+    with pytest.raises(InputError) as error:
+        checked(function, "mine")(**batch_of(*texts))
+    assert where in str(error.value)
+
+
+def test_the_text_of_an_exception_is_joined_into_one_line(tmp_path, monkeypatch):
+    def mine(completions, **_):
+        raise ValueError("first line\n  second line\n\nthird line")
+
+    with pytest.raises(InputError, match="ValueError: first line second line third line at "):
+        checked(mine, "mine")(**BATCH)
+    (tmp_path / "raising_module.py").write_text("raise ValueError('one\\ntwo')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"\(ValueError: one two at raising_module.py, line 1\)"):
+        load_rewards(["raising_module.mine"], None, ["answer"])
+
+
 BROKEN = """import json
 
 

@@ -194,8 +194,8 @@ def right_math(text: str) -> RightMath:
     parsed = _parsed_box(text if marked is None else marked)
     if not parsed or isinstance(parsed[0], str) or NOT_MATH.search(SETTLED.sub("", parsed[-1])):
         raise NotRead(
-            "is no mathematics that math-verify can read; write it in LaTeX, make it null to leave "
-            "it out, or name a column of answers after a colon (math:COLUMN)."
+            "is no mathematics that math-verify can read; write it in LaTeX, leave the example "
+            "out, or name a column of answers after a colon (math:COLUMN)."
         )
     expression, written = parsed
     size = _size(expression)

@@ -16,7 +16,8 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import has_length
 
-from rlhf_trl.output import numbered, write_whole
+from rlhf_trl.output import RECORD, numbered, write_whole
+from rlhf_trl.rollouts.store import trained_with
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,35 @@ class Watch(TrainerCallback):
                 self._streak[key] = self._streak[key] + 1 if is_total else 0
                 if self._streak[key] == PATIENCE and state.is_world_process_zero:
                     logger.warning(messages[key], PATIENCE, state.global_step)
+
+
+def untaught(log: list[dict], folder: Path) -> list[str]:
+    """Return what a run's log and record say of rewards that taught nothing, a sentence for each.
+
+    `Watch` needs ten logged steps; this tells of a whole run, however short.
+    """
+    sentences = []
+    if _always(log, "frac_reward_zero_std", 1.0):
+        sentences.append(
+            "all groups had equal rewards in every logged step, so nothing was learned from rewards"
+        )
+    elif _always(log, "reward_std", 0.0):
+        sentences.append(
+            "all completions had equal rewards in every logged step, so rewards preferred none"
+        )
+    zero = _always(log, "rewards/exact_match/mean", 0.0)
+    if zero and not trained_with(folder / RECORD, "<answer>"):
+        sentences.append(
+            f"no completion in {RECORD} had <answer> tags, which exact_match reads, so it was 0 "
+            "for all; ask for them in dataset.system_prompt, or name another reward"
+        )
+    return sentences
+
+
+def _always(log: list[dict], key: str, value: float) -> bool:
+    """Return whether a metric was logged, and was never anything but `value`."""
+    logged = [entry[key] for entry in log if entry.get(key) is not None]
+    return bool(logged) and all(math.isclose(x, value, abs_tol=ROUNDING) for x in logged)
 
 
 def read_evaluations(folder: Path) -> dict[int, dict[str, Any]]:

@@ -32,17 +32,8 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
     """
     waits = inspect.iscoroutinefunction(function)
 
-    def culprit(sample: dict[str, Any]) -> dict[str, Any]:
-        # One completion at a time, to name the one that makes the function raise.
-        count = len(sample["completions"])
-        for i in range(0 if waits else count):
-            each = {k: isinstance(v, list) and len(v) == count for k, v in sample.items()}
-            one = {k: [v[i]] if each[k] else v for k, v in sample.items()}
-            try:
-                function(**one)
-            except Exception:
-                return one
-        return sample
+    def culprit(sample: dict[str, Any], error: Exception) -> int | None:
+        return None if waits else _culprit(function, sample, error)
 
     @contextmanager
     def named(sample: dict[str, Any]) -> Iterator[None]:
@@ -53,8 +44,8 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         except Exception as error:
             raise InputError(
                 f"reward function {name!r} raised {type(error).__name__}: {error}"
-                f"{place_of(error)} {_where(culprit(sample))}; fix it, or return None where it "
-                "does not apply."
+                f"{place_of(error)} {_where(sample, culprit(sample, error))}; fix it, or return "
+                "None where it does not apply."
             ) from error
 
     async def waiting(**kwargs: Any) -> list[float | None]:
@@ -83,13 +74,46 @@ def place_of(error: Exception) -> str:
     return ""
 
 
-def _where(sample: dict[str, Any], index: int = 0) -> str:
+def _culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> int | None:
+    """Return the first completion for which a function raises an error; None: it cannot be told.
+
+    It raises the same for that one alone, and again among those for which it does not: a function
+    that raises at the end of its batch, say, raises for whatever is alone.
+    """
+    count = len(sample["completions"])
+
+    def raises(places: list[int]) -> bool:
+        rows = {
+            key: [value[place] for place in places]
+            if isinstance(value, list) and len(value) == count
+            else value
+            for key, value in sample.items()
+        }
+        try:
+            function(**rows)
+        except Exception as other:
+            return (type(other), str(other)) == (type(error), str(error))
+        return False
+
+    suspects = [place for place in range(count) if raises([place])]
+    others = [place for place in range(count) if place not in suspects]
+    if not others:
+        return None
+    return next((place for place in suspects if raises(sorted([place, *others]))), None)
+
+
+def _where(sample: dict[str, Any], index: int | None = None) -> str:
+    """Return the step and the completion at `index`; None: the batch, which may hold only one."""
     state = sample.get("trainer_state")
     step = f"at step {state.global_step} " if state is not None else ""
     prompts = sample.get("prompts") or sample.get("prompt")
-    completion = sample["completions"][index]
-    prompt = completion_text(prompts[index]) if prompts else None
-    return f"{step}(prompt {prompt!r}, completion {completion_text(completion)!r})"
+    count = len(sample["completions"])
+    shown = index or 0
+    prompt = f"prompt {completion_text(prompts[shown]) if prompts else None!r}"
+    completion = f"completion {completion_text(sample['completions'][shown])!r}"
+    if index is not None or count == 1:
+        return f"{step}({prompt}, {completion})"
+    return f"{step}in a batch of {count} that begins with {prompt} and {completion}"
 
 
 def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | None]:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data.answers import NotRead
+from rlhf_trl.data.columns import cells
 from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.rewards.checked import checked, place_of
@@ -60,10 +61,28 @@ def check_right_answers(names: Sequence[str], *sides: "Dataset | None") -> None:
                 _check_cells(name, VERIFIERS[base], rows, column)
 
 
+def check_all_rewarded(names: Sequence[str], rows: "Dataset") -> None:
+    """Refuse training rows to which none of the rewards called `names` applies.
+
+    Those are rows whose right answers are all null, where every reward compares with one.
+    """
+    if not all(name.partition(":")[0] in VERIFIERS for name in names):
+        return
+    columns = list(dict.fromkeys(name.partition(":")[2] or ANSWER for name in names))
+    right_answers = zip(*(cells(rows, column) for column in columns), strict=True)
+    count = sum(all(cell is None for cell in row) for row in right_answers)
+    if count:
+        raise InputError(
+            f"reward_funcs: {', '.join(names)} would not apply to {count} of {len(rows)} training "
+            f"rows, of which {' and '.join(columns)} is empty; leave these rows out, or add a "
+            "reward that applies to all, such as format."
+        )
+
+
 def _check_cells(name: str, verifier: Any, rows: "Dataset", column: str) -> None:
-    cells = rows.select_columns([column])[: verifier.read_ahead][column]
+    read_ahead = rows.select_columns([column])[: verifier.read_ahead][column]
     unread = []
-    for place, cell in enumerate(cells):
+    for place, cell in enumerate(read_ahead):
         try:
             if cell is not None:
                 verifier.read_right_answer(answer_text(cell))
@@ -72,8 +91,8 @@ def _check_cells(name: str, verifier: Any, rows: "Dataset", column: str) -> None
     if unread:
         place, cell, error = unread[0]
         raise InputError(
-            f"reward_funcs: {name} cannot use {len(unread)} of {len(cells)} right answers; the "
-            f"first, {quoted_answer(cell, rows[place]['prompt'])}, {error}"
+            f"reward_funcs: {name} cannot use {len(unread)} of {len(read_ahead)} right answers; "
+            f"the first, {quoted_answer(cell, rows[place]['prompt'])}, {error}"
         ) from error
 
 

@@ -109,8 +109,8 @@ def regex_reward(text: str, right: re.Pattern[str], task: str) -> bool:
 def _part(text: str) -> str:
     if not text.strip():
         raise NotRead(
-            "is empty, which every completion contains; leave the example out, or make its answer "
-            "null."
+            "is empty, which every completion contains; leave the example out, or, beside another "
+            "reward, make its answer null."
         )
     return text.strip()
 

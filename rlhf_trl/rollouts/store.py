@@ -6,6 +6,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -188,6 +189,18 @@ class Store:
                 self._every = 0
             kept = f"1 in {self._every} generations of training" if self._every else "nothing more"
             print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
+
+
+def trained_with(path: str | Path, text: str) -> bool:
+    """Return whether a recorded completion of training holds `text`; of no record: True."""
+    if not Path(path).is_file():
+        return True
+    with closing(sqlite3.connect(path)) as connection:
+        condition = "split LIKE 'train%' AND instr(completion, ?)"
+        (holds,) = connection.execute(
+            f"SELECT EXISTS (SELECT 1 FROM rollouts WHERE {condition})", (text,)
+        ).fetchone()
+    return bool(holds)
 
 
 def _key(prompt: str) -> int:

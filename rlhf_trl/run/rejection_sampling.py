@@ -26,7 +26,12 @@ from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rewards.from_model import load_reward_model
-from rlhf_trl.rewards.loading import answer_columns, check_right_answers, load_rewards
+from rlhf_trl.rewards.loading import (
+    answer_columns,
+    check_all_rewarded,
+    check_right_answers,
+    load_rewards,
+)
 from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
@@ -186,6 +191,8 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     if own.reward_funcs or not own.reward_model:
         functions += load_rewards(own.reward_funcs, data.tasks, columns)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
+        if not own.reward_model:
+            check_all_rewarded(own.reward_funcs, data.train)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
 

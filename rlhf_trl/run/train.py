@@ -30,7 +30,12 @@ from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES, AnswersHeldOut
 from rlhf_trl.evaluation.samples import add_panels
 from rlhf_trl.models import load_quietly, load_tokenizer, prepare_model
-from rlhf_trl.rewards.loading import answer_columns, check_right_answers, load_rewards
+from rlhf_trl.rewards.loading import (
+    answer_columns,
+    check_all_rewarded,
+    check_right_answers,
+    load_rewards,
+)
 from rlhf_trl.rewards.verifiers import task_metrics
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
@@ -375,6 +380,8 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     if own.reward_funcs or not own.reward_model:
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
+        if not own.reward_model:
+            check_all_rewarded(own.reward_funcs, data.train)
     if own.reward_model:
         from rlhf_trl.rewards.from_model import load_reward_model
 
@@ -607,6 +614,8 @@ def run(
         print(f"\n{report.table(told)}")
     if args.load_best_model_at_end:
         print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
+    for sentence in report.untaught(log, folder):
+        print(f"\n{sentence}")
     shown, model, last = os.path.relpath(folder), loaded.model, result.global_step
     print(f"\nseen in training: {seen} {kind}")
     print(f"model, learning curve and summary are in {shown}")
