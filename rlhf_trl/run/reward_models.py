@@ -12,6 +12,7 @@ from rlhf_trl.reward_models.reader import good, judged_class
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
+from rlhf_trl.run.chat_templates import check_template_reads
 
 
 @train.a_run
@@ -52,7 +53,9 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
     elif not isinstance(config, OutcomeData):  # the code has no margin
         load, more = judgments.load_pairs_or_ranked, (own.formulation != "code",)
     data = train.read(args, load, config, own.max_samples, sample, *more)
-    return data, load_tokenizer(model, args, data.conversational)
+    tokenizer = load_tokenizer(model, args, data.conversational)
+    check_template_reads(data, tokenizer, args, config)
+    return data, tokenizer
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:
