@@ -16,6 +16,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     """Do what every direct-alignment recipe does; `unpaired` ones take labeled examples, too."""
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_preferences(loaded.own, loaded.trl, loaded.model, unpaired)
+    check_template_reads(data, tokenizer, loaded.trl, loaded.own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
     for side, counts in trainer.fitted.items():
@@ -42,7 +43,6 @@ def prepare_preferences(
     sample = sampler(model, args, own.dataset, own.rollouts)
     data = train.read(args, load_preferences, own.dataset, own.max_samples, unpaired, sample)
     tokenizer = load_tokenizer(model, args, data.conversational)
-    check_template_reads(data, tokenizer, args, own.dataset)
     if data.tasks is not None:
         check_prompts(data.tasks.held_out, tokenizer, model, args)
     return data, tokenizer

@@ -32,6 +32,7 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
         )
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
+    check_template_reads(data, tokenizer, args, own.dataset)
     steps = {}
     if isinstance(own.dataset, ProcessData):
         separator, split = own.dataset.step_separator, own.dataset.step_split
@@ -53,9 +54,7 @@ def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
     elif not isinstance(config, OutcomeData):  # the code has no margin
         load, more = judgments.load_pairs_or_ranked, (own.formulation != "code",)
     data = train.read(args, load, config, own.max_samples, sample, *more)
-    tokenizer = load_tokenizer(model, args, data.conversational)
-    check_template_reads(data, tokenizer, args, config)
-    return data, tokenizer
+    return data, load_tokenizer(model, args, data.conversational)
 
 
 def write_scores(trainer: Any, folder: Path, title: str) -> None:
