@@ -6,7 +6,7 @@ from typing import Any
 
 from datasets.utils import tqdm
 
-from rlhf_trl.data.files import Examples
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.readers import SIDES
 from rlhf_trl.errors import InputError
 from rlhf_trl.rollouts.generate import template_arguments
