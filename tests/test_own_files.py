@@ -216,7 +216,7 @@ def built(run, monkeypatch, own_model, tmp_path):
         given += [] if recipe == "grpo" else ["--max_length", 4096]
         given += ["--model_name_or_path", model, "--dataset.path", path, *words]
         given += ["--dataset.eval_size", "null", "--eval_strategy", "no"]
-        run(recipe, ROOT / "configs" / "own" / recipe, *given)
+        _, built.printed = run(recipe, ROOT / "configs" / "own" / recipe, *given)
         return trainers[0], AutoTokenizer.from_pretrained(model)
 
     return built
@@ -297,6 +297,69 @@ def test_tools_are_refused_where_no_chat_template_gets_them(built, tmp_path):
     )
     with pytest.raises(InputError, match="has a column tools, which is not read here"):
         load_demonstrations(AnswersToLearn(path, reader="messages"), "imperfect")
+
+
+BARE = {"role": "assistant", "content": "I add.", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "reward"])
+def test_what_the_chat_template_leaves_out_is_counted(recipe, built, tmp_path):
+    rows = [
+        {"prompt": [said("user", "a")], "tools": [ADD], "chosen": YES, "rejected": NO},
+        {"prompt": [said("user", "b")], "tools": [ADD], "chosen": [BARE], "rejected": NO},
+        {"prompt": [said("user", "c")], "chosen": YES, "rejected": NO},
+    ]
+    words = ["--dataset.columns.completion", "chosen"] if recipe == "sft" else []
+    built(recipe, rows, *words)
+    assert "leaves out" not in built.printed
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    built(recipe, rows, *words)
+    assert "the chat template leaves out tool_calls of 1 of 3 train rows\n" in built.printed
+    assert "the chat template leaves out tools of 2 of 3 train rows\n" in built.printed
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "kto", "reward"])
+def test_an_answer_of_calls_that_the_chat_template_leaves_out_is_refused(recipe, built, tmp_path):
+    pair = {"prompt": [said("user", "a")], "chosen": CALLING, "rejected": NO}
+    words = ["--dataset.columns.completion", "chosen"] if recipe == "sft" else []
+    rows = [pair, {**pair, "chosen": YES}]
+    if recipe == "kto":
+        rows = [
+            {"prompt": [said("user", asked)], "completion": answer, "label": answer is NO}
+            for asked, answer in zip("abcd", (CALLING, NO, YES, NO), strict=True)
+        ]
+    built(recipe, rows, *words)
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    with pytest.raises(SystemExit, match=r"1 of [24] train rows of .* have an answer of tool_call"):
+        built(recipe, rows, *words)
+
+
+def test_calls_before_the_answer_are_trained_on_with_turns_all_only(built, tmp_path):
+    called = [said("user", "a"), *CALLING, said("tool", "2"), *YES]
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    built("sft", [{"messages": called}])
+    assert "the chat template leaves out tool_calls of 1 of 1 train rows\n" in built.printed
+    with pytest.raises(SystemExit, match=r"1 of 1 train rows of .* have an answer of tool_calls a"):
+        built("sft", [{"messages": called}], "--dataset.turns", "all")
+
+
+def test_the_chat_template_that_is_taken_over_is_the_one_that_is_asked(built, tmp_path):
+    (tmp_path / "bare.jinja").write_text(TEMPLATE)
+    rows = [{**ASKED[0], "completion": YES}]
+    built("sft", rows, "--chat_template_path", tmp_path / "bare.jinja")
+    assert "the chat template leaves out tools of 1 of 1 train rows\n" in built.printed
+
+
+def test_why_kto_leaves_an_example_over_is_printed(built):
+    rows = [
+        {"prompt": [said("user", asked)], "completion": YES, "label": asked != "b"}
+        for asked in "abc"
+    ]
+    trainer, _ = built("kto", rows, "--per_device_train_batch_size", 2)
+    assert len(trainer.train_dataset) == 2
+    told = "left out 1 train rows: alone in the last batch of 2, where KTO has no other completion"
+    assert told in built.printed
+    assert "max_length" not in built.printed
 
 
 # --- columns under other names -------------------------------------------------------------------
@@ -399,7 +462,7 @@ def test_rows_that_are_left_out_before_do_not_shift_the_lines(tmp_path):
     unanswered = {"messages": [said("user", "a")]}
     empty = {"messages": [said("user", "a"), said("assistant", " ")]}
     path = str(write_lines(tmp_path / "rows.jsonl", [unanswered, good, unanswered, good, empty]))
-    with pytest.raises(InputError, match=r"rows.jsonl, line 5: completion is empty"):
+    with pytest.raises(InputError, match=r"line 5: the last message of messages is empty"):
         load_demonstrations(AnswersToLearn(path), "imperfect")
     data = load_demonstrations(AnswersToLearn(path, skip_bad=1), "imperfect")
     assert len(data.train) == 2 and {*data.train.column_names} == {"prompt", "completion"}
@@ -417,6 +480,51 @@ def test_rows_that_are_left_out_do_not_shift_the_lines_of_rows_that_are_converte
     path = str(write_lines(tmp_path / "tools.jsonl", [broken, {**row, "tools": "[]"}, empty]))
     with pytest.raises(InputError, match=r"line 1 \(tools is .*, line 3 \(completion is e"):
         load_demonstrations(AnswersToLearn(path, skip_bad=1), "imperfect")
+
+
+def test_empty_messages_and_rows_without_an_answer_are_named(tmp_path):
+    good = {"messages": [said("user", "a"), *YES]}
+    unanswered = {"messages": [said("user", "a")]}
+    path = str(write_lines(tmp_path / "a.jsonl", [good, {"messages": []}]))
+    with pytest.raises(InputError, match=r"line 2: messages is empty; fill it or remove the row"):
+        load_demonstrations(AnswersToLearn(path), "imperfect")
+    rows = [unanswered, good, *[unanswered] * 11, good]
+    path = str(write_lines(tmp_path / "b.jsonl", rows))
+    data = load_demonstrations(AnswersToLearn(path), "imperfect")
+    numbers = [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    told = ", ".join(f"row {number}" for number in numbers)
+    assert data.dropped[f"the last message is not the assistant's: {told} and 2 more"] == 12
+
+
+@pytest.mark.parametrize("shape", ["messages", "completion", "pairs", "prompts"])
+def test_messages_of_unknown_roles_are_bad_rows(shape, tmp_path):
+    def row(role, last="assistant"):
+        prompt = [said("developer", "d"), said(role, "a"), said("tool", "3"), said("user", "u")]
+        answer = [said(last, "b")]
+        return {
+            "messages": {"messages": prompt + answer},
+            "completion": {"prompt": prompt, "completion": answer},
+            "pairs": {"chosen": prompt + answer, "rejected": [*prompt, said(last, "c")]},
+            "prompts": {"prompt": prompt},
+        }[shape]
+
+    rows = [row("user"), row("human"), row("user", "gpt"), row("system")]
+    path = str(write_lines(tmp_path / "rows.jsonl", rows))
+
+    def load(skip_bad):
+        if shape == "prompts":
+            return load_prompts(FileData(path, skip_bad=skip_bad), [])
+        if shape == "pairs":
+            return load_preferences(FileData(path, skip_bad=skip_bad))
+        return load_demonstrations(AnswersToLearn(path, skip_bad=skip_bad), "imperfect")
+
+    bad = 1 if shape == "prompts" else 2  # prompts alone have no last message
+    with pytest.raises(InputError, match=r"line 2.*the role 'human'; write system, developer, us"):
+        load(0)
+    if bad == 2:
+        with pytest.raises(InputError, match=r"line 3 \(a message has the role 'gpt'; write"):
+            load(1)
+    assert len(load(bad).train) == 4 - bad
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])

@@ -176,6 +176,23 @@ def test_a_run_ends_with_what_to_do_next_and_that_works(trained, cache, evaluate
     assert said[0][0]["generated_text"][-1] == message(last["greedy"])
 
 
+@pytest.mark.parametrize("recipe", ["sft", "dpo"])
+def test_a_run_on_texts_ends_with_a_text_to_answer(recipe, run, tmp_path, monkeypatch):
+    row = {"prompt": "ab=", "completion": "ba", "chosen": "ba", "rejected": "ab"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    words = ["--dataset.path", tmp_path / "rows.jsonl", "--dataset.eval_size", "null"]
+    words += ["--model_name_or_path", "tiny", "--use_cpu", "--bf16", "false", "--max_steps", 1]
+    words += ["--per_device_train_batch_size", 1, "--gradient_accumulation_steps", 1]
+    words += ["--eval_strategy", "no", "--save_strategy", "no"]
+    _, out = run(recipe, ROOT / "configs" / "own" / recipe, *words)
+    monkeypatch.chdir(ROOT)
+    (line,) = [line for line in out.splitlines() if "in Python:" in line]
+    said = []
+    exec(line.split(":", 1)[1].strip(), {"print": said.append})
+    assert line.endswith("print(answer('ab='))")
+    assert said[0][0]["generated_text"].startswith("ab=")
+
+
 def test_what_a_run_says_to_type_works_when_it_is_pasted(tmp_path, monkeypatch):
     """Paths are quoted, and the command is one that is reached from here."""
     for kind in (".venv/bin", "elsewhere/bin"):

@@ -23,6 +23,10 @@ Counted = tuple["Dataset", dict[str, int]]  # examples, and how many rows make n
 UNSPLIT = f"{PARTED}, or {UNANSWERED}"
 TEMPLATE = ("tools", "chat_template_kwargs")  # columns that TRL's trainers hand to chat templates
 VALUES = ("label", "margin", "finished")  # columns of one value that are not texts
+# Of OpenAI's messages, and what some chat templates call what a tool says. An unknown role would
+# be trained on as a speaker whom no model knows.
+OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES = (*OPENAI_ROLES, "ipython", "environment", "observation")
 ROW = "__row__"  # a column: the number of the row, from 0, that an example is made of
 LISTED = 10  # bad rows that a message lists
 # What a column may be called elsewhere, in small letters. A name with several meanings is not here:
@@ -457,6 +461,8 @@ def _is_answer(cell: Any) -> bool:
 
 
 def _split_row(row: Row) -> list[Row]:
+    for name in ("prompt", *SIDES):
+        check_roles(row.get(name))
     split = split_prompt(row)
     if isinstance(split, str):
         return []
@@ -522,13 +528,19 @@ def _form(name: str, value: Any) -> str:
     return "a value"
 
 
-def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
-    """Refuse what `check_cell` refuses anywhere in these columns."""
+def check_cells(
+    dataset: "Dataset", names: Sequence[str], where: str, written: Names | None = None
+) -> None:
+    """Refuse what `check_cell` refuses anywhere in these columns.
+
+    `written` are the columns of the file that some of them are made of.
+    """
+    written = written or {}
     reasons: dict[int, str] = {}
     for name in names:
         for place, cell in enumerate(cells(dataset, name)):
             try:
-                check_cell(name, cell)
+                check_cell(written.get(name, name), cell)
             except WrongRow as error:
                 reasons.setdefault(place, str(error))
     if reasons:
@@ -536,8 +548,21 @@ def check_cells(dataset: "Dataset", names: Sequence[str], where: str) -> None:
         raise BadRows(where, {numbers[place]: reason for place, reason in reasons.items()})
 
 
+def check_roles(value: Any) -> None:
+    """Refuse messages of a role that chat templates do not know, such as `human` or `gpt`."""
+    for message in value if isinstance(value, list) else ():
+        role = message.get("role", "user") if isinstance(message, dict) else "user"
+        if role not in ROLES:
+            known = f"{', '.join(OPENAI_ROLES[:-1])} or {OPENAI_ROLES[-1]}"
+            raise WrongRow(f"a message has the role {role!r}; write {known}")
+
+
 def check_cell(name: str, value: Any) -> None:
-    """Refuse a label that is not boolean, a margin that is not 0 or more, a cell without a text."""
+    """Refuse a label that is not boolean, a margin that is not 0 or more, a cell without a text.
+
+    Messages need a known role.
+    """
+    check_roles(value)
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
@@ -557,7 +582,8 @@ def check_cell(name: str, value: Any) -> None:
         elif not all(isinstance(m["content"], str) for m in value):
             wrong = f"a message of {name} has no text"
         elif not (value[-1]["content"].strip() or value[-1].get("tool_calls")):
-            wrong = f"{name} is empty; fill it or remove the row"
+            empty = "the last message of messages" if name == "messages" else name
+            wrong = f"{empty} is empty; fill it or remove the row"
     elif value in (None, []) or (isinstance(value, str) and not value.strip()):
         wrong = f"{name} is empty; fill it or remove the row"
     elif not isinstance(value, str):

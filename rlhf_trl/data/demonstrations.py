@@ -4,7 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
 from rlhf_trl.data.blocks import DemonstrationData, FileData
-from rlhf_trl.data.columns import TEMPLATE, Counted, Names, check_cells, code, renamed, unnumbered
+from rlhf_trl.data.columns import (
+    LISTED,
+    TEMPLATE,
+    Counted,
+    Names,
+    check_cells,
+    code,
+    renamed,
+    row_numbers,
+    unnumbered,
+)
 from rlhf_trl.data.examples import Examples, examples
 from rlhf_trl.data.files import read_sides
 from rlhf_trl.data.gym import GymTasks
@@ -53,16 +63,30 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
             "learn; give prompt and completion, or messages."
         )
     split = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
-    check_cells(split, ["completion"], where)
+    written = {"completion": "completion" if messages is None else "messages"}
+    check_cells(split, ["completion"], where, written)
     given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
     found = split.filter(_asked, batched=True, desc="Leaving out rows", **given)
     if not len(found):
         raise InputError(f"dataset: in all {len(dataset)} rows of {where} {UNASKED}.")
-    dropped = {UNANSWERED: len(dataset) - len(split), UNASKED: len(split) - len(found)}
+    dropped = {
+        _naming_rows(UNANSWERED, dataset, split): len(dataset) - len(split),
+        UNASKED: len(split) - len(found),
+    }
     if not dropped[UNASKED]:
         found = split  # whose rows are neighbors in the file
     check_cells(found, ["prompt"], where)
     return unnumbered(found), dropped
+
+
+def _naming_rows(reason: str, whole: "Dataset", rest: "Dataset") -> str:
+    """Return why rows are left out with the first of their numbers, from 1."""
+    numbers = sorted({*row_numbers(whole)} - {*row_numbers(rest)})
+    if not numbers:
+        return reason
+    rows = ", ".join(f"row {number + 1}" for number in numbers[:LISTED])
+    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
+    return f"{reason}: {rows}{more}"
 
 
 def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:

@@ -8,6 +8,7 @@ from rlhf_trl.models import load_tokenizer
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
+from rlhf_trl.run.chat_templates import check_template_reads
 
 
 @train.a_run
@@ -15,12 +16,23 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     """Do what every direct-alignment recipe does; `unpaired` ones take labeled examples, too."""
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_preferences(loaded.own, loaded.trl, loaded.model, unpaired)
+    check_template_reads(data, tokenizer, loaded.trl, loaded.own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
     for side, counts in trainer.fitted.items():
-        found = [f"{count} {reason}" for reason, count in counts.items() if count]
-        if found and trainer.is_world_process_zero():
-            print(f"{side} rows with {rule}: {', '.join(found)}", flush=True)
+        if not trainer.is_world_process_zero():
+            continue
+        changed = {reason: n for reason, n in counts.items() if n and reason != "left over"}
+        if changed:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in changed.items())
+            print(f"{side} rows with {rule}: {reasons}", flush=True)
+        if count := counts.get("left over"):
+            batch = trainer.args.per_device_train_batch_size
+            print(
+                f"left out {count} {side} rows: alone in the last batch of {batch}, where KTO has "
+                "no other completion to compare with",
+                flush=True,
+            )
     train.run(trainer, loaded, data, loaded.row.label)
 
 

@@ -36,6 +36,7 @@ from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
+from rlhf_trl.run.chat_templates import check_template_reads
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.supervised import print_counts
 
@@ -104,6 +105,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     data = train.read(args, load_prompts, own.dataset, answers, own.chat_template_kwargs)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
+    check_template_reads(data, tokenizer, args, own.dataset)
     args.max_completion_length = own.max_completion_length
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, loaded.model, args)
@@ -170,7 +172,8 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
     # a resumed run is refused if other answers are selected now
     trained = replace(data, train=dataset)
-    train.run(trainer, loaded, trained, NAME, extra=partial(_report, rollouts=rollouts, told=told))
+    report = partial(_report, rollouts=rollouts, told=told)
+    train.run(trainer, loaded, trained, NAME, extra=report, prompts=data.train)
 
 
 def _learned(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ from rlhf_trl.reward_models.reader import good, judged_class
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
+from rlhf_trl.run.chat_templates import check_template_reads
 
 
 @train.a_run
@@ -31,6 +32,7 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
         )
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
+    check_template_reads(data, tokenizer, args, own.dataset)
     steps = {}
     if isinstance(own.dataset, ProcessData):
         separator, split = own.dataset.step_separator, own.dataset.step_split

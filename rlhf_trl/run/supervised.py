@@ -9,6 +9,7 @@ from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
+from rlhf_trl.run.chat_templates import check_template_reads
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -27,7 +28,9 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     lifted = args.chat_template_path is not None
     tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
     if data.conversational:
-        _check_template(_with_template(tokenizer, args.chat_template_path), args)
+        templated = _with_template(tokenizer, args.chat_template_path)
+        _check_template(templated, args)
+        check_template_reads(data, templated, args, own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.max_completion_length = own.max_completion_length
     print_counts(trainer)

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from hashlib import sha256
@@ -40,6 +40,7 @@ from rlhf_trl.rewards.verifiers import task_metrics
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
+from rlhf_trl.run.chat_templates import check_template_reads
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import model_folder
@@ -437,6 +438,7 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     check_generation_batch(args, data.train)
     check_held_out(args, data.held_out)  # before a reward model is loaded
     tokenizer = load_tokenizer(model, args, data.conversational)
+    check_template_reads(data, tokenizer, args, own.dataset)
     rewards = load_reward_functions(own, args, data, tokenizer)
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, model, args)
@@ -491,8 +493,24 @@ def _questions(data: Examples) -> set[str]:
     return {prompt_key(prompt) for prompt in cells(data.held_out, "prompt")}
 
 
+def _prompt_to_show(held_out: Sequence[Mapping[str, Any]], rows: Any) -> Any:
+    """Return a prompt of the form that a run trains on: messages, which get a template, or a text.
+
+    It is one that was answered in evaluation, or of `rows`, whose messages may be long.
+    """
+    if held_out:
+        return held_out[0]["prompt"]
+    prompt = rows[0]["prompt"]
+    return prompt if isinstance(prompt, str) else [{"role": "user", "content": "Hello"}]
+
+
 def run(
-    trainer: Any, loaded: Any, data: Examples, name: str, extra: Callable[..., None] | None = None
+    trainer: Any,
+    loaded: Any,
+    data: Examples,
+    name: str,
+    extra: Callable[..., None] | None = None,
+    prompts: Any = None,
 ) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
 
@@ -501,7 +519,8 @@ def run(
     `value_model/`), `log.json`, `learning_curve.png`, `summary.json` and the checkpoints. With
     `load_best_model_at_end`, the summary, the table and the last line tell of the step whose model
     is kept. Questions of the gym's tasks, if there are any, are answered in evaluation. `extra`
-    writes what else the main process knows; it takes trainer, folder and title.
+    writes what else the main process knows; it takes trainer, folder and title. `prompts` are rows
+    with those of the answers where the training rows hold tokens alone.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None
@@ -619,7 +638,7 @@ def run(
     shown, model, last = os.path.relpath(folder), loaded.model, result.global_step
     print(f"\nseen in training: {seen} {kind}")
     print(f"model, learning curve and summary are in {shown}")
-    prompt = held_out[0]["prompt"] if held_out else [{"role": "user", "content": "Hello"}]
-    prompt = None if hasattr(trainer, "reader") else prompt
+    rows = data.held_out or prompts or data.train
+    prompt = None if hasattr(trainer, "reader") else _prompt_to_show(held_out, rows)
     print(report.next_steps(shown, model.model_name_or_path, last, prompt, model.use_peft))
     print(report.headline(told, names, args.seed), flush=True)

@@ -1,0 +1,107 @@
+"""What a chat template leaves out of the rows of a run: their tools, and calls of tools."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets.utils import tqdm
+
+from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.readers import SIDES
+from rlhf_trl.errors import InputError
+from rlhf_trl.rollouts.generate import template_arguments
+
+Messages = list[dict[str, Any]]
+EMPTY_ANSWER = "an answer of tool_calls alone"
+
+
+def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any) -> None:
+    """Print of how many rows the chat template leaves out `tools` or `tool_calls`.
+
+    It does where a row's text is the same without them. An answer that consists of nothing but
+    such calls is refused: the empty text would be trained. `config` is the `dataset:` block.
+    """
+    if not data.conversational:
+        return
+    turns = getattr(config, "turns", "last")
+    for side, rows in (("train", data.train), ("held-out", data.held_out)):
+        if not rows or not _may_hold_tools(rows):
+            continue
+        counts: Counter[str] = Counter()
+        for row in tqdm(rows, "tools in the chat template", disable=len(rows) < 50_000):
+            counts.update(_left_out(row, tokenizer, args, turns))
+        if empty := counts.pop(EMPTY_ANSWER, 0):
+            own = "chat_template_path, or " if hasattr(args, "chat_template_path") else ""
+            where = f"{empty} of {len(rows)} {side} rows of {config.path}"
+            raise InputError(
+                f"dataset: {where} have {EMPTY_ANSWER}, which the chat template leaves out, so "
+                "that the empty text would be trained; take a template that reads tool_calls "
+                f"({own}chat_template.jinja in the model's folder), or remove these rows."
+            )
+        for name, count in sorted(counts.items()):
+            if args.process_index == 0:
+                told = f"the chat template leaves out {name} of {count} of {len(rows)} {side} rows"
+                print(told, flush=True)
+
+
+def _may_hold_tools(rows: Any) -> bool:
+    """Whether there are tools, or messages with other keys than role and content."""
+    return "tools" in rows.column_names or any("Json" in str(f) for f in rows.features.values())
+
+
+def _left_out(row: Mapping[str, Any], tokenizer: Any, args: Any, turns: str) -> list[str]:
+    """Return which of "tools", "tool_calls" and `EMPTY_ANSWER` the template leaves out of a row."""
+    conversations = _conversations(row)
+    calling = any("tool_calls" in m and m["tool_calls"] for c in conversations for m in c)
+    if not calling and not row.get("tools"):
+        return []
+    arguments = {**(getattr(args, "chat_template_kwargs", None) or {}), **template_arguments(row)}
+    texts = _texts(tokenizer, conversations, arguments)
+    if texts is None:  # the trainer is going to say why
+        return []
+    left_out = []
+    if row.get("tools") and texts == _texts(tokenizer, conversations, {**arguments, "tools": None}):
+        left_out.append("tools")
+    silent = [[_without_calls(message) for message in c] for c in conversations]
+    if calling and texts == _texts(tokenizer, silent, arguments):
+        left_out.append("tool_calls")
+        if any(_only_calls(answer) for c in conversations for answer in _answers(c, row, turns)):
+            left_out.append(EMPTY_ANSWER)
+    return left_out
+
+
+def _conversations(row: Mapping[str, Any]) -> list[Messages]:
+    """Return the prompt with each of its answers, or alone where a row has none."""
+    answers = [row[side] for side in SIDES if side in row] + list(row.get("ranked") or ())
+    return [row["prompt"] + answer for answer in answers] or [row["prompt"]]
+
+
+def _answers(conversation: Messages, row: Mapping[str, Any], turns: str) -> Messages:
+    """Return the messages that are trained on."""
+    first = 0 if turns == "all" else len(row["prompt"])
+    return [message for message in conversation[first:] if message["role"] == "assistant"]
+
+
+def _only_calls(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds nothing beside the tools that it calls."""
+    others = [value for key, value in message.items() if key not in ("role", "tool_calls")]
+    return bool(message.get("tool_calls")) and not any(str(v or "").strip() for v in others)
+
+
+def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "tool_calls"}
+
+
+def _texts(
+    tokenizer: Any, conversations: Sequence[Messages], arguments: Mapping[str, Any]
+) -> list[str] | None:
+    """Return conversations as the chat template renders them; None: it refuses them."""
+    from jinja2 import TemplateError
+
+    try:
+        return [
+            tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+            for messages in conversations
+        ]
+    except (TemplateError, TypeError, ValueError):
+        return None
