@@ -377,8 +377,8 @@ def _measured(matrix: Matrix, subject: Subject, left: Book, **changes: Any) -> l
 def side_of(subject: Subject, **changes: Any) -> Stock:
     """Return a subject, with some fields changed, as a side of a comparison."""
     sampling = ("generation_kwargs", "steps_per_generation")  # of which the batches have their own
-    given = {**subject.fields, **changes}
-    fields = {name: value for name, value in given.items() if name not in sampling}
+    values = {**subject.fields, **changes}
+    fields = {name: value for name, value in values.items() if name not in sampling}
     trainer = subject.base
     if subject.also:
         trainer = pairs.own_trainer(subject.also["algorithm"])

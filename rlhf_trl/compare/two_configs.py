@@ -49,7 +49,7 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
 
     A field that one config leaves out has its class's default there, or its algorithm's.
     """
-    given = [read_config(path) for path in (first, second)]
+    values = [read_config(path) for path in (first, second)]
     subjects: list[Subject] = []
     why_not = ""
     try:
@@ -57,11 +57,11 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
     except InputError as error:
         why_not = str(error)
     if subjects:
-        given = [
-            _defaults(subjects[0], given[1]) | given[0],
-            _defaults(subjects[1], given[0]) | given[1],
+        values = [
+            _defaults(subjects[0], values[1]) | values[0],
+            _defaults(subjects[1], values[0]) | values[1],
         ]
-    changed = differences(*given)
+    changed = differences(*values)
     results: tuple[OnBatch, ...] = ()
     if subjects and _kind(subjects[0]) != _kind(subjects[1]):
         why_not = f"{subjects[0].base} and {subjects[1].base} train on different kinds of data"
@@ -74,16 +74,16 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
 
 def _defaults(subject: Subject, keys: Collection[str]) -> dict[str, Any]:
     """Return the defaults of a subject's class for some keys, and all that its algorithm reads."""
-    found = {
+    defaults = {
         field.name: field.default.value if isinstance(field.default, Enum) else field.default
         for field in fields_of(subject.classes[1])
         if field.name in keys and field.default is not MISSING
     }
     if subject.also:
         row = formulation(subject.also["algorithm"], subject.also["formulation"])
-        found |= {**row.reads, **row.trainer_reads}
-        found["formulation"] = subject.also["formulation"]
-    return found
+        defaults |= {**row.reads, **row.trainer_reads}
+        defaults["formulation"] = subject.also["formulation"]
+    return defaults
 
 
 def _kind(subject: Subject) -> str:
