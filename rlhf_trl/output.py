@@ -55,7 +55,7 @@ def replace_folder(
 ) -> None:
     """Let all processes write a folder beside `path`; the main one puts it in place, whole.
 
-    `wait` returns once all processes have called it.
+    `wait` returns once all processes have called it. On all of them the folder is there afterwards.
     """
     path = Path(path)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
@@ -66,6 +66,7 @@ def replace_folder(
             os.replace(path, old)
         os.replace(part, path)
         shutil.rmtree(old, ignore_errors=True)
+    wait()
 
 
 def claim(output_dir: str, resume: str | None) -> str | None:

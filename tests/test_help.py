@@ -66,6 +66,7 @@ def told(monkeypatch, capsys):
 
     def told(recipe, trl, *words):
         monkeypatch.setattr(sys, "argv", [f"recipes/{recipe}.py"])
+        monkeypatch.setenv("COLUMNS", "120")
         with pytest.raises(SystemExit):
             load_config(STAGES[recipe].part("fields"), trl, ["--help", *words])
         return lines_of(capsys.readouterr().out)

@@ -621,6 +621,8 @@ def test_public_names():
     public = {"policy_gradient_loss", "PolicyGradientLoss"}
     public |= {"preference_loss", "PreferenceLoss", "reward_loss", "distillation_loss"}
     public |= {"top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall"}
+    public |= {"exact_match", "number_reward", "math_reward", "regex_reward", "contains_reward"}
+    public |= {"format_reward"}
     assert set(rlhf_trl.__all__) == public <= set(dir(rlhf_trl))
     with pytest.raises(AttributeError, match="no attribute 'policy_loss'"):
         _ = rlhf_trl.policy_loss

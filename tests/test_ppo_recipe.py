@@ -268,7 +268,7 @@ def test_a_run_on_a_reward_model_alone(run, tmp_path):
 def test_a_reward_model_that_fails(refused, tmp_path, fault):
     folder = classifier(tmp_path, labels=2 if fault == "labels" else 1)
     says = {
-        "missing": "is neither a reward model's folder here nor",
+        "missing": "reward_model: there is no folder",
         "labels": "has num_labels 2; name a model with num_labels 1",
         "score": "lacks score.weight; name a trained one",
         "nan": "reward function 'reward_model' returned nan",

@@ -9,6 +9,8 @@ from rlhf_trl.data.gym import GymTasks, Row
 if TYPE_CHECKING:
     from datasets import Dataset
 
+SIDES = ("chosen", "rejected", "completion")  # columns that hold answers
+
 
 @dataclass
 class Examples:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_trl.data.examples import SIDES
 from rlhf_trl.data.gym import Row
 from rlhf_trl.errors import InputError, nearest
 
-SIDES = ("chosen", "rejected", "completion")
 PARTED = "the sides part before the last message"
 UNANSWERED = "the last message is not the assistant's"
 BLANK = "an empty prompt or answer"

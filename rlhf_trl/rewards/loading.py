@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data.answers import NotRead
-from rlhf_trl.data.columns import cells
+from rlhf_trl.data.arrow import cells
 from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.rewards.checked import checked, place_of

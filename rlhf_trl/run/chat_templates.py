@@ -6,8 +6,7 @@ from typing import Any
 
 from datasets.utils import tqdm
 
-from rlhf_trl.data.examples import Examples
-from rlhf_trl.data.readers import SIDES
+from rlhf_trl.data.examples import SIDES, Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.rollouts.generate import template_arguments
 
