@@ -353,7 +353,7 @@ def test_replace_folder_swaps_whole_folders(tmp_path):
     for text in ("one", "two"):
         output.replace_folder(target, write, True, wait)
         assert (target / "w").read_text() == text
-    assert waits == [None, "one"]
+    assert waits == [None, "one", "one", "two"]
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
