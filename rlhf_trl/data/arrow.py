@@ -21,6 +21,6 @@ def cells(dataset: "Dataset", name: str) -> Iterator[Any]:
 
 def differing(dataset: "Dataset", *sides: str) -> "Dataset":
     """Leave out the examples whose two sides are the same."""
-    given = {"input_columns": list(sides), "batched": True, "desc": "Dropping identical pairs"}
-    found = dataset.filter(lambda *two: [a != b for a, b in zip(*two, strict=True)], **given)
-    return found if len(found) < len(dataset) else dataset
+    how = {"input_columns": list(sides), "batched": True, "desc": "Dropping identical pairs"}
+    kept = dataset.filter(lambda *two: [a != b for a, b in zip(*two, strict=True)], **how)
+    return kept if len(kept) < len(dataset) else dataset

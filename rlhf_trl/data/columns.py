@@ -104,9 +104,10 @@ def unnumbered(dataset: "Dataset") -> "Dataset":
 
 def without_rows(dataset: "Dataset", numbers: Sequence[int]) -> "Dataset":
     """Leave out the rows of these numbers; the others keep theirs, in the column `ROW`."""
-    given = {"left_out": list(numbers), "code": code()}
+    arguments = {"left_out": list(numbers), "code": code()}
     # `select` would leave neighbors apart, which makes all that follows slow
-    how = {"batched": True, "with_indices": True, "fn_kwargs": given, "desc": "Leaving out rows"}
+    how = {"batched": True, "with_indices": True, "fn_kwargs": arguments}
+    how["desc"] = "Leaving out rows"
     return dataset.with_format("arrow").map(_without, **how).with_format(None)
 
 
