@@ -50,16 +50,17 @@ def build(name, which="chapter", *, count=16, rows=None, peft=None, model=None, 
     }.get(name, (BookDPOTrainer, BookDPOConfig))
     defaults = {
         **trainer_fields(),
+        **config_class.in_recipes,
+        "algorithm": name,
+        "formulation": which,
         "per_device_train_batch_size": 4,
         "max_length": 64,
     }
     return trainer(
         model or checkpoint(),
-        config_class(**{**defaults, **config}),
+        args=config_class(**{**defaults, **config}),
         train_dataset=Dataset.from_list(rows or pairs(count)),
         processing_class=build_tokenizer(),
-        algorithm=name,
-        formulation=which,
         peft_config=peft,
     )
 

@@ -97,7 +97,8 @@ def build(
     ours = name != "stock"
     trainer, config_class = which if not ours else (BookGRPOTrainer, BookGRPOConfig)
     if ours:
-        config = own_fields(name, which) | config
+        row = {"algorithm": name, "formulation": which}
+        config = {**BookGRPOConfig.in_recipes, **row, **own_fields(name, which), **config}
     defaults = {
         **trainer_fields(),
         "num_generations": 4,
@@ -113,7 +114,6 @@ def build(
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
         peft_config=peft_config,
-        **({"algorithm": name, "formulation": which} if ours else {}),
     )
     if answer is not None:
         fix_completions(built, answer)

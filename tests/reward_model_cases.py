@@ -111,16 +111,17 @@ def build(
     **config,
 ):
     """Return a trainer of the family on fixed rows, with a head that says something."""
-    fields = {"algorithm": name, "formulation": which}
+    fields = {}
     if name == "prm":
-        fields |= {"step_separator": SEPARATOR, "step_split": SPLIT}
+        fields = {"step_separator": SEPARATOR, "step_split": SPLIT}
     trainer, config_class = {
         "reward": (BookRewardTrainer, BookRewardConfig),
         "kwise": (BookRewardTrainer, BookRewardConfig),
     }.get(name, (BookTokenRewardTrainer, BookTokenRewardConfig))
+    row = {"algorithm": name, "formulation": which}
     built = trainer(
         model or checkpoint(),
-        config_class(**settings(**config)),
+        config_class(**settings(**config_class.in_recipes | row | config)),
         train_dataset=Dataset.from_list(rows or DATA[name](count)),
         eval_dataset=None if held_out is None else Dataset.from_list(held_out),
         processing_class=tokenizer or build_tokenizer(),

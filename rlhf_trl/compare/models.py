@@ -267,13 +267,16 @@ def make_trainer(
 ) -> Any:
     """Build a trainer of TRL on the untrained model, or on a `model` among its arguments.
 
-    `fields` are those of its config beside those of `trainer_fields`, `rows` its data.
+    `fields` are those of its config beside those of `trainer_fields`, `rows` its data. A trainer
+    of ours has what recipes turn on.
     """
     from datasets import Dataset
 
+    row = {name: also.pop(name) for name in ("algorithm", "formulation") if name in also}
+    fields = {**getattr(config, "in_recipes", {}), **row, **fields}
     return trainer(
         model=also.pop("model", None) or deepcopy(_loaded()),
-        args=config(**trainer_fields() | dict(fields)),
+        args=config(**trainer_fields() | fields),
         train_dataset=Dataset.from_list(rows),
         processing_class=also.pop("processing_class", None) or build_tokenizer(),
         **also,

@@ -127,20 +127,22 @@ def load_config(
 
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
-    if twice := own_fields.keys() & (trl_fields.keys() | model_fields.keys()):
+    shared = trl_fields.keys() & {"algorithm", "formulation"}
+    if twice := own_fields.keys() & (trl_fields.keys() - shared | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_given, model_given = config.take(trl_fields), config.take(model_fields)
     checked = {**own_given, **trl_given, **model_given}
     _check_generation_batch(config, trl_given, trl_fields)
     settings = trl_given | cpu_settings(trl_given, world_size())
+    settings = {**getattr(trl_class, "in_recipes", {}), **settings}
+    settings |= {name: getattr(own_run, name) for name in shared}
     for old, new in RENAMED.items():
         if settings.get(new) is None and {old, new} <= trl_fields.keys():
             settings[new] = trl_fields[old][1].default
     args, row = config.build(settings, trl_class, ()), None
     if hasattr(trl_class, "resolve"):
-        row = trl_class.resolve(args, own_run.algorithm, own_run.formulation)
-        args = row.args
+        row = trl_class.resolve(args)
     given = {key: checked[key] for key in config.values}
     return Loaded(own_run, args, config.build(model_given, model_class, ()), given, row)
 

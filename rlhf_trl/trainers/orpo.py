@@ -17,6 +17,7 @@ from rlhf_trl.reward_models.metrics import pair_accuracy
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
 from rlhf_trl.trainers.evaluating import Batch, Recorder, Replay
 from rlhf_trl.trainers.fitting import fit
+from rlhf_trl.trainers.on_trl import with_signature_of
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 try:
@@ -36,6 +37,7 @@ _NO_LIMIT = 2**31
 class BookORPOConfig(AlignmentFields, ORPOConfig):
     """ORPOConfig whose beta belongs to the algorithm; None means the row's own value."""
 
+    default_row = "orpo"
     trainers = ("ORPOTrainer",)
 
     beta: float | None = of_the_row("beta", "direct_alignment")
@@ -44,10 +46,14 @@ class BookORPOConfig(AlignmentFields, ORPOConfig):
 class BookORPOTrainer(Aligned, ORPOTrainer):
     """ORPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
-    config_class, default_row = BookORPOConfig, "orpo"
+    config_class = BookORPOConfig
 
-    def __init__(self, model: Any, args: BookORPOConfig | None = None, **kwargs: Any):
-        args = self._take(args, kwargs)
+    @with_signature_of(ORPOTrainer.__init__)
+    def __init__(self, model: Any = None, args: Any = None, **kwargs: Any):
+        args = self._take(args, model)
+        if self._stock and getattr(args, "overlong", None) is None:
+            super().__init__(model, args=args, **kwargs)
+            return
         whole = copy(args)
         whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
@@ -64,8 +70,10 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
             first = {name: rows.select([0]) for name, rows in sides.items() if _is_whole(rows)}
             kwargs |= first
         super().__init__(model, args=whole, **kwargs)
+        self.args = args
+        args.remove_unused_columns = whole.remove_unused_columns
         self._tokenizer = self.processing_class  # by the name that DPOTrainer's method reads
-        self.max_length = self.args.max_length = args.max_length
+        self.max_length = args.max_length
         for name, rows in sides.items():
             if rows is not None:
                 tokenized = getattr(self, name) if self._stock else rows
@@ -88,7 +96,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
             given = (self.processing_class, unlimited, name)
             dataset = DPOTrainer._prepare_dataset(self, dataset, *given)
         names = [f"{side}_ids" for side in ("chosen", "rejected")]
-        dataset, counts = fit(dataset, names, self.max_length, self.args.overlong)
+        dataset, counts = fit(dataset, names, self.max_length, self.args.overlong or "cut_prompt")
         self.fitted[name] = counts
         how = {"remove_columns": dataset.column_names, "desc": f"Joining {name} dataset"}
         return dataset.map(_columns, **how)
@@ -143,6 +151,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
     def get_batch_loss_metrics(self, model, batch, train_eval="train"):
         """Compute the row's loss, and TRL's metrics with log-probabilities that are sums."""
         loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
+        if self._stock and (train_eval == "train" or not self._safe("evaluate_examples")):
+            return loss, metrics
         (chosen, rejected), aux = self._forward[:2], self._forward[5:]
         prefix = "eval_" if train_eval == "eval" else ""
         for side, logps in (("chosen", chosen), ("rejected", rejected)):

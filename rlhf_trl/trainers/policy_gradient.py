@@ -27,7 +27,7 @@ from rlhf_trl.evaluation.held_out import (
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rollouts.generate import Rows, Said, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
-from rlhf_trl.trainers.on_trl import Batch, OnTRL
+from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
 
 if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are wider than they are
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
@@ -38,7 +38,7 @@ STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each proce
 
 
 @dataclass
-class BookGRPOConfig(RowConfig, GRPOConfig):
+class BookGRPOConfig(RowConfig, Safeguards, GRPOConfig):
     """GRPOConfig whose loss fields belong to the algorithm, with the fields that TRL lacks.
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
@@ -46,6 +46,7 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
     """
 
     family: ClassVar[str] = "policy_gradient"
+    default_row: ClassVar[str] = "grpo"
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
 
     # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
@@ -112,17 +113,11 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     and `frac_reward_zero_std` is counted with them.
     """
 
-    config_class, default_row = BookGRPOConfig, "grpo"
+    config_class = BookGRPOConfig
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookGRPOConfig | None = None,
-        train_dataset: Any = None,
-        **kwargs: Any,
-    ):
-        args, row = self._take(args, kwargs), self._row
+    @with_signature_of(GRPOTrainer.__init__)
+    def __init__(self, model: Any, args: Any = None, **kwargs: Any):
+        args, row = self._take(args, model), self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
@@ -130,7 +125,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._unrecorded: dict[int, list[Any]] = {}
         self._ahead: list[dict[str, Any]] = []
         self._window_tokens: Tensor | None = None
-        super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
+        super().__init__(model, args=args, **kwargs)
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
             self.epsilon_high = self._parameters["epsilon_high"] + offset
@@ -153,6 +148,8 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     # Extends GRPOTrainer._generate_single_turn, which reads the checkpoint's generation_config.
     @override
     def _generate_single_turn(self, *args, **kwargs):
+        if self._stock:
+            return super()._generate_single_turn(*args, **kwargs)
         with neutral(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
 
@@ -164,7 +161,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscored = torch.isnan(rewards).all(dim=1).nonzero().flatten().tolist()
-        if unscored:
+        if unscored and not self._stock:
             raise InputError(
                 f"no reward function applied to {len(unscored)} of {len(rewards)} completions at "
                 f"step {self.state.global_step}; one of {self.reward_func_names} has to."
@@ -472,6 +469,8 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if not path.exists():  # another number of processes
             path = Path(checkpoint, STATE_FILE.format(0))
         if not path.exists():
+            if self._stock:
+                return  # TRL resumes without
             raise InputError(
                 f"resume_from_checkpoint: {checkpoint!r} lacks {path.name}, without which "
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
