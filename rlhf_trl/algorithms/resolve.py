@@ -5,7 +5,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rlhf_trl.algorithms.formulations import REQUIRED, Formulation
-from rlhf_trl.algorithms.parameters import LOSS_FIELDS, Family
+from rlhf_trl.algorithms.parameters import EARLY, LOSS_FIELDS, Family
 from rlhf_trl.algorithms.table import formulation as find
 from rlhf_trl.algorithms.table import names
 from rlhf_trl.errors import InputError, instead
@@ -123,10 +123,10 @@ class RowConfig:
                 raise InputError(f"args must be a {wanted}, not a {has}.")
             return cls._of_stock(args)
         stock = {f.name: _default(f) for f in fields(stock_class)}
-        for f in fields(args):
-            value = getattr(args, f.name)
-            if f.name not in stock and (wanted := instead(value, f.metadata)):
-                raise FieldError(f.name, f"is {value!r}; write {wanted}")
+        for name in EARLY.keys() & {f.name for f in fields(args)}:
+            value = getattr(args, name)
+            if wanted := instead(value, EARLY[name]):
+                raise FieldError(name, f"is {value!r}; write {wanted}")
         is_stock = args.formulation == "trl"
         algorithm = args.algorithm or (None if is_stock else cls.default_row)
         row = find(algorithm, args.formulation, cls.family) if algorithm else cls._stock_row()

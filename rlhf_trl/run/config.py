@@ -55,13 +55,15 @@ RULES: dict[str, dict[str, Any]] = {
     for wanted, keys in {
         "1 or more": "per_device_train_batch_size per_device_eval_batch_size max_completion_length "
         "gradient_accumulation_steps steps_per_generation num_iterations max_length lora_r",
-        "0 or more": "learning_rate weight_decay max_grad_norm seed",
+        "0 or more": "learning_rate weight_decay max_grad_norm seed value_learning_rate "
+        "value_warmup_steps",
         "a number above 0": "temperature eval_steps logging_steps save_steps",
     }.items()
     for key in keys.split()
 }
 _INTEGRATIONS = "transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"
 _BACKENDS, _MODES = "accelerate.utils.DynamoBackend", "torch._inductor.list_mode_options"
+RULES |= algorithms.EARLY
 RULES |= {
     "report_to": {"choices": lambda: [*imported(_INTEGRATIONS), "all", "none"]},
     "lora_task_type": {"choices": lambda: [kind.value for kind in imported("peft.TaskType")]},

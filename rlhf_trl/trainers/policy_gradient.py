@@ -15,7 +15,7 @@ from trl.trainer import utils
 from typing_extensions import override
 
 from rlhf_trl import book
-from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
+from rlhf_trl.algorithms import FieldError, PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import (
     WITH_PENALTIES,
@@ -25,6 +25,7 @@ from rlhf_trl.evaluation.held_out import (
     with_penalties,
 )
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
+from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts.generate import Rows, Said, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
@@ -114,6 +115,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     """
 
     config_class = BookGRPOConfig
+    _finished: list[bool]  # which of the completions that are being judged the model ended
 
     @with_signature_of(GRPOTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
@@ -126,6 +128,10 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._ahead: list[dict[str, Any]] = []
         self._window_tokens: Tensor | None = None
         super().__init__(model, args=args, **kwargs)
+        self.reward_funcs = [
+            with_finished(function, lambda: self._finished, only_by_name=self._stock)
+            for function in self.reward_funcs
+        ]
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
             self.epsilon_high = self._parameters["epsilon_high"] + offset
@@ -153,12 +159,12 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         with neutral(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
 
-    # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: tells
-    # reward functions which completions are finished, and keeps the gathered rewards.
+    # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: notes which
+    # completions are finished, for reward functions that ask, and keeps the gathered rewards.
     @override
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ended = [bool(ids) and ids[-1] in self.eos_token_ids for ids in completion_ids_list]
-        inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
+        self._finished = ended
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscored = torch.isnan(rewards).all(dim=1).nonzero().flatten().tolist()
         if unscored and not self._stock:
@@ -177,8 +183,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         texts = [said[i].text for i in mine]
         pending = self._pending_extra_logs, self._pending_metrics  # of the next generation
         self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
+        self._finished = [said[i].finished for i in mine]
         rewards = super()._calculate_rewards(
-            [{**rows[i], "finished": said[i].finished} for i in mine],
+            [rows[i] for i in mine],
             [rows[i]["prompt"] for i in mine],
             [[{"role": "assistant", "content": t}] for t in texts] if chat else texts,
             [said[i].ids for i in mine],
@@ -511,6 +518,11 @@ def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
     estimate = row.advantage
     estimate = estimate if callable(estimate) else getattr(book.advantages, estimate)
     grouped = "num_generations" in inspect.signature(estimate).parameters
+    if grouped and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
+        raise FieldError(
+            "num_generations_eval",
+            f"is 1, but {row.label} compares completions; write 2 or more, or leave it out",
+        )
     if args.num_generations < 2 and (grouped or row.label.endswith("(trl)")):
         raise InputError(
             f"num_generations is 1, but {row.label} compares completions; write 2 or more."

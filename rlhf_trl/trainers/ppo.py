@@ -50,14 +50,17 @@ class BookPPOConfig(BookGRPOConfig):
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "For values. None: learning_rate.", "range": "0 or more"}
+        default=None, metadata={"help": "For values. None: learning_rate."}
     )
     value_warmup_steps: int = field(
-        default=0, metadata={"help": "Steps in which only values learn.", "range": "0 or more"}
+        default=0, metadata={"help": "Steps in which only values learn."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("value_learning_rate", "value_warmup_steps"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; write 0 or more.")
         if self.sync_ref_model:
             raise InputError(
                 "sync_ref_model copies what is trained to a model without a value model; remove it."
