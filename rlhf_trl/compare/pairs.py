@@ -19,13 +19,13 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf_trl.compare import measure, models
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.policy import PolicyBatch
+from rlhf_trl.data.fitting import shortened
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import preference_loss, reward_loss
 from rlhf_trl.reward_models.reader import pad_texts
 from rlhf_trl.run.stages import STAGES, stage_of
 from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.fitting import shortened
 
 PAIRS = 4
 """Pairs of a usual micro-batch; KTO and SFT, which have none, take twice as many examples."""

@@ -11,12 +11,12 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from typing_extensions import override
 
 from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
+from rlhf_trl.data.fitting import fit, kto_order, rotated
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
+from rlhf_trl.evaluation.over_examples import OverExamples, Replay
 from rlhf_trl.losses import completions_loss
 from rlhf_trl.reward_models.metrics import pair_accuracy
-from rlhf_trl.trainers.evaluating import OverExamples, Replay
-from rlhf_trl.trainers.fitting import fit, kto_order, rotated
 from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
 
 

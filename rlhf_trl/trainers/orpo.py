@@ -11,12 +11,12 @@ from trl.trainer.utils import selective_log_softmax
 from typing_extensions import override
 
 from rlhf_trl.algorithms import of_the_row
+from rlhf_trl.data.fitting import fit
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.over_examples import Batch, Recorder, Replay
 from rlhf_trl.losses import completions_loss
 from rlhf_trl.reward_models.metrics import pair_accuracy
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
-from rlhf_trl.trainers.evaluating import Batch, Recorder, Replay
-from rlhf_trl.trainers.fitting import fit
 from rlhf_trl.trainers.on_trl import with_signature_of
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.over_examples import OverExamples
 from rlhf_trl.losses import scores_loss
 from rlhf_trl.models import loading
 from rlhf_trl.reward_models import metrics
@@ -29,7 +30,6 @@ from rlhf_trl.reward_models.reader import (
     pad_texts,
     reading_last_tokens,
 )
-from rlhf_trl.trainers.evaluating import OverExamples
 from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
 
 

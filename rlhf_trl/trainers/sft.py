@@ -11,10 +11,10 @@ from trl import SFTConfig, SFTTrainer
 from typing_extensions import override
 
 from rlhf_trl.data.arrow import cells
+from rlhf_trl.data.fitting import lengths
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
-from rlhf_trl.trainers.evaluating import Example, OverExamples
-from rlhf_trl.trainers.fitting import lengths
+from rlhf_trl.evaluation.over_examples import Example, OverExamples
 from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
 
 
