@@ -169,7 +169,9 @@ class RowConfig:
         for name in names(cls.family, "trl"):
             row = find(name, "trl")
             reads = {key: value for key in row.reads if (value := getattr(args, key, None))}
-            settings = row.fixed(reads)
+            settings = dict(row.fixed(reads))
+            if not getattr(args, "beta", 0):  # nothing is a KL's then
+                settings.pop("use_bias_correction_kl", None)
             if settings and all(_fits(getattr(args, k, None), v) for k, v in settings.items()):
                 algorithm = name
                 break

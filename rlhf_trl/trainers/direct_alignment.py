@@ -103,6 +103,10 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
         self.max_completion_length = getattr(args, "max_completion_length", None) or 64
         return args
 
+    def _counts_examples(self) -> bool:
+        fields = ("overlong", "interleave_labels")
+        return any(getattr(self.args, name, None) is not None for name in fields)
+
     # Calls _compute_loss, which has no seam: reference log-probabilities are given, ours recorded.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
         """Return TRL's result, whose metrics stay, and all that the model returned."""

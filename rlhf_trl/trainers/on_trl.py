@@ -58,14 +58,13 @@ class Safeguards:
 
 
 class OnTRL:
-    """Trainer mixin: a row, whose name is on the card; no streamed data, unless `streams`.
+    """Trainer mixin: a row, whose name is on the card, and what makes runs safe.
 
     A trainer of rows takes what its TRL trainer takes, with a config of its `config_class`, whose
     fields `algorithm` and `formulation` choose the row, or with a config of TRL's own class, whose
     loss is TRL's. A checkpoint is whole once it holds a manifest (see `output`), written last.
     """
 
-    streams = False
     told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
     save_checksums = True  # in manifests
     rollouts: Store | None = None  # the record, which the main process writes
@@ -82,7 +81,12 @@ class OnTRL:
         self._row, self._parameters = resolved.row, dict(resolved.parameters)
         self._algorithm, self._formulation = resolved.algorithm, resolved.formulation
         self._stock = self._formulation == "trl"
+        self.args = resolved.args
         return resolved.args
+
+    def _counts_examples(self) -> bool:
+        """Tell whether examples are counted or ordered before training, so that none can stream."""
+        return False
 
     def _safe(self, name: str) -> bool:
         """Tell whether one of the `Safeguards` is on."""
@@ -105,10 +109,11 @@ class OnTRL:
                     )
 
     def __init__(self, *args: Any, **kwargs: Any):
-        if not self.streams and _streamed([args, kwargs]):
+        if self._counts_examples() and _streamed([args, kwargs]):
             raise InputError(
-                f"{type(self).__name__}: a streamed data set (IterableDataset) cannot be counted, "
-                "ordered or resumed; load it whole, with streaming=False."
+                f"{type(self).__name__}: a streamed data set (IterableDataset) cannot be counted "
+                f"or ordered, as {self._row.label} needs with these settings; load it whole, with "
+                "streaming=False."
             )
         if (algorithm := self._algorithm) is not None:  # before TRL tags the model
             self._name = algorithms.ALGORITHMS[algorithm].title

@@ -51,13 +51,13 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
     @with_signature_of(ORPOTrainer.__init__)
     def __init__(self, model: Any = None, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
-        if self._stock and getattr(args, "overlong", None) is None:
+        if not self._counts_examples():
             super().__init__(model, args=args, **kwargs)
             return
-        whole = copy(args)
-        whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
+        changed = {"max_length": args.max_length, "model_init_kwargs": args.model_init_kwargs}
+        args.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
-            whole.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+            args.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
         sides = {name: kwargs.get(name) for name in ("train_dataset", "eval_dataset")}
         if self._stock:
             for rows in sides.values():
@@ -69,9 +69,9 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         else:  # ORPOTrainer would tokenize all of the rows, which comes after
             first = {name: rows.select([0]) for name, rows in sides.items() if _is_whole(rows)}
             kwargs |= first
-        super().__init__(model, args=whole, **kwargs)
-        self.args = args
-        args.remove_unused_columns = whole.remove_unused_columns
+        super().__init__(model, args=args, **kwargs)
+        for name, value in changed.items():
+            setattr(args, name, value)
         self._tokenizer = self.processing_class  # by the name that DPOTrainer's method reads
         self.max_length = args.max_length
         for name, rows in sides.items():
@@ -85,8 +85,14 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         """Return the columns of a tokenized pair in formulation "trl"; others come after."""
         return super().tokenize_row(feature, model) if self._stock else {}
 
+    # Extends Aligned's: examples are tokenized anew.
+    def _counts_examples(self) -> bool:
+        return not self._stock or super()._counts_examples()
+
     def _fitted(self, dataset: Any, name: str) -> Any:
         """Tokenize as DPO does, apply the rule for over-long pairs, and drop identical ones."""
+        if isinstance(dataset, dict):
+            return {key: self._fitted(part, f"{name}_{key}") for key, part in dataset.items()}
         if self._stock:
             how = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
             dataset = dataset.map(_ids, **how, desc=f"Splitting {name} dataset")

@@ -115,6 +115,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     """
 
     config_class = BookGRPOConfig
+    _sampler: Any = None  # of a data set that does not stream
     _finished: list[bool]  # which of the completions that are being judged the model ended
 
     @with_signature_of(GRPOTrainer.__init__)
@@ -137,8 +138,11 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             self.epsilon_high = self._parameters["epsilon_high"] + offset
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
+        self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
+
+    def _counts_examples(self) -> bool:
         rounds = "dynamic_sampling_rounds"
-        self._rounds = getattr(args, rounds) if rounds in row.trainer_reads else 0
+        return rounds in self._row.trainer_reads and bool(getattr(self.args, rounds))
 
     def _reward_column(self, name: str) -> int | None:
         """Return which reward function a config field names."""
@@ -461,7 +465,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     @override
     def _init_training_state(self, *args, **kwargs):
         epochs, steps = super()._init_training_state(*args, **kwargs)
-        if self._sampler.shuffle:
+        if self._sampler is not None and self._sampler.shuffle:
             for _ in range(epochs):
                 torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         return epochs, steps

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import RewardConfig, RewardTrainer
@@ -119,6 +120,9 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
         labels = [bool(row["label"]) for row in self.candidates]
         return scores, labels, metrics.prompt_groups([row["prompt"] for row in self.candidates])
 
+    def _counts_examples(self) -> bool:
+        return self._algorithm in ("kwise", "orm", "prm")
+
     def _score_candidates(self) -> list[dict[str, float]]:
         """Score all candidates; processes share the work evenly, as the forward is collective."""
         rows, processes = self.candidates, self.accelerator.num_processes
@@ -202,7 +206,7 @@ class BookRewardTrainer(_OnRewardTrainer):
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
-        if self._stock:
+        if self._stock or isinstance(dataset, IterableDataset):
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
@@ -271,7 +275,8 @@ class BookRewardTrainer(_OnRewardTrainer):
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
         found = metrics.pair_metrics(*_sides(rows))
-        kinds = dataset["kind"][: len(rows)] if "kind" in dataset.column_names else ()
+        has_kinds = isinstance(dataset, Dataset) and "kind" in dataset.column_names
+        kinds = dataset["kind"][: len(rows)] if has_kinds else ()
         for kind in dict.fromkeys(kinds):
             mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
             found[f"pair_accuracy_{kind}"] = metrics.pair_metrics(*_sides(mine))["pair_accuracy"]

@@ -30,7 +30,6 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
     logits, they are the Trainer's, means over batches.
     """
 
-    streams = True
     measured = ("loss", "mean_token_accuracy")
     _stock = True  # the loss is TRL's
 
