@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_trl import preference_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.direct_alignment import (
     BookDPOConfig,
@@ -50,7 +51,7 @@ def build(name, which="chapter", *, count=16, rows=None, peft=None, model=None, 
     }.get(name, (BookDPOTrainer, BookDPOConfig))
     defaults = {
         **trainer_fields(),
-        **config_class.in_recipes,
+        **recipe_defaults(config_class),
         "algorithm": name,
         "formulation": which,
         "per_device_train_batch_size": 4,

@@ -12,6 +12,7 @@ from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
@@ -98,7 +99,7 @@ def build(
     trainer, config_class = which if not ours else (BookGRPOTrainer, BookGRPOConfig)
     if ours:
         row = {"algorithm": name, "formulation": which}
-        config = {**BookGRPOConfig.in_recipes, **row, **own_fields(name, which), **config}
+        config = {**recipe_defaults(BookGRPOConfig), **row, **own_fields(name, which), **config}
     defaults = {
         **trainer_fields(),
         "num_generations": 4,

@@ -16,6 +16,7 @@ from policy_gradient_cases import checkpoint, drawn, drift
 from rlhf_trl import reward_loss
 from rlhf_trl.compare.measure import Measured, accumulate, batches, flat_gradient
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.reward_models import (
     BookRewardConfig,
@@ -121,7 +122,7 @@ def build(
     row = {"algorithm": name, "formulation": which}
     built = trainer(
         model or checkpoint(),
-        config_class(**settings(**config_class.in_recipes | row | config)),
+        config_class(**settings(**recipe_defaults(config_class) | row | config)),
         train_dataset=Dataset.from_list(rows or DATA[name](count)),
         eval_dataset=None if held_out is None else Dataset.from_list(held_out),
         processing_class=tokenizer or build_tokenizer(),

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -273,7 +274,7 @@ def make_trainer(
     from datasets import Dataset
 
     row = {name: also.pop(name) for name in ("algorithm", "formulation") if name in also}
-    fields = {**getattr(config, "in_recipes", {}), **row, **fields}
+    fields = {**recipe_defaults(config), **row, **fields}
     return trainer(
         model=also.pop("model", None) or deepcopy(_loaded()),
         args=config(**trainer_fields() | fields),

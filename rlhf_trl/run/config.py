@@ -40,6 +40,7 @@ from rlhf_trl.run.config_types import (
     imported,
     members_of,
     one_of,
+    recipe_defaults,
     remedy,
     shape_of,
     show,
@@ -137,7 +138,7 @@ def load_config(
     checked = {**own_given, **trl_given, **model_given}
     _check_generation_batch(config, trl_given, trl_fields)
     settings = trl_given | cpu_settings(trl_given, world_size())
-    settings = {**getattr(trl_class, "in_recipes", {}), **settings}
+    settings = recipe_defaults(trl_class) | settings
     settings |= {name: getattr(own_run, name) for name in shared}
     for old, new in RENAMED.items():
         if settings.get(new) is None and {old, new} <= trl_fields.keys():

@@ -31,7 +31,7 @@ class AlignmentFields(RowConfig, Safeguards):
     """
 
     family: ClassVar[str] = "direct_alignment"
-    in_recipes: ClassVar[Mapping[str, Any]] = {**Safeguards.in_recipes, "overlong": "cut_prompt"}
+    in_recipes: ClassVar = {"overlong": "cut_prompt"}
     trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
 
     # what becomes of examples longer than max_length; None: what TRL does
@@ -79,10 +79,7 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
 
     default_row = "kto"
     trainers = ("KTOTrainer",)
-    in_recipes: ClassVar[Mapping[str, Any]] = {
-        **AlignmentFields.in_recipes,
-        "interleave_labels": True,
-    }
+    in_recipes: ClassVar = {"interleave_labels": True}
 
     # spread the labels evenly; False: all desirable ones first; None: the order of the data
     interleave_labels: bool | None = None

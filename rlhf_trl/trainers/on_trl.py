@@ -48,10 +48,8 @@ def with_signature_of(
 class Safeguards:
     """Fields that TRL lacks and recipes turn on; None: unless the formulation is "trl"."""
 
-    in_recipes: ClassVar[Mapping[str, Any]] = {  # what recipes have in place of the defaults
-        "refuse_non_finite": True,
-        "evaluate_examples": True,
-    }
+    # what recipes have in place of the defaults, in this class and in those that extend it
+    in_recipes: ClassVar = {"refuse_non_finite": True, "evaluate_examples": True}
 
     refuse_non_finite: bool | None = None  # stop before weights that are not finite are saved
     evaluate_examples: bool | None = None  # metrics of all examples as one, not means over batches
@@ -68,7 +66,7 @@ class OnTRL:
     told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
     save_checksums = True  # in manifests
     rollouts: Store | None = None  # the record, which the main process writes
-    config_class: ClassVar[type[algorithms.RowConfig]]
+    config_class: ClassVar[type]
     _algorithm: str | None = None
     _stock = False  # whether TRL's own loss is computed
 

@@ -30,6 +30,7 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
     logits, they are the Trainer's, means over batches.
     """
 
+    config_class = BookSFTConfig
     measured = ("loss", "mean_token_accuracy")
     _stock = True  # the loss is TRL's
 
