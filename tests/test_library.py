@@ -2,8 +2,10 @@
 
 import inspect
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -174,3 +176,16 @@ def test_importing_the_package_loads_neither_torch_nor_trl():
     program = "import sys, rlhf_trl; print({'torch', 'trl'} & {*sys.modules}, *dir(rlhf_trl))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("set() ") and "BookGRPOTrainer" in done.stdout
+
+
+def test_the_pages_python_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "recipes" / "library.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    names = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, "library.md", "exec"), names)
+    logged = [line["loss"] for line in names["trainer"].state.log_history if "loss" in line]
+    assert (names["args"].algorithm, names["args"].epsilon) == ("gspo", 0.2)
+    assert names["trainer"].state.global_step == 1 and not logged

@@ -260,7 +260,10 @@ class BookDistillationTrainer(BookGRPOTrainer):
             self._said = self._logits = None
             self._scoring = False
 
-    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+    # Replaces BookGRPOTrainer's: the teachers' signal in place of advantages.
+    @override
+    def row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+        """Return the loss of a micro-batch: see `BookGRPOTrainer.row_loss`."""
         mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
         if not self._reads_logits:
             gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))

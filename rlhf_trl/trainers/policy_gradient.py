@@ -402,14 +402,26 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.window == "window":
             # DDP averages over processes what is a sum over them
             tokens = self._tokens_of_window(inputs, mode) / self.accelerator.num_processes
-        loss = self._row_loss(inputs, logps, tokens)
+        loss = self.row_loss(inputs, logps, tokens)
         if tokens is None:
             loss = loss / steps
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux_loss / steps
         return loss
 
-    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+    def row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+        """Return the loss of a micro-batch; a subclass may compute its own here.
+
+        Args:
+            inputs: TRL's batch; `loss_mask` has its (B, T) tokens that count, `advantages` is (B,)
+                or (B, T), and `old_per_token_logps` (B, T) is there unless the policy is as it was.
+            logps: (B, T) log-probabilities of the completions' tokens, with their graph.
+            tokens: how many tokens the loss is divided by, where the row's window is the whole
+                accumulation step; None: it is a mean over the micro-batch.
+
+        Returns:
+            A scalar. Where `tokens` is None, it is divided by the accumulation steps afterwards.
+        """
         critic = self._critic(inputs)  # which may estimate the advantages
         return surrogate_loss(
             self._row,
