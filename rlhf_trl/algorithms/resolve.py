@@ -121,7 +121,7 @@ class RowConfig:
                 has = type(args).__name__
                 wanted = f"{cls.__name__} or {stock_class.__name__}"
                 raise InputError(f"args must be a {wanted}, not a {has}.")
-            return cls._of_stock(args)
+            return cls._of_stock(args, stock_class.__name__.replace("Config", "Trainer"))
         stock = {f.name: _default(f) for f in fields(stock_class)}
         for name in EARLY.keys() & {f.name for f in fields(args)}:
             value = getattr(args, name)
@@ -163,7 +163,7 @@ class RowConfig:
         return replace(row, **own, label=row.label if algorithm else f"{row.trainer} (trl)")
 
     @classmethod
-    def _of_stock(cls, args: Any) -> Resolved:
+    def _of_stock(cls, args: Any, trainer: str) -> Resolved:
         """Return what a config of TRL's own class computes, named after the row it is, if any."""
         algorithm = None
         for name in names(cls.family, "trl"):
@@ -172,7 +172,9 @@ class RowConfig:
             settings = dict(row.fixed(reads))
             if not getattr(args, "beta", 0):  # nothing is a KL's then
                 settings.pop("use_bias_correction_kl", None)
-            if settings and all(_fits(getattr(args, k, None), v) for k, v in settings.items()):
+            if row.trainer == trainer and all(
+                _fits(getattr(args, k, None), v) for k, v in settings.items()
+            ):
                 algorithm = name
                 break
         return Resolved(algorithm, "trl", cls._stock_row(algorithm), {}, args)
