@@ -261,7 +261,6 @@ class BookDistillationTrainer(BookGRPOTrainer):
             self._scoring = False
 
     # Replaces BookGRPOTrainer's: the teachers' signal in place of advantages.
-    @override
     def row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
         """Return the loss of a micro-batch: see `BookGRPOTrainer.row_loss`."""
         mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
