@@ -107,35 +107,38 @@ class PairView:
 
 
 def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
+    """Return the book's loss of a micro-batch; `outputs` stand for its own, differentiable."""
     if side.algorithm == "sft":
         return -(outputs * part.mask).sum() / part.mask.sum()
-    row, wanted = side.row, part.chosen
-    also = {"formulation": side.formulation, **side.params}
+    row = side.row
+    is_chosen = part.chosen
+    settings = {"formulation": side.formulation, **side.params}
     if side.algorithm in ("orm", "prm"):
-        return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **also)
+        return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **settings)
     if row.trainer == "RewardTrainer":
         scores = outputs.squeeze(1)
-        chosen, rejected = scores[wanted], scores[~wanted]
+        chosen, rejected = scores[is_chosen], scores[~is_chosen]
         if side.algorithm == "kwise":  # of pairs, or of RANKED completions list by list
             listed = part.labels is not None
             ranks = scores.view(-1, RANKED) if listed else torch.stack([chosen, rejected], 1)
-            return reward_loss("kwise", rewards=ranks, **also)
+            return reward_loss("kwise", rewards=ranks, **settings)
         pair = {"chosen": chosen, "rejected": rejected, "margin": part.margin}
-        return reward_loss("bradley_terry", **pair, **also)
+        return reward_loss("bradley_terry", **pair, **settings)
 
-    def completions(logps: Tensor) -> Tensor:
-        total = (logps * part.mask).sum(1)
+    def of_completions(token_logps: Tensor) -> Tensor:
+        total = (token_logps * part.mask).sum(1)
         return total / part.mask.sum(1) if row.logps == "mean" else total
 
-    policy, ref = completions(outputs), completions(part.ref)
-    given = {"policy_chosen_logps": policy[wanted], "policy_rejected_logps": policy[~wanted]}
+    policy = of_completions(outputs)
+    ref = of_completions(part.ref)
+    logps = {"policy_chosen_logps": policy[is_chosen], "policy_rejected_logps": policy[~is_chosen]}
     if row.reference:
-        given |= {"ref_chosen_logps": ref[wanted], "ref_rejected_logps": ref[~wanted]}
+        logps |= {"ref_chosen_logps": ref[is_chosen], "ref_rejected_logps": ref[~is_chosen]}
     if side.algorithm == "orpo":
-        given["chosen_nll"] = -policy[wanted]
+        logps["chosen_nll"] = -policy[is_chosen]
     if part.kl is not None:
-        given |= {"policy_kl_logps": part.kl[0], "ref_kl_logps": part.kl[1]}
-    return preference_loss(side.algorithm, **given, **also).loss
+        logps |= {"policy_kl_logps": part.kl[0], "ref_kl_logps": part.kl[1]}
+    return preference_loss(side.algorithm, **logps, **settings).loss
 
 
 # --- the stock side ------------------------------------------------------------------------------
