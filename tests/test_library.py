@@ -14,6 +14,7 @@ from datasets import Dataset, DatasetDict
 from library_cases import OURS, STOCK, examples, length, shares, train
 from policy_gradient_cases import checkpoint
 from trl import TrlParser
+from two_processes import on_two_processes
 
 import rlhf_trl
 from rlhf_trl.errors import InputError
@@ -189,3 +190,11 @@ def test_the_pages_python_runs_as_it_stands(tmp_path, monkeypatch):
     logged = [line["loss"] for line in names["trainer"].state.log_history if "loss" in line]
     assert (names["args"].algorithm, names["args"].epsilon) == ("gspo", 0.2)
     assert names["trainer"].state.global_step == 1 and not logged
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_two_processes_are_stocks_too(tmp_path):
+    whole, printed = on_two_processes("library_processes.py", tmp_path, timeout=240)
+    assert whole, printed
+    assert printed.count(" same\n") == 8
