@@ -16,7 +16,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
 from rlhf_trl.evaluation.over_examples import OverExamples, Replay
 from rlhf_trl.losses import completions_loss
-from rlhf_trl.reward_models.metrics import pair_accuracy
+from rlhf_trl.reward_models.accuracy import pair_accuracy
 from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
 
 
