@@ -58,6 +58,11 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         args.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
             args.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+        if not self._stock and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            raise InputError(
+                f"{self._row.label} reads prompt and completion as one text, which an "
+                "encoder-decoder model does not; write formulation: trl."
+            )
         sides = {name: kwargs.get(name) for name in ("train_dataset", "eval_dataset")}
         if self._stock:
             for rows in sides.values():
