@@ -26,8 +26,43 @@ if TYPE_CHECKING:
         number_reward,
         regex_reward,
     )
+    from rlhf_trl.trainers.direct_alignment import (
+        BookDPOConfig,
+        BookDPOTrainer,
+        BookKTOConfig,
+        BookKTOTrainer,
+    )
+    from rlhf_trl.trainers.distillation import BookDistillationConfig, BookDistillationTrainer
+    from rlhf_trl.trainers.orpo import BookORPOConfig, BookORPOTrainer
+    from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
+    from rlhf_trl.trainers.ppo import BookPPOConfig, BookPPOTrainer
+    from rlhf_trl.trainers.reward_models import (
+        BookRewardConfig,
+        BookRewardTrainer,
+        BookTokenRewardConfig,
+        BookTokenRewardTrainer,
+    )
+    from rlhf_trl.trainers.sft import BookSFTConfig, BookSFTTrainer
 
 __all__ = [
+    "BookDPOConfig",
+    "BookDPOTrainer",
+    "BookDistillationConfig",
+    "BookDistillationTrainer",
+    "BookGRPOConfig",
+    "BookGRPOTrainer",
+    "BookKTOConfig",
+    "BookKTOTrainer",
+    "BookORPOConfig",
+    "BookORPOTrainer",
+    "BookPPOConfig",
+    "BookPPOTrainer",
+    "BookRewardConfig",
+    "BookRewardTrainer",
+    "BookSFTConfig",
+    "BookSFTTrainer",
+    "BookTokenRewardConfig",
+    "BookTokenRewardTrainer",
     "PolicyGradientLoss",
     "PreferenceLoss",
     "contains_reward",
@@ -59,6 +94,21 @@ _REWARDS = (
     "regex_reward",
 )
 _HOME |= dict.fromkeys(_REWARDS, "rlhf_trl.rewards.verifiers")
+_TRAINERS = {
+    "GRPO": "policy_gradient",
+    "PPO": "ppo",
+    "Distillation": "distillation",
+    "DPO": "direct_alignment",
+    "KTO": "direct_alignment",
+    "ORPO": "orpo",
+    "Reward": "reward_models",
+    "TokenReward": "reward_models",
+    "SFT": "sft",
+}
+for _name, _module in _TRAINERS.items():
+    _HOME |= dict.fromkeys(
+        (f"Book{_name}Config", f"Book{_name}Trainer"), f"rlhf_trl.trainers.{_module}"
+    )
 
 
 def __getattr__(name: str) -> Any:

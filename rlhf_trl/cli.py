@@ -80,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     option = add("merge", _merge, "merge a LoRA adapter into its base, checked")
     option("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
     option("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
-    told = "a config of the book's published code, for a recipe here"
+    told = "a config of the book's published code, or of a command of TRL, for a recipe here"
     option = add("translate", _translate, told)
-    option("config", help="YAML file of the book's code")
+    option("config", help="YAML file of the book's code, or as `trl dpo --config` takes it")
+    option("--command", help="TRL's, such as dpo, where the fields fit several")
     option("--output", help="write to this new file instead of the terminal")
     told = "the book against TRL on the same batches: loss, gradient, why, which setting"
     more = "Without --config and --trainer: every algorithm, a line per comparison for the batch "
@@ -266,10 +267,10 @@ def _translate(args: argparse.Namespace) -> None:
     from rlhf_trl.ports.book_code import translate, write_translation
 
     if args.output:
-        write_translation(args.config, args.output)
+        write_translation(args.config, args.output, args.command)
         print(f"{args.output} is written")
     else:
-        print(translate(args.config), end="")
+        print(translate(args.config, command=args.command), end="")
 
 
 def _rollouts(args: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_trl import preference_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.direct_alignment import (
     BookDPOConfig,
@@ -50,16 +51,17 @@ def build(name, which="chapter", *, count=16, rows=None, peft=None, model=None, 
     }.get(name, (BookDPOTrainer, BookDPOConfig))
     defaults = {
         **trainer_fields(),
+        **recipe_defaults(config_class),
+        "algorithm": name,
+        "formulation": which,
         "per_device_train_batch_size": 4,
         "max_length": 64,
     }
     return trainer(
         model or checkpoint(),
-        config_class(**{**defaults, **config}),
+        args=config_class(**{**defaults, **config}),
         train_dataset=Dataset.from_list(rows or pairs(count)),
         processing_class=build_tokenizer(),
-        algorithm=name,
-        formulation=which,
         peft_config=peft,
     )
 

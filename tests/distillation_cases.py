@@ -35,6 +35,7 @@ def build(name, which="chapter", *, model=None, answer=completion, **config):
         own |= {"demonstration_template": "\n{demonstration}"}
     defaults = {
         **trainer_fields(),
+        **{"algorithm": name, "formulation": which},
         **{"num_generations": 4, "per_device_train_batch_size": 8},
         **{"max_completion_length": LIMIT, "reward_weights": [1.0, 0.5]},
     }
@@ -45,8 +46,6 @@ def build(name, which="chapter", *, model=None, answer=completion, **config):
         BookDistillationConfig(**{**defaults, **own, **config}),
         Dataset.from_list(rows),
         processing_class=build_tokenizer(),
-        algorithm=name,
-        formulation=which,
     )
     if answer is not None:
         fix_completions(built, answer)

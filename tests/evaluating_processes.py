@@ -16,11 +16,11 @@ import pytest
 import reward_model_cases as reward_models
 from datasets import Dataset
 from policy_gradient_cases import WORDS, checkpoint, drift
-from trl import SFTConfig
 
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.sft import BookSFTTrainer
+from rlhf_trl.trainers.sft import BookSFTConfig, BookSFTTrainer
 
 HELD_OUT = 9
 PAIRS = alignment.pairs(40)[-HELD_OUT:]
@@ -60,7 +60,7 @@ def supervised(packing, rows=PAIRS, **config):
     fields = {**trainer_fields(), "max_length": 40, "packing": packing, **config}
     return BookSFTTrainer(
         checkpoint(),
-        SFTConfig(**fields),
+        BookSFTConfig(**recipe_defaults(BookSFTConfig), **fields),
         train_dataset=Dataset.from_list(data),
         eval_dataset=Dataset.from_list(data),
         processing_class=build_tokenizer(),

@@ -12,6 +12,7 @@ from rlhf_trl import policy_gradient_loss
 from rlhf_trl.algorithms import ALGORITHMS, formulation, names
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
@@ -97,7 +98,8 @@ def build(
     ours = name != "stock"
     trainer, config_class = which if not ours else (BookGRPOTrainer, BookGRPOConfig)
     if ours:
-        config = own_fields(name, which) | config
+        row = {"algorithm": name, "formulation": which}
+        config = {**recipe_defaults(BookGRPOConfig), **row, **own_fields(name, which), **config}
     defaults = {
         **trainer_fields(),
         "num_generations": 4,
@@ -113,7 +115,6 @@ def build(
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
         peft_config=peft_config,
-        **({"algorithm": name, "formulation": which} if ours else {}),
     )
     if answer is not None:
         fix_completions(built, answer)

@@ -31,6 +31,7 @@ def build(
     """A trainer on fifty prompts with two rewards; both models drifted from where they started."""
     defaults = {
         **trainer_fields(),
+        "formulation": formulation,
         "num_generations": 1,
         "per_device_train_batch_size": 8,
         "max_completion_length": LIMIT,
@@ -44,7 +45,6 @@ def build(
         args=BookPPOConfig(**{**defaults, **config}),
         train_dataset=Dataset.from_list(rows),
         processing_class=build_tokenizer(),
-        formulation=formulation,
         peft_config=peft_config,
         optimizers=optimizers,
     )

@@ -16,6 +16,7 @@ from policy_gradient_cases import checkpoint, drawn, drift
 from rlhf_trl import reward_loss
 from rlhf_trl.compare.measure import Measured, accumulate, batches, flat_gradient
 from rlhf_trl.compare.models import trainer_fields
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.reward_models import (
     BookRewardConfig,
@@ -111,16 +112,17 @@ def build(
     **config,
 ):
     """Return a trainer of the family on fixed rows, with a head that says something."""
-    fields = {"algorithm": name, "formulation": which}
+    fields = {}
     if name == "prm":
-        fields |= {"step_separator": SEPARATOR, "step_split": SPLIT}
+        fields = {"step_separator": SEPARATOR, "step_split": SPLIT}
     trainer, config_class = {
         "reward": (BookRewardTrainer, BookRewardConfig),
         "kwise": (BookRewardTrainer, BookRewardConfig),
     }.get(name, (BookTokenRewardTrainer, BookTokenRewardConfig))
+    row = {"algorithm": name, "formulation": which}
     built = trainer(
         model or checkpoint(),
-        config_class(**settings(**config)),
+        config_class(**settings(**recipe_defaults(config_class) | row | config)),
         train_dataset=Dataset.from_list(rows or DATA[name](count)),
         eval_dataset=None if held_out is None else Dataset.from_list(held_out),
         processing_class=tokenizer or build_tokenizer(),

@@ -247,25 +247,26 @@ def test_fields_that_the_row_does_not_read(config, part):
         build("dpo", **config)
 
 
-def test_a_plain_config_is_refused():
-    with pytest.raises(InputError, match="not a DPOConfig"):
-        BookDPOTrainer("x", DPOConfig(bf16=False, use_cpu=True, report_to="none"))
+def test_a_config_of_another_trainer_is_refused():
+    with pytest.raises(InputError, match="args must be a BookDPOConfig or DPOConfig, not a KTOC"):
+        BookDPOTrainer("x", args=KTOConfig(bf16=False, use_cpu=True, report_to="none"))
 
 
 def test_another_trainers_algorithm_is_refused():
-    config = BookDPOConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
+    config = BookDPOConfig(bf16=False, use_cpu=True, report_to="none", algorithm="kto")
     with pytest.raises(InputError, match=r"kto \(chapter\) is not trained on DPOTrainer"):
-        BookDPOTrainer("x", config, algorithm="kto")
+        BookDPOTrainer("x", args=config)
 
 
-def test_the_users_config_is_not_changed():
-    given = BookDPOConfig(bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent")
-    rows = Dataset.from_list(pairs(4))
-    trainer = BookDPOTrainer(
-        checkpoint(), given, train_dataset=rows, processing_class=build_tokenizer(), algorithm="ipo"
-    )
-    assert trainer.args.beta == 0.1 and trainer.args.label_smoothing == 0.0
-    assert (given.beta, given.label_smoothing, given.loss_type) == (None, None, None)
+def test_the_users_config_is_filled_in_and_can_name_another_row_next():
+    given = BookDPOConfig(bf16=False, use_cpu=True, report_to="none", algorithm="ipo")
+    data = {"train_dataset": Dataset.from_list(pairs(4)), "processing_class": build_tokenizer()}
+    trainer = BookDPOTrainer(checkpoint(), args=given, **data)
+    assert trainer.args is given and given.loss_type == ["ipo"]
+    assert given.beta == 0.1 and given.label_smoothing == 0.0
+    given.algorithm = "cdpo"
+    assert BookDPOTrainer(checkpoint(), args=given, **data).args is given
+    assert given.loss_type == ["sigmoid", "robust"] and given.label_smoothing == 0.1
 
 
 def test_a_streamed_data_set_is_refused():
@@ -274,7 +275,9 @@ def test_a_streamed_data_set_is_refused():
         bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent", max_steps=1
     )
     with pytest.raises(InputError, match="load it whole"):
-        BookDPOTrainer(checkpoint(), config, train_dataset=rows, processing_class=build_tokenizer())
+        BookDPOTrainer(
+            checkpoint(), args=config, train_dataset=rows, processing_class=build_tokenizer()
+        )
 
 
 def test_a_likelihood_term_is_not_stock():
@@ -293,7 +296,7 @@ def test_a_reference_with_another_vocabulary():
     with pytest.raises(InputError, match="a vocabulary of 128 tokens and the model one of 120"):
         BookDPOTrainer(
             checkpoint(),
-            BookDPOConfig(output_dir="/nonexistent", use_cpu=True, bf16=False),
+            args=BookDPOConfig(output_dir="/nonexistent", use_cpu=True, bf16=False),
             ref_model=Qwen3ForCausalLM(config),
             train_dataset=Dataset.from_list(pairs(4)),
             processing_class=build_tokenizer(),

@@ -12,7 +12,7 @@ from policy_gradient_cases import checkpoint
 from reward_model_cases import outputs, texts
 from transformers import AutoModelForCausalLM, IntervalStrategy
 
-from rlhf_trl.reward_models.metrics import pair_accuracy
+from rlhf_trl.reward_models.accuracy import pair_accuracy
 
 NEAR = {"rel": 1e-5, "abs": 2e-6}
 

@@ -262,7 +262,7 @@ def test_the_numbers_are_those_of_the_trainer(evaluate, own_model, moved, tmp_pa
     loaded, data = load_run(str(tmp_path / "run.yaml"), words)
     if recipe == "sft":
         loaded.trl.completion_only_loss, loaded.trl.assistant_only_loss = False, True
-    arguments = {} if loaded.row is None else {"algorithm": loaded.row}
+    arguments = {}
     if recipe == "dpo":
         arguments["ref_model"] = AutoModelForCausalLM.from_pretrained(own_model)
     trainer = Trainer(

@@ -25,8 +25,8 @@ OF_FILES = {"files", "columns", "readers", "pair_files", "prompt_files"}
 @pytest.mark.parametrize(
     ("stage", "other_kinds", "most"),
     [
-        ("grpo", OF_FILES | {"pairs", "made", "demonstrations", "judgments", "steps"}, 10_100),
-        ("dpo", OF_FILES | {"demonstrations", "judgments"}, 11_100),
+        ("grpo", OF_FILES | {"pairs", "made", "demonstrations", "judgments", "steps"}, 9_600),
+        ("dpo", OF_FILES | {"demonstrations", "judgments"}, 10_250),
     ],
 )
 def test_a_run_on_gym_tasks_loads_no_loader_of_another_kind(stage, other_kinds, most):

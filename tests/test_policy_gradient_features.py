@@ -31,7 +31,7 @@ from policy_gradient_cases import (
 )
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
-from trl import GRPOConfig, GRPOTrainer
+from trl import DPOConfig, GRPOConfig, GRPOTrainer
 
 from rlhf_trl.algorithms import LOSS_FIELDS, formulation
 from rlhf_trl.compare.measure import accumulate, batches
@@ -295,18 +295,21 @@ def test_refused_by_name_before_training(case):
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_plain_grpo_config_is_refused():
-    with pytest.raises(InputError, match="args must be a BookGRPOConfig, not a GRPOConfig"):
-        BookGRPOTrainer("x", args=GRPOConfig(bf16=False, use_cpu=True, report_to="none"))
+def test_a_config_of_another_trainer_is_refused():
+    with pytest.raises(InputError, match="must be a BookGRPOConfig or GRPOConfig, not a DPOConfig"):
+        BookGRPOTrainer("x", [right], DPOConfig(bf16=False, use_cpu=True, report_to="none"))
 
 
-def test_the_users_config_is_not_changed():
-    given = BookGRPOConfig(bf16=False, use_cpu=True, report_to="none", save_strategy="no")
-    trainer = BookGRPOTrainer(
-        checkpoint(), [right], given, Dataset.from_list([{"prompt": "sun"}]), algorithm="gspo"
-    )
-    assert trainer.args.importance_sampling_level == "sequence" and trainer.args.epsilon == 0.2
-    assert given.importance_sampling_level is None and given.epsilon is None
+def test_the_users_config_is_filled_in_and_can_name_another_row_next():
+    given = BookGRPOConfig(bf16=False, use_cpu=True, report_to="none", algorithm="gspo")
+    rows = Dataset.from_list([{"prompt": "sun"}])
+    trainer = BookGRPOTrainer(checkpoint(), [right], given, rows)
+    assert trainer.args is given and given.importance_sampling_level == "sequence"
+    given.algorithm = "dapo_per_prompt"
+    given.correctness_reward = "right"
+    given.soft_punish_cache = 4
+    assert BookGRPOTrainer(checkpoint(), [right], given, rows).args is given
+    assert given.importance_sampling_level == "token" and given.epsilon_high == 0.28
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -504,8 +504,9 @@ def test_refused_in_one_sentence(case):
 
 def test_the_other_trainers_config_is_refused():
     with pytest.raises(InputError, match=r"grpo .* has no critic: use BookGRPOTrainer"):
-        args = BookPPOConfig(use_cpu=True, bf16=False, report_to="none")
-        BookPPOConfig.resolve(args, "grpo", "chapter")
+        BookPPOConfig.resolve(
+            BookPPOConfig(use_cpu=True, bf16=False, report_to="none", algorithm="grpo")
+        )
 
 
 def test_the_row_says_since_when_trl_has_none():

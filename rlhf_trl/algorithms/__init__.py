@@ -13,6 +13,7 @@ from rlhf_trl.algorithms.formulations import (
 )
 from rlhf_trl.algorithms.parameters import (
     BASELINES,
+    EARLY,
     LOSS_FIELDS,
     PARAMETERS,
     SHARED_FIELDS,

@@ -259,18 +259,24 @@ PARAMETERS: Mapping[tuple[str, Family | None], Parameter] = {
 """The table, by name and by the family that means something of its own by the name."""
 
 
+EARLY: Mapping[str, Mapping[str, Any]] = {
+    parameter.name: {"range": parameter.range, "choices": parameter.choices}
+    for parameter in _TABLE
+    if parameter.early
+}
+"""What `errors.instead` checks of a config's fields, by name. It is not in their metadata, all of
+which TRL's parser hands to argparse."""
+
+
 def parameter(name: str, family: Family | None = None) -> Parameter:
     """Return what a family means by a name; an unknown name is a KeyError."""
     return PARAMETERS.get((name, family)) or PARAMETERS[name, None]
 
 
 def of_the_row(name: str, family: Family | None = None) -> Any:
-    """Declare a config field that is the row's own value unless it is set; see `errors.instead`."""
-    line = parameter(name, family)
-    metadata = {"help": f"{line.meaning} None: the algorithm's own."}
-    if line.early:
-        metadata |= {"range": line.range, "choices": line.choices}
-    return field(default=None, metadata=metadata)
+    """Declare a config field that is the row's own value unless it is set."""
+    meaning = parameter(name, family).meaning
+    return field(default=None, metadata={"help": f"{meaning} None: the algorithm's own."})
 
 
 def _names(text: str) -> frozenset[str]:

@@ -1,13 +1,13 @@
 """What a row makes of a config: its own fields checked, fixed and filled in, for every family."""
 
-from collections.abc import Mapping
-from copy import copy
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rlhf_trl.algorithms.formulations import REQUIRED, Formulation
-from rlhf_trl.algorithms.parameters import LOSS_FIELDS, Family
+from rlhf_trl.algorithms.parameters import EARLY, LOSS_FIELDS, Family
 from rlhf_trl.algorithms.table import formulation as find
+from rlhf_trl.algorithms.table import names
 from rlhf_trl.errors import InputError, instead
 
 Row = TypeVar("Row", bound=Formulation)
@@ -22,38 +22,50 @@ class FieldError(InputError):
 
 
 def resolve(
-    row: Formulation, given: Mapping[str, Any], others: Mapping[str, Formulation] | None = None
+    row: Formulation,
+    given: Mapping[str, Any],
+    others: Mapping[str, Formulation] | None = None,
+    passing: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the value of every config field that a row fixes or reads.
 
-    `others` might be chosen in its place, for the error message.
+    `others` might be chosen in its place, for the error message. Fields in `passing` may be given
+    although the row does not read them.
 
     Returns:
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
     """
     reads = {**row.reads, **row.trainer_reads}
     settings = row.fixed({name: given[name] for name in row.reads if name in given})
+    others = others or {}
     for name, value in given.items():
         if name in reads:
             continue
         if name in settings:
-            fixed = settings[name]
-            ways = ((value, fixed), ([value], fixed), (value, [fixed]))
-            if not any(_same(*pair) for pair in ways):
+            if not _fits(value, settings[name]):
+                same = [n for n, other in others.items() if _fits(value, other.settings.get(name))]
+                remedy = "choose another algorithm"
+                if same:
+                    remedy = f"write algorithm: {' or '.join(same)}"
                 raise FieldError(
                     name,
-                    f"is {value!r}, which contradicts {row.label} and its {name}: {fixed!r}; "
-                    "remove it or choose another algorithm",
+                    f"is {value!r}, which contradicts {row.label} and its {name}: "
+                    f"{settings[name]!r}; remove it, or {remedy}",
                 )
-        elif name in LOSS_FIELDS:
+        elif name in LOSS_FIELDS and name not in passing:
             readers = ", ".join(
                 other
-                for other, row_of in (others or {}).items()
+                for other, row_of in others.items()
                 if name in {**row_of.reads, **row_of.trainer_reads}
             )
             instead = f", or choose one that reads it: {readers}" if readers else ""
             raise FieldError(name, f"is not read by {row.label}; remove it{instead}")
     return {**{name: given.get(name, default) for name, default in reads.items()}, **settings}
+
+
+def _fits(value: Any, fixed: Any) -> bool:
+    """Tell whether a field says what a row fixes, which may be a list of one."""
+    return any(_same(*pair) for pair in ((value, fixed), ([value], fixed), (value, [fixed])))
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -64,11 +76,11 @@ def _same(value: Any, other: Any) -> bool:
 class Resolved(Generic[Row]):
     """A row for one config: what a trainer computes."""
 
-    algorithm: str  # the row's name
+    algorithm: str | None  # the row's name; None: TRL's own loss, which is none of a row
     formulation: str  # "chapter", "code" or "trl"
     row: Row  # the formulation, as the config makes it
     parameters: dict[str, Any]  # all that its loss reads, and its constants
-    args: Any  # a copy of the config with the row's values in every field that it fixes or reads
+    args: Any  # the config, with the row's values in every field that it fixes or reads
 
     @property
     def label(self) -> str:
@@ -76,46 +88,96 @@ class Resolved(Generic[Row]):
         return self.row.label
 
 
+@dataclass
 class RowConfig:
-    """Mixin of a TRL config whose loss fields belong to a row; None means the row's own value."""
+    """Mixin of a TRL config whose loss fields belong to a row; None means the row's own value.
+
+    In formulation "trl" they mean what TRL means by them: those that the algorithm fixes are set,
+    and without an algorithm None is TRL's default.
+    """
 
     family: ClassVar[Family]
+    default_row: ClassVar[str]
+
+    algorithm: str | None = field(
+        default=None,
+        metadata={"help": "Name of a row. None: the trainer's first; in formulation trl, no row."},
+    )
+    formulation: str = field(
+        default="chapter",
+        metadata={"help": "Whose equation: chapter, code, or trl for TRL's own loss."},
+    )
 
     @classmethod
-    def resolve(cls, args: Any, algorithm: str | Resolved, formulation: str) -> Resolved:
-        """Read a row for a config of this class, before anything is loaded.
+    def resolve(cls, args: Any) -> Resolved:
+        """Read the row of a config, before anything is loaded, and fill in the fields it decides.
 
-        The config is not changed; an algorithm that was resolved before is returned as it is.
+        What is filled in counts as not given if the config is resolved again. A config of TRL's own
+        class stays as it is: its loss is TRL's, that of the row, if any, whose settings it has.
         """
-        if isinstance(algorithm, Resolved):
-            return algorithm
+        stock_class = next(c for c in cls.__mro__ if c.__module__.startswith("trl."))
         if not isinstance(args, cls):
-            raise InputError(f"args must be a {cls.__name__}, not a {type(args).__name__}.")
-        base = next(c for c in cls.__mro__ if c.__module__.startswith("trl."))
-        stock = {f.name: f.default for f in fields(base)}
-        for f in fields(args):
-            value = getattr(args, f.name)
-            if f.name not in stock and (wanted := instead(value, f.metadata)):
-                raise FieldError(f.name, f"is {value!r}; write {wanted}")
-        row = find(algorithm, formulation, cls.family)
+            if not isinstance(args, stock_class):
+                has = type(args).__name__
+                wanted = f"{cls.__name__} or {stock_class.__name__}"
+                raise InputError(f"args must be a {wanted}, not a {has}.")
+            return cls._of_stock(args, stock_class.__name__.replace("Config", "Trainer"))
+        stock = {f.name: _default(f) for f in fields(stock_class)}
+        for name in EARLY.keys() & {f.name for f in fields(args)}:
+            value = getattr(args, name)
+            if wanted := instead(value, EARLY[name]):
+                raise FieldError(name, f"is {value!r}; write {wanted}")
+        is_stock = args.formulation == "trl"
+        algorithm = args.algorithm or (None if is_stock else cls.default_row)
+        row = find(algorithm, args.formulation, cls.family) if algorithm else cls._stock_row()
         args.check_for(row)
-        known = {f.name: f.default for f in fields(args)}
+        known = {f.name: _default(f) for f in fields(args)}
         reads = {**row.reads, **row.trainer_reads}
+        filled = getattr(args, "_filled", {})
         given = {
             name: value
             for name, default in known.items()
-            if (value := getattr(args, name)) is not None and (name in reads or value != default)
+            if (value := getattr(args, name)) is not None
+            and (name in reads or value != default)
+            and not (name in filled and value == filled[name])
         }
-        values = resolve(row, given)
+        others = {n: find(n, args.formulation) for n in names(cls.family, args.formulation)}
+        values = resolve(row, given, others, stock if is_stock else ())
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{row.label} needs {name}, which has no default; set it.")
-        args = copy(args)
         for name in known.keys() & (LOSS_FIELDS | values.keys()):
-            setattr(args, name, values.get(name, stock.get(name)))
+            passed = given if is_stock else {}
+            setattr(args, name, values.get(name, passed.get(name, stock.get(name))))
+        names_filled = known.keys() & (LOSS_FIELDS | values.keys()) - given.keys()
+        args._filled = {name: getattr(args, name) for name in names_filled}
         parameters = {n: v for n in row.reads if (v := values.get(n)) is not None}
-        resolved = Resolved(algorithm, formulation, row, args.parameters(row, parameters), args)
-        return args.checked(resolved)
+        parameters = args.parameters(row, parameters)
+        return args.checked(Resolved(algorithm, args.formulation, row, parameters, args))
+
+    @classmethod
+    def _stock_row(cls, algorithm: str | None = None) -> Formulation:
+        """Return TRL's own loss, all of whose fields are TRL's."""
+        row = find(algorithm or cls.default_row, "trl", cls.family)
+        own = {"reads": {}, "trainer_reads": {}, "settings": {}, "trl_offset": {}}
+        return replace(row, **own, label=row.label if algorithm else f"{row.trainer} (trl)")
+
+    @classmethod
+    def _of_stock(cls, args: Any, trainer: str) -> Resolved:
+        """Return what a config of TRL's own class computes, named after the row it is, if any."""
+        algorithm = None
+        for name in names(cls.family, "trl"):
+            row = find(name, "trl")
+            reads = {key: value for key in row.reads if (value := getattr(args, key, None))}
+            settings = dict(row.fixed(reads))
+            if not getattr(args, "beta", 0):  # nothing is a KL's then
+                settings.pop("use_bias_correction_kl", None)
+            if row.trainer == trainer and all(
+                _fits(getattr(args, k, None), v) for k, v in settings.items()
+            ):
+                algorithm = name
+                break
+        return Resolved(algorithm, "trl", cls._stock_row(algorithm), {}, args)
 
     def check_for(self, row: Formulation) -> None:
         """Refuse a row that is not trained with this config."""
@@ -127,3 +189,9 @@ class RowConfig:
     def checked(self, resolved: Resolved) -> Resolved:
         """Return what was resolved, or refuse what could not be computed or resumed later."""
         return resolved
+
+
+def _default(declared: Field) -> Any:
+    if declared.default_factory is not MISSING:
+        return declared.default_factory()
+    return declared.default

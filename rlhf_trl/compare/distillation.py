@@ -4,7 +4,7 @@ Student and teacher are two versions of one untrained model, and read the same t
 wrote them. A batch's drift moves it further from the teacher.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,14 +38,26 @@ class DistillationView:
     def book(self, side: Book) -> tuple[float, Tensor]:
         """Return the book's loss of the window, and d loss / d logits, (B, T, V)."""
         leaf = self.logits.clone().requires_grad_()
-        given = {"logits": leaf, "teacher_logits": self.teacher}
         if side.row.loss == sampled_reverse_kl.__name__:
-            places = self.ids.unsqueeze(-1)
-            logps = {k: v.log_softmax(-1).gather(-1, places).squeeze(-1) for k, v in given.items()}
-            given = {name.replace("logits", "logps"): value for name, value in logps.items()}
-        also = {"formulation": side.formulation, "num_generations": self.group, **side.params}
-        loss = distillation_loss(side.algorithm, mask=self.mask, **given, **also)
+            inputs = {
+                "logps": self._of_tokens(leaf),
+                "teacher_logps": self._of_tokens(self.teacher),
+            }
+        else:
+            inputs = {"logits": leaf, "teacher_logits": self.teacher}
+        loss = distillation_loss(
+            side.algorithm,
+            mask=self.mask,
+            **inputs,
+            formulation=side.formulation,
+            num_generations=self.group,
+            **side.params,
+        )
         return float(loss.detach()), torch.autograd.grad(loss, leaf)[0]
+
+    def _of_tokens(self, logits: Tensor) -> Tensor:
+        """Return the log-probabilities of the completion tokens, (B, T)."""
+        return logits.log_softmax(-1).gather(-1, self.ids.unsqueeze(-1)).squeeze(-1)
 
     def norm(self, kind: str) -> Tensor:
         """Return the weight 1 / (B n) that an aggregation gives to a token, (B, 1, 1)."""
@@ -58,13 +70,15 @@ class DistillationView:
 
     def slope(self, top_k: int | None) -> Tensor:
         """Return the derivative of each token's divergence in the student's logits, (B, T, V)."""
-        p, q = self.logits.softmax(-1), self.teacher.softmax(-1)
-        apart = (p / q).log()
-        if top_k is not None:
+        p = self.logits.softmax(-1)
+        q = self.teacher.softmax(-1)
+        log_ratio = (p / q).log()
+        if top_k is not None:  # all other tokens count as a single one
             kept = torch.zeros_like(p).scatter(-1, p.topk(top_k).indices, 1).bool()
-            rest = [(each * ~kept).sum(-1, keepdim=True) for each in (p, q)]
-            apart = torch.where(kept, apart, (rest[0] / rest[1]).log())
-        return p * (apart - (p * apart).sum(-1, keepdim=True)) * self.mask.unsqueeze(-1)
+            rest_p = (p * ~kept).sum(-1, keepdim=True)
+            rest_q = (q * ~kept).sum(-1, keepdim=True)
+            log_ratio = torch.where(kept, log_ratio, (rest_p / rest_q).log())
+        return p * (log_ratio - (p * log_ratio).sum(-1, keepdim=True)) * self.mask.unsqueeze(-1)
 
 
 class DistillationWindow:
@@ -83,19 +97,23 @@ class DistillationWindow:
         return measured
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
+        """Measure one window of the student's; return the micro-batches, too."""
         trainer.model.train()
         source = measure.batches(trainer)
-        if own := hasattr(trainer, "teacher_context_builder"):  # its own teacher, a step later
+        if hasattr(trainer, "teacher_context_builder"):  # SDPO: its own teacher, a step later
             trainer._prepare_inputs(next(source))
             trainer._step = trainer.args.steps_per_generation
-        trainer.model.load_state_dict(self.student)
-        if own:
+            trainer.model.load_state_dict(self.student)
             policy.check_order(trainer)
             trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
             return measure.accumulate(trainer, source)
-        order, count = [*trainer._get_train_sampler()], trainer.args.gradient_accumulation_steps
+        trainer.model.load_state_dict(self.student)
+        order = [*trainer._get_train_sampler()]
+        count = trainer.args.gradient_accumulation_steps
         size = ROWS * count * trainer.accelerator.num_processes
-        if order[: size * count] != order[:size] * count:
+        if (
+            order[: size * count] != order[:size] * count
+        ):  # a generation feeds `count` micro-batches
             raise InputError("DistillationTrainer leaves out prompts")
         with policy.unmixed("trl.trainer.distillation_trainer", stock=True):
             return measure.accumulate(trainer, source)
@@ -130,58 +148,104 @@ def _logits(model: Module, ids: Mapping[str, Tensor]) -> Tensor:
 def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     """Return what the book's functions see of completions that our trainer generated.
 
-    In OPD the embedded model teaches, in SDPO the student that reads a right completion, too: the
-    first one of the prompt, or of those with another text; without any, nothing counts.
+    In OPD the embedded model teaches; in SDPO the student itself, whose prompt also shows a right
+    completion, see `_demonstrations`. A completion without one does not count.
     """
-    view, row, ids = window.view(), side.row, dict(window.ids)
-    student, mask = view.policy.model, view.mask.clone()
-    if "teacher" in row.trainer_reads:
-        teacher, tokenizer, prompts = student, build_tokenizer(), []
-        for first in range(0, len(mask), view.batch.group):
-            rows = range(first, first + view.batch.group)
-            question = tokenizer.decode(ids["prompt_ids"][first], skip_special_tokens=True)
-            completions = ids["completion_ids"][first : first + len(rows)]
-            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            right = [texts[place - first] for place in rows if view.binary_rewards[place]]
-            for place, own in zip(rows, texts, strict=True):
-                hints = [text for text in right if row.own_demonstrations or text != own]
-                prompt = question
-                if hints:
-                    template = row.trainer_reads["demonstration_template"]
-                    prompt += template.format(demonstration=hints[0])
-                else:
-                    mask[place] = 0
-                prompts.append([{"role": "user", "content": prompt}])
-        read = {"padding": True, "return_tensors": "pt", "return_dict": True}
-        shown = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, **read)
-        ids |= {"prompt_ids": shown["input_ids"], "prompt_mask": shown["attention_mask"]}
+    view = window.view()
+    student = view.policy.model
+    mask = view.mask.clone()
+    teacher_ids = dict(window.ids)
+    if "teacher" in side.row.trainer_reads:  # SDPO
+        teacher = student
+        demonstrations = _demonstrations(window, side)
+        for place, demonstration in enumerate(demonstrations):
+            if demonstration is None:
+                mask[place] = 0
+        template = side.row.trainer_reads["demonstration_template"]
+        teacher_ids |= _teacher_prompts(window, demonstrations, template)
     else:
         from transformers import AutoModelForCausalLM
 
         teacher = AutoModelForCausalLM.from_pretrained(checkpoint_path()).double()
-    graph, taught = _logits(student, window.ids), _logits(teacher, ids).detach()
-    given = (Gradients(student, graph), graph.detach(), taught, view.ids, mask)
-    return DistillationView(*given, view.batch.group)
+    student_logits = _logits(student, window.ids)
+    return DistillationView(
+        gradient=Gradients(student, student_logits),
+        logits=student_logits.detach(),
+        teacher=_logits(teacher, teacher_ids).detach(),
+        ids=view.ids,
+        mask=mask,
+        group=view.batch.group,
+    )
+
+
+def _demonstrations(window: policy.PolicyWindow, side: Book) -> list[str | None]:
+    """Return the right completion that the teacher reads for each completion, (B,), or None.
+
+    It is the first right one of the prompt; where a completion must not be its own demonstration,
+    the first with another text.
+    """
+    view = window.view()
+    tokenizer = build_tokenizer()
+    demonstrations: list[str | None] = []
+    for first in range(0, len(view.mask), view.batch.group):
+        group = slice(first, first + view.batch.group)
+        completions = window.ids["completion_ids"][group]
+        texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+        is_right = view.binary_rewards[group]
+        right_texts = [text for text, right in zip(texts, is_right, strict=True) if right]
+        for own_text in texts:
+            candidates = right_texts
+            if not side.row.own_demonstrations:
+                candidates = [text for text in right_texts if text != own_text]
+            demonstrations.append(candidates[0] if candidates else None)
+    return demonstrations
+
+
+def _teacher_prompts(
+    window: policy.PolicyWindow, demonstrations: Sequence[str | None], template: str
+) -> dict[str, Tensor]:
+    """Return `prompt_ids` and `prompt_mask`, (B, S), of prompts that show the demonstrations."""
+    tokenizer = build_tokenizer()
+    group_size = window.batch.group
+    chats = []
+    for place, demonstration in enumerate(demonstrations):
+        first = place // group_size * group_size  # whose prompt the whole group shares
+        prompt = tokenizer.decode(window.ids["prompt_ids"][first], skip_special_tokens=True)
+        if demonstration is not None:
+            prompt += template.format(demonstration=demonstration)
+        chats.append([{"role": "user", "content": prompt}])
+    encoded = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+    )
+    return {"prompt_ids": encoded["input_ids"], "prompt_mask": encoded["attention_mask"]}
 
 
 def build_trainer(
-    trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **also: Any
+    trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **arguments: Any
 ) -> Any:
-    """Build TRL's DistillationTrainer for a window, its completions fixed."""
-    own = config.__name__.startswith("SDPO")  # its own teacher
-    window = {"per_device_train_batch_size": ROWS, "max_completion_length": policy.LIMIT}
-    window |= {"gradient_accumulation_steps": batch.accumulation, "shuffle_dataset": False}
+    """Build TRL's DistillationTrainer or SDPOTrainer for a window, its completions fixed.
+
+    `fields` are those of its config beside the window's, `arguments` further ones of the trainer.
+    """
     words = policy.WORDS[: ROWS * batch.accumulation // GROUP]
-    rows = [{"prompt": [{"role": "user", "content": w}]} for w in words]
-    if own:
+    examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
+    window = {
+        "per_device_train_batch_size": ROWS,
+        "max_completion_length": policy.LIMIT,
+        "gradient_accumulation_steps": batch.accumulation,
+        "shuffle_dataset": False,
+    }
+    if config.__name__.startswith("SDPO"):  # its own teacher
         window |= {"num_generations": GROUP, "num_iterations": 2}
-        also = {"reward_funcs": [policy.right, policy.has_format]} | also
+        arguments = {"reward_funcs": [policy.right, policy.has_format]} | arguments
     else:
-        rows = [row for row in rows for _ in range(GROUP)] * 2  # for each of two processes
+        examples = [example for example in examples for _ in range(GROUP)]
+        examples *= 2  # for each of two processes
         teacher = untrained()
         teacher.model.layers[0].self_attn.attention_dropout = 0.5  # which TRL must switch off
-        also = {"teacher_model": teacher} | also
-    ready = make_trainer(trainer, config, window | dict(fields), rows, **also)
-    measure.check_generation(ready)
-    measure.fix_completions(ready, policy.completion(batch.ragged), batch.rewards == "model")
-    return ready
+        arguments = {"teacher_model": teacher} | arguments
+    built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
+    measure.check_generation(built)
+    has_tools = batch.rewards == "model"
+    measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
+    return built

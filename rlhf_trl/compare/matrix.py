@@ -177,9 +177,9 @@ def book(side: Book, window: Window) -> Measurement:
     """Compute the book's loss and gradient on a window."""
     online = isinstance(window, PolicyWindow)
     if not online or side.row.family == "distillation":
-        given = distillation.of_policy(window, side) if online else window.view
-        loss, weights = given.book(side)
-        return loss, given.gradient(weights)
+        view = distillation.of_policy(window, side) if online else window.view
+        loss, weights = view.book(side)
+        return loss, view.gradient(weights)
     view = window.view()
     loss, slopes = view.book(side, view.arguments(side))
     return loss, view.gradient(slopes)
@@ -205,40 +205,58 @@ def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
 
 
 def changed(side: Book, window: Window, steps: list[Identity]) -> Tensor:
-    """Return the book's gradient after identities, in their order."""
-    changes = [step.apply for step in steps if step.apply]
+    """Return the book's gradient in the parameters, (N,), after identities, in their order."""
     if isinstance(window, PairWindow):
-        pair_terms = PairTerms(window.view, window.view.book(side)[1])
-        for change in changes:
-            change(pair_terms)
-        return window.view.gradient(pair_terms.weights)
+        view, (_, weights) = window.view, window.view.book(side)
+        pair_terms = PairTerms(view, weights)
+        _apply(steps, pair_terms)
+        return view.gradient(pair_terms.weights)
     if isinstance(window, DistillationWindow):
-        view, weights = window.view, window.view.book(side)[1]
-        terms = Terms(view, weights, 0 * weights, view.norm(side.row.aggregation), 0.0)
-        for change in changes:
-            change(terms)
-        return view.gradient(terms.surrogate)
-    hot = any(step.temperature for step in steps)
-    view = window.view(window.batch.temperature if hot else 1.0)
-    given = view.arguments(side)
+        return _changed_distillation(side, window, steps)
+    return _changed_policy(side, window, steps)
+
+
+def _apply(steps: list[Identity], terms: Terms | PairTerms) -> None:
+    """Change the terms in place by those identities that change a derivative."""
     for step in steps:
-        given = step.arguments(view, given) if step.arguments else given
-    _, weights = view.book(side, given)
-    terms = _apart(side, view, given, weights)
-    for change in changes:
-        change(terms)
+        if step.apply:
+            step.apply(terms)
+
+
+def _changed_distillation(side: Book, window: DistillationWindow, steps: list[Identity]) -> Tensor:
+    """Return the gradient after identities; a divergence is all surrogate, without a KL term."""
+    view = window.view
+    _, weights = view.book(side)
+    norm = view.norm(side.row.aggregation)
+    terms = Terms(view, surrogate=weights, kl=0 * weights, norm=norm, beta=0.0)
+    _apply(steps, terms)
+    return view.gradient(terms.surrogate)
+
+
+def _changed_policy(side: Book, window: PolicyWindow, steps: list[Identity]) -> Tensor:
+    """Return the gradient after identities, which may change the temperature and arguments, too."""
+    at_temperature = any(step.temperature for step in steps)
+    view = window.view(window.batch.temperature if at_temperature else 1.0)
+    arguments = view.arguments(side)
+    for step in steps:
+        if step.arguments:
+            arguments = step.arguments(view, arguments)
+    _, weights = view.book(side, arguments)
+    terms = _apart(side, view, arguments, weights)
+    _apply(steps, terms)
     return view.gradient(terms.surrogate + terms.kl)
 
 
-def _apart(side: Book, view: View, given: dict[str, Any], weights: Tensor) -> Terms:
+def _apart(side: Book, view: View, arguments: dict[str, Any], weights: Tensor) -> Terms:
     """Take d loss / d logps, (B, T), apart: the policy gradient, and beta * KL in the loss."""
-    row, beta = side.row, given.get("beta", 0.0) if "ref_logps" in given else 0.0
+    row = side.row
+    beta = arguments.get("beta", 0.0) if "ref_logps" in arguments else 0.0
     micro = row.aggregation == "token_mean" and row.window == "micro_batch"
     norm = view.norm("token_mean_micro_batch" if micro else row.aggregation)
     kl = torch.zeros_like(weights)
     if beta and row.kl == "loss":
         logps = view.logps.clone().requires_grad_()
-        estimate = kl_estimate(row, {**row.reads, **given}, logps, view.ref_logps)
+        estimate = kl_estimate(row, {**row.reads, **arguments}, logps, view.ref_logps)
         (slope,) = torch.autograd.grad((estimate * view.mask).sum(), logps)
         kl = beta * norm * slope
     return Terms(view, weights - kl, kl, norm, beta)
@@ -283,6 +301,7 @@ def applies(row: Row, batch: PolicyBatch) -> bool:
     return not batch.beta or all("beta" in b.row.reads for b in books)
 
 
-def _error(found: Tensor, reference: Tensor) -> float:
+def _error(gradient: Tensor, reference: Tensor) -> float:
+    """Return |gradient - reference| / |reference|, infinite where the reference is 0."""
     size = float(reference.norm())
-    return float((found - reference).norm()) / size if size else math.inf
+    return float((gradient - reference).norm()) / size if size else math.inf

@@ -82,109 +82,167 @@ def fix_completions(
     """
     calls = 0
     original = getattr(trainer, "_generate_single_turn", None)
-    names = [base.__name__ for base in type(trainer).__mro__]  # ours is a GRPOTrainer
-    bare = "GRPOTrainer" not in names and {"RLOOTrainer", *DISTILLING} & {*names}
+    base_names = {base.__name__ for base in type(trainer).__mro__}
+    is_grpo = "GRPOTrainer" in base_names  # our trainers derive from it
+    returns_ids_only = not is_grpo and bool(base_names & {"RLOOTrainer", *DISTILLING})
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
+        """Stand in for `_generate_single_turn`: token ids, and log-probabilities or None."""
         nonlocal calls
         if getattr(trainer, "_kept", None) is not None:  # dynamic sampling has chosen already
             return original(prompt_ids, images, multimodal_fields, num_generations)
         first = len(prompt_ids) * trainer.accelerator.process_index
-        call, calls = calls, calls + 1
+        call = calls
+        calls += 1
         group = num_generations or getattr(trainer, "num_generations", len(prompt_ids))
-        ids = [
-            completion(tuple(ids), (first + i) % group, call) for i, ids in enumerate(prompt_ids)
+        completion_ids = [
+            completion(tuple(prompt), (first + place) % group, call)
+            for place, prompt in enumerate(prompt_ids)
         ]
-        logps: Any = [sampler_logps(each) for each in ids] if sampler else None
-        if sampler and gaps:
-            logps = [[None if i % 7 == 6 else x for i, x in enumerate(each)] for each in logps]
-        return ids if bare else (ids, logps)  # RLOOTrainer wants no log-probabilities
+        if returns_ids_only:
+            return completion_ids
+        logps = None
+        if sampler:
+            logps = [_reported_logps(ids, gaps) for ids in completion_ids]
+        return completion_ids, logps
+
+    def tool_masks(completion_ids: list[list[int]]) -> list[list[int]]:
+        """Mark the model's own tokens by 1, those of a tool by 0."""
+        return [[int(place % 3 != 2) for place in range(len(ids))] for ids in completion_ids]
 
     def rollout(prompts: list[Any], _: Any) -> dict[str, Any]:
+        """Stand in for a `rollout_func` whose completions hold answers of a tool."""
         prompt_ids = trainer._tokenize_prompts(prompts)[0]
-        ids, logps = generate(prompt_ids, None, {}, trainer.num_generations)
-        said = {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": logps}
-        return said | {"env_mask": masks(ids)}
+        completion_ids, logps = generate(prompt_ids, None, {}, trainer.num_generations)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completion_ids,
+            "logprobs": logps,
+            "env_mask": tool_masks(completion_ids),
+        }
 
-    def masks(ids: list[list[int]]) -> list[list[int]]:
-        return [[int(place % 3 != 2) for place in range(len(each))] for each in ids]
-
-    def masked(prompts: list[Any]) -> tuple[Any, ...]:
-        prompt_ids, ids, _, *rest = type(trainer)._generate(trainer, prompts)
-        return prompt_ids, ids, masks(ids), *rest
+    def generate_with_tools(prompts: list[Any]) -> tuple[Any, ...]:
+        """Stand in for `_generate` of a trainer without `rollout_func`."""
+        prompt_ids, completion_ids, _, *rest = type(trainer)._generate(trainer, prompts)
+        return prompt_ids, completion_ids, tool_masks(completion_ids), *rest
 
     trainer._generate_single_turn = generate
     if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer
         trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
-    elif tools and bare:
-        trainer._generate = masked
+    elif tools and returns_ids_only:
+        trainer._generate = generate_with_tools
     elif tools:
         trainer.rollout_func = rollout
-    if sampler and not bare:
+    if sampler and not returns_ids_only:
         trainer.use_vllm = True
 
 
-def check_generation(trainer: Any) -> None:
-    """Refuse a trainer of TRL's that does not hand on what its model generates, or samples else.
+def _reported_logps(ids: Sequence[int], gaps: bool) -> list[float | None]:
+    """Return what the other sampler reports of a completion; with `gaps` every seventh is None."""
+    logps: list[float | None] = [*sampler_logps(ids)]
+    if gaps:
+        logps[6::7] = [None] * len(logps[6::7])
+    return logps
 
-    `fix_completions` answers in place of all that; here only the model's `generate` is replaced.
+
+def check_generation(trainer: Any) -> None:
+    """Refuse a trainer of TRL's that alters prompts, sampling or completions around `generate`.
+
+    `fix_completions` replaces the trainer's whole generation, so a fault in it would go unseen.
+    Here only the model's `generate` is replaced: what the trainer passes to it is held against its
+    config, what it returns against the answers, cut off behind their first end token.
+
+    Raises:
+        InputError: naming everything that differs.
     """
-    args, tokenizer = trainer.args, trainer.processing_class
-    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
-    stop = 20 if hasattr(trainer, "eos_token_ids") else end  # other releases know one end only
-    prompts, given = [[1, 7, 8], [1, 9], [1]], {}
-    # whatever stands behind the first end token is cut off; the second answer has none
-    drawn = [
+    tokenizer = trainer.processing_class
+    end = tokenizer.eos_token_id
+    padding = tokenizer.pad_token_id
+    has_second_end = hasattr(trainer, "eos_token_ids")  # other releases of TRL know one end only
+    stop = 20 if has_second_end else end
+    prompts = [[1, 7, 8], [1, 9], [1]]
+    answers = [
         [10, 11, stop, padding, 12, end],
-        [padding, 12, 13, 14, 15, 16],
+        [padding, 12, 13, 14, 15, 16],  # has no end token
         [end, 17, stop, 18, 19, 20],
     ]
-    wanted = [drawn[0][:3], drawn[1], drawn[2][:1]]
+    expected = [answers[0][:3], answers[1], answers[2][:1]]
+    received: dict[str, Any] = {}
 
     def generate(**inputs: Any) -> Tensor:
-        given.update(inputs)
-        return torch.cat([inputs["input_ids"], torch.tensor(drawn)], 1)
+        received.update(inputs)
+        return torch.cat([inputs["input_ids"], torch.tensor(answers)], 1)
 
-    number = (1,) if hasattr(trainer, "importance_sampling_level") else ()  # a GRPOTrainer takes it
-    ends = patch.object(trainer, "eos_token_ids", [end, stop], create=True)
-    with ends, patch.object(trainer.model, "generate", generate):
-        if hasattr(trainer, "_generate_transformers"):
-            found = trainer._generate_transformers(prompts)[::-1]
+    is_grpo = hasattr(trainer, "importance_sampling_level")
+    end_tokens = patch.object(trainer, "eos_token_ids", [end, stop], create=True)
+    with end_tokens, patch.object(trainer.model, "generate", generate):
+        if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer: prompts, completions
+            completions = trainer._generate_transformers(prompts)[-1]
         else:
-            found = trainer._generate_single_turn(prompts, None, {}, *number)
-    said, config = (found[0] if isinstance(found, tuple) else found), given["generation_config"]
-    sampled = {name: getattr(args, name) for name in SAMPLING if hasattr(args, name)}
-    sampled |= {"do_sample": True, "max_new_tokens": args.max_completion_length}
-    if stop != end:
-        sampled["eos_token_id"] = trainer.eos_token_ids
-    mask = given["attention_mask"].bool()
-    shown = [row[on].tolist() for row, on in zip(given["input_ids"], mask, strict=True)]
-    wrong = [name for name, value in sampled.items() if getattr(config, name) != value]
-    if shown != prompts or not mask[:, -1].all():
+            num_generations = (1,) if is_grpo else ()  # the others do not take it
+            completions = trainer._generate_single_turn(prompts, None, {}, *num_generations)
+            if isinstance(completions, tuple):  # with log-probabilities
+                completions = completions[0]
+    wrong = _wrong_sampling(trainer, received["generation_config"], has_second_end)
+    mask = received["attention_mask"].bool()
+    shown = [ids[on].tolist() for ids, on in zip(received["input_ids"], mask, strict=True)]
+    padded_left = bool(mask[:, -1].all())
+    if shown != prompts or not padded_left:
         wrong.append("prompts")
-    if said != wanted:
+    if completions != expected:
         wrong.append("end of completions")
-    if number and hasattr(trainer, "_tool_call_loop") and not _masks_tools(trainer):
+    if is_grpo and hasattr(trainer, "_tool_call_loop") and not _masks_tools(trainer):
         wrong.append("what a tool said")
     if wrong:
         raise InputError(f"{type(trainer).__name__} generates otherwise: {', '.join(wrong)}")
 
 
+def _wrong_sampling(trainer: Any, config: Any, has_second_end: bool) -> list[str]:
+    """Return the fields of a generation config that are not what the trainer's config asks for."""
+    args = trainer.args
+    wanted = {name: getattr(args, name) for name in SAMPLING if hasattr(args, name)}
+    wanted["do_sample"] = True
+    wanted["max_new_tokens"] = args.max_completion_length
+    if has_second_end:
+        wanted["eos_token_id"] = trainer.eos_token_ids
+    return [name for name, value in wanted.items() if getattr(config, name) != value]
+
+
 def _masks_tools(trainer: Any) -> bool:
-    """Tell whether a completion goes on behind what a tool said, of which nothing is trained on."""
+    """Return whether a completion goes on behind a tool's answer, which gets mask 0.
+
+    The model writes 10 11 and calls a tool, whose answer is 1 4 2; then it writes 50 to the end.
+    """
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    end = trainer.args.max_completion_length
-    fixed = {"_sync_tool_dicts": [{"look": lambda: "42"}], "_async_tool_dicts": [{}], "tools": None}
-    fixed["_get_tool_suffix_ids"] = lambda said: [len(said), *map(int, said[-1]["content"])]
-    fixed["_generate_single_turn"] = lambda *_, **__: ([[50] * end], None)
+    limit = trainer.args.max_completion_length
+
+    def encode_answer(messages: list[dict[str, Any]]) -> list[int]:
+        return [len(messages), *map(int, messages[-1]["content"])]
+
+    replaced = {
+        "_sync_tool_dicts": [{"look": lambda: "42"}],
+        "_async_tool_dicts": [{}],
+        "tools": None,
+        "_get_tool_suffix_ids": encode_answer,
+        "_generate_single_turn": lambda *_, **__: ([[50] * limit], None),
+    }
     module = sys.modules[type(trainer)._tool_call_loop.__module__]
-    answers = patch.object(module, "parse_response", lambda *_, **__: {}, create=True)
-    given = [[]], [[1, 7]], [[10, 11]], [[message]], None, None, {}
-    with answers, patch.multiple(trainer, create=True, **fixed), suppress(TypeError):
-        mask, _, ids, *_ = trainer._tool_call_loop(*given)
-        told = [10, 11, 1, 4, 2, *[50] * end][:end], [1, 1, 0, 0, 0, *[1] * end][:end]
-        return (ids[0], mask[0]) == told
+    no_further_call = patch.object(module, "parse_response", lambda *_, **__: {}, create=True)
+    prompts = [[]]
+    prompt_ids = [[1, 7]]
+    completion_ids = [[10, 11]]
+    completions = [[message]]
+    arguments = (prompts, prompt_ids, completion_ids, completions, None, None, {})
+    with (
+        no_further_call,
+        patch.multiple(trainer, create=True, **replaced),
+        suppress(TypeError),
+    ):
+        mask, _, ids, *_ = trainer._tool_call_loop(*arguments)
+        expected_ids = [10, 11, 1, 4, 2, *[50] * limit][:limit]
+        expected_mask = [1, 1, 0, 0, 0, *[1] * limit][:limit]
+        return ids[0] == expected_ids and mask[0] == expected_mask
     return True  # another release wants other arguments
 
 
@@ -203,10 +261,11 @@ def sampler_logps(ids: Sequence[int]) -> list[float]:
 def batches(trainer: Any) -> Iterator[Any]:
     """Return what the trainer's own data loader yields, epoch after epoch."""
     while True:
-        given = 0
-        for given, batch in enumerate(trainer.get_train_dataloader(), 1):  # noqa: B007
+        is_empty = True
+        for batch in trainer.get_train_dataloader():
+            is_empty = False
             yield batch
-        if not given:
+        if is_empty:
             raise InputError(f"{type(trainer).__name__} takes no batch from its data")
 
 
@@ -243,11 +302,11 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
     return measured, prepared
 
 
-def check_same(trainer: Any, found: Sequence[Batch], fixed: Sequence[Batch], key: str) -> None:
-    """Refuse a trainer whose window no longer holds the tensors of the fixed one."""
-    pairs = zip(found, fixed, strict=False)
-    same = all(key in a and torch.equal(a[key], b[key]) for a, b in pairs)
-    if not same or len(found) != len(fixed):
+def check_same(trainer: Any, seen: Sequence[Batch], fixed: Sequence[Batch], key: str) -> None:
+    """Refuse a trainer whose loss saw another tensor `key` in a micro-batch than the fixed one."""
+    pairs = zip(seen, fixed, strict=False)
+    same = all(key in mine and torch.equal(mine[key], theirs[key]) for mine, theirs in pairs)
+    if not same or len(seen) != len(fixed):
         what = "completions" if key == "completion_ids" else "token ids"
         raise InputError(
             f"{type(trainer).__name__} changed the {what} of the fixed batch; compare needs a "

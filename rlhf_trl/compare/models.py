@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from rlhf_trl.run.config_types import recipe_defaults
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -105,7 +106,7 @@ def quiet() -> Iterator[None]:
     import datasets
     import transformers
 
-    needless = (
+    shortcuts = (
         # accelerate parses the metadata of packages anew for every trainer: a quarter of its time
         patch("importlib.metadata.metadata", cache(importlib.metadata.metadata)),
         # datasets hashes every function that is mapped, for caches that nobody reads
@@ -124,8 +125,8 @@ def quiet() -> Iterator[None]:
     try:
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for each in needless:
-                stack.enter_context(each)
+            for shortcut in shortcuts:
+                stack.enter_context(shortcut)
             yield
     finally:
         logging.disable(logging.NOTSET)
@@ -142,8 +143,9 @@ def at_scale() -> Iterator[None]:
     """
     from accelerate import Accelerator, utils
 
-    def joined(one: Tensor) -> Tensor:
-        return torch.cat([one + one, one]) if one.dim() else torch.stack([one + one, one])
+    def joined(own: Tensor) -> Tensor:
+        """Gather from both processes: twice this one's numbers, then its own."""
+        return torch.cat([own + own, own]) if own.dim() else torch.stack([own + own, own])
 
     gathered = {
         utils.gather: partial(utils.recursively_apply, joined),
@@ -152,9 +154,11 @@ def at_scale() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(Accelerator, num_processes=2, process_index=1))
         for name, module in list(sys.modules.items()):
-            for function, other in gathered.items() if name.startswith(("trl.", "acc")) else ():
+            if not name.startswith(("trl.", "acc")):
+                continue
+            for function, replacement in gathered.items():
                 if vars(module).get(function.__name__) is function:
-                    stack.enter_context(patch.object(module, function.__name__, other))
+                    stack.enter_context(patch.object(module, function.__name__, replacement))
         for place, size in _PARTS.items():
             module, _, name = place.rpartition(".")
             try:
@@ -192,14 +196,14 @@ class Gradients:
         """Take a model and what it put out, differentiable."""
         self.model, self._outputs = model, outputs
         self._tensors = [parameter for _, parameter in sorted(model.named_parameters())]
-        self._found: dict[bytes, Tensor] = {}
+        self._computed_gradients: dict[bytes, Tensor] = {}
 
     def __call__(self, weights: Tensor) -> Tensor:
         """Return the gradient for weights of the outputs' shape: (N,), by sorted name."""
         key = weights.numpy().tobytes()
-        if key not in self._found:
-            self._found[key] = self._computed(weights)
-        return self._found[key]
+        if key not in self._computed_gradients:
+            self._computed_gradients[key] = self._computed(weights)
+        return self._computed_gradients[key]
 
     def _computed(self, weights: Tensor) -> Tensor:
         options = {"retain_graph": True, "allow_unused": True}
@@ -248,7 +252,7 @@ def take(model: Module, weights: Mapping[str, Tensor]) -> None:
     """Load the weights of a policy; of an adapter, move its own instead."""
     whole = not hasattr(model, "peft_config")
     if not whole:
-        own = {name: each for name, each in model.state_dict().items() if "lora_" in name}
+        own = {name: tensor for name, tensor in model.state_dict().items() if "lora_" in name}
         weights = drifted(own, 0.3, seed=1)
     model.load_state_dict(weights, strict=whole)
 
@@ -267,13 +271,16 @@ def make_trainer(
 ) -> Any:
     """Build a trainer of TRL on the untrained model, or on a `model` among its arguments.
 
-    `fields` are those of its config beside those of `trainer_fields`, `rows` its data.
+    `fields` are those of its config beside those of `trainer_fields`, `rows` its data. A trainer
+    of ours has what recipes turn on.
     """
     from datasets import Dataset
 
+    row = {name: also.pop(name) for name in ("algorithm", "formulation") if name in also}
+    fields = {**recipe_defaults(config), **row, **fields}
     return trainer(
         model=also.pop("model", None) or deepcopy(_loaded()),
-        args=config(**trainer_fields() | dict(fields)),
+        args=config(**trainer_fields() | fields),
         train_dataset=Dataset.from_list(rows),
         processing_class=also.pop("processing_class", None) or build_tokenizer(),
         **also,

@@ -19,13 +19,13 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf_trl.compare import measure, models
 from rlhf_trl.compare.measure import Book, Measured
 from rlhf_trl.compare.policy import PolicyBatch
+from rlhf_trl.data.fitting import shortened
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import preference_loss, reward_loss
 from rlhf_trl.reward_models.reader import pad_texts
 from rlhf_trl.run.stages import STAGES, stage_of
 from rlhf_trl.tiny.model import END, PAD
 from rlhf_trl.tiny.tokenizer import build_tokenizer
-from rlhf_trl.trainers.fitting import shortened
 
 PAIRS = 4
 """Pairs of a usual micro-batch; KTO and SFT, which have none, take twice as many examples."""
@@ -107,35 +107,38 @@ class PairView:
 
 
 def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
+    """Return the book's loss of a micro-batch; `outputs` stand for its own, differentiable."""
     if side.algorithm == "sft":
         return -(outputs * part.mask).sum() / part.mask.sum()
-    row, wanted = side.row, part.chosen
-    also = {"formulation": side.formulation, **side.params}
+    row = side.row
+    is_chosen = part.chosen
+    settings = {"formulation": side.formulation, **side.params}
     if side.algorithm in ("orm", "prm"):
-        return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **also)
+        return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **settings)
     if row.trainer == "RewardTrainer":
         scores = outputs.squeeze(1)
-        chosen, rejected = scores[wanted], scores[~wanted]
+        chosen, rejected = scores[is_chosen], scores[~is_chosen]
         if side.algorithm == "kwise":  # of pairs, or of RANKED completions list by list
             listed = part.labels is not None
             ranks = scores.view(-1, RANKED) if listed else torch.stack([chosen, rejected], 1)
-            return reward_loss("kwise", rewards=ranks, **also)
+            return reward_loss("kwise", rewards=ranks, **settings)
         pair = {"chosen": chosen, "rejected": rejected, "margin": part.margin}
-        return reward_loss("bradley_terry", **pair, **also)
+        return reward_loss("bradley_terry", **pair, **settings)
 
-    def completions(logps: Tensor) -> Tensor:
-        total = (logps * part.mask).sum(1)
+    def of_completions(token_logps: Tensor) -> Tensor:
+        total = (token_logps * part.mask).sum(1)
         return total / part.mask.sum(1) if row.logps == "mean" else total
 
-    policy, ref = completions(outputs), completions(part.ref)
-    given = {"policy_chosen_logps": policy[wanted], "policy_rejected_logps": policy[~wanted]}
+    policy = of_completions(outputs)
+    ref = of_completions(part.ref)
+    logps = {"policy_chosen_logps": policy[is_chosen], "policy_rejected_logps": policy[~is_chosen]}
     if row.reference:
-        given |= {"ref_chosen_logps": ref[wanted], "ref_rejected_logps": ref[~wanted]}
+        logps |= {"ref_chosen_logps": ref[is_chosen], "ref_rejected_logps": ref[~is_chosen]}
     if side.algorithm == "orpo":
-        given["chosen_nll"] = -policy[wanted]
+        logps["chosen_nll"] = -policy[is_chosen]
     if part.kl is not None:
-        given |= {"policy_kl_logps": part.kl[0], "ref_kl_logps": part.kl[1]}
-    return preference_loss(side.algorithm, **given, **also).loss
+        logps |= {"policy_kl_logps": part.kl[0], "ref_kl_logps": part.kl[1]}
+    return preference_loss(side.algorithm, **logps, **settings).loss
 
 
 # --- the stock side ------------------------------------------------------------------------------
@@ -223,32 +226,54 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
 
 
 def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[measure.Batch]]:
-    """Return the examples of a window of MADE, and the micro-batches that they should become."""
-    classes = {-1: 0, 0: 1, 1: 2} if kind == "prm/code" else {-1: 0, 0: -100, 1: 1}
+    """Return the examples of a window of MADE, and the micro-batches that they should become.
+
+    Both completions of a pair are examples of their own, but for "kwise", where they and a third
+    are one. Texts hold `input_ids`, and `labels` that are -100 where nothing is predicted.
+    """
     encode = partial(_encoded, build_tokenizer())  # a token per character
-    rows: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
     texts: list[dict[str, list[int]]] = []
-    for i, pair in enumerate(_rows("", batch, ())[: batch.rows // 2 * batch.accumulation]):
-        sides = [pair["chosen"], pair["rejected"]]
+    for number, pair in enumerate(_rows("", batch, ())[: batch.rows // 2 * batch.accumulation]):
+        completions = [pair["chosen"], pair["rejected"]]
         if kind == "kwise":
-            sides.append(_text(8, "third", i))
-            rows.append({"prompt": pair["prompt"], "ranked": sides})
-        for side, text in enumerate(sides):
-            ids, labels = [*encode(text), END], [int(side == 0)] * (len(text) + 1)
-            example = {"prompt": pair["prompt"], "completion": text, "label": side == 0}
+            completions.append(_text(8, "third", number))
+            examples.append({"prompt": pair["prompt"], "ranked": completions})
+        start = encode(pair["prompt"])
+        for side, completion in enumerate(completions):
             if kind.startswith("prm"):
-                steps = [text[n : n + 5] for n in range(0, len(text), 5)]
-                draws = [models.drawn("step", i, side, n) for n in range(len(steps))]
-                right = [draw.choice((-1, 0, 1)) for draw in draws]
-                example = {"prompt": pair["prompt"], "completions": steps, "labels": right}
+                steps, grades = _graded_steps(completion, number, side)
+                examples.append({"prompt": pair["prompt"], "completions": steps, "labels": grades})
                 ids = encode("".join(step + STEP for step in steps))
-                ends = zip(steps, right, strict=True)
-                labels = [x for step, r in ends for x in [-100] * len(step) + [classes[r]]]
-            rows += [example] * (kind != "kwise")
-            start = encode(pair["prompt"])
+                labels = _step_labels(kind, steps, grades)
+            else:
+                is_chosen = side == 0
+                ids = [*encode(completion), END]
+                labels = [int(is_chosen)] * (len(completion) + 1)
+                if kind != "kwise":
+                    examples.append(
+                        {"prompt": pair["prompt"], "completion": completion, "label": is_chosen}
+                    )
             texts.append({"input_ids": start + ids, "labels": [-100] * len(start) + labels})
     size = len(texts) // batch.accumulation
-    return rows, [pad_texts(texts[n : n + size], PAD) for n in range(0, len(texts), size)]
+    return examples, [pad_texts(texts[n : n + size], PAD) for n in range(0, len(texts), size)]
+
+
+def _graded_steps(completion: str, number: int, side: int) -> tuple[list[str], list[int]]:
+    """Cut a completion into steps of five characters, and grade each by -1, 0 or 1 at random."""
+    steps = [completion[n : n + 5] for n in range(0, len(completion), 5)]
+    draws = [models.drawn("step", number, side, n) for n in range(len(steps))]
+    return steps, [draw.choice((-1, 0, 1)) for draw in draws]
+
+
+def _step_labels(kind: str, steps: Sequence[str], grades: Sequence[int]) -> list[int]:
+    """Return the label of each token: a step's class on its separator, -100 on its text."""
+    classes = {-1: 0, 0: 1, 1: 2} if kind == "prm/code" else {-1: 0, 0: -100, 1: 1}
+    labels: list[int] = []
+    for step, grade in zip(steps, grades, strict=True):
+        labels += [-100] * len(step)
+        labels.append(classes[grade])
+    return labels
 
 
 def _written(how: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
@@ -395,62 +420,108 @@ class PairWindow:
         return PairView(parts)
 
 
+@dataclass
+class _Texts:
+    """The fixed examples as a collator should tokenize them."""
+
+    sources: dict[tuple[int, ...], tuple[int, str]]  # token ids -> number of the example, side
+    prompts: dict[int, list[int]]  # number of the example -> the ids that are left of its prompt
+
+
+def _expected_texts(
+    trainer: str, examples: Sequence[Mapping[str, Any]], max_length: int | None
+) -> _Texts:
+    """Tokenize the examples; of those longer than `max_length` keep what the trainer keeps.
+
+    TRL keeps the first tokens, our trainers the whole completion and the end of the prompt; reward
+    models are not given longer ones.
+    """
+    tokenizer = build_tokenizer()
+    rule = "cut_prompt" if trainer in OURS else "cut_completion"
+    if trainer.endswith("RewardTrainer"):
+        rule = "drop"
+    start = [tokenizer.bos_token_id] * (trainer in _EXPERIMENTAL)  # ours have what DPO has
+    texts = _Texts({}, {})
+    for number, example in enumerate(examples):
+        sides = [side for side in ("chosen", "rejected", "completion") if side in example]
+        prompt = [*start, *_encoded(tokenizer, example["prompt"])]
+        completions = [
+            [*_encoded(tokenizer, example[side]), tokenizer.eos_token_id] for side in sides
+        ]
+        kept = shortened(prompt, completions, max_length, rule)
+        if not kept:
+            continue
+        prompt, completions = kept
+        texts.prompts[number] = prompt
+        for side, completion in zip(sides, completions, strict=True):
+            texts.sources[(*prompt, *completion)] = (number, side)
+    return texts
+
+
 def _check_collation(
     trainer: str,
     prepared: Sequence[measure.Batch],
-    rows: Sequence[Mapping[str, Any]],
-    most: int | None,
+    examples: Sequence[Mapping[str, Any]],
+    max_length: int | None,
 ) -> None:
     """Refuse a collator that does not hand on the texts, sides, labels and margins as they are.
 
     Both sides of a comparison take them from TRL's collator; here they are held against the data.
-    Of `most` tokens, TRL keeps the first, our trainers the whole completion and the end of the
-    prompt; reward models are not given longer ones.
-    """
-    tokenizer = build_tokenizer()
-    known: dict[tuple[int, ...], tuple[int, str]] = {}  # ids -> row, side
-    rule = "cut_prompt" if trainer in OURS else "cut_completion"
-    rule = "drop" if trainer.endswith("RewardTrainer") else rule
-    start = [tokenizer.bos_token_id] * (trainer in _EXPERIMENTAL)  # ours have what DPO has
-    prompts: dict[int, list[int]] = {}  # row -> what is left of its prompt
-    for number, row in enumerate(rows):
-        sides = [side for side in ("chosen", "rejected", "completion") if side in row]
-        prompt, *texts = (_encoded(tokenizer, row[name]) for name in ("prompt", *sides))
-        texts = [[*text, tokenizer.eos_token_id] for text in texts]
-        if found := shortened([*start, *prompt], texts, most, rule):
-            prompts[number], texts = found
-            known |= {(*found[0], *t): (number, s) for s, t in zip(sides, texts, strict=True)}
 
-    def check(right: bool, what: str) -> None:
-        if not right:
-            raise InputError(f"{trainer} does not collate the fixed data as it is: {what}")
+    Args:
+        trainer: the name of the trainer whose collator it is.
+        prepared: the micro-batches that it made.
+        examples: the data that it made them of.
+        max_length: tokens of a text at most.
+    """
+    texts = _expected_texts(trainer, examples, max_length)
+
+    def check(is_right: bool, subject: str) -> None:
+        if not is_right:
+            raise InputError(f"{trainer} does not collate the fixed data as it is: {subject}")
 
     for inputs in prepared:
         ids, attention, mask, chosen = _sequences(inputs)
         read = [tuple(i[a.bool()].tolist()) for i, a in zip(ids, attention, strict=True)]
-        check(known.keys() >= {*read}, "token ids that are in no text")
-        found = [known[each] for each in read]
-        numbers = [row for row, _ in found]
-        half = numbers[: len(found) // 2]
+        check(texts.sources.keys() >= {*read}, "token ids that are in no text")
+        sources = [texts.sources[text] for text in read]
+        numbers = [number for number, _ in sources]
+        first_half = numbers[: len(numbers) // 2]
         if "label" in inputs:
-            check([rows[row]["label"] for row in numbers] == chosen.tolist(), "labels")
-        elif "completion" not in rows[0]:
-            sides = [(row, side) for side in ("chosen", "rejected") for row in half]
-            check(found == sides, "chosen and rejected")
+            check([examples[n]["label"] for n in numbers] == chosen.tolist(), "labels")
+        elif "completion" not in examples[0]:
+            sides = [(n, side) for side in ("chosen", "rejected") for n in first_half]
+            check(sources == sides, "chosen and rejected")
         if "margin" in inputs:
-            margins = torch.tensor([rows[row]["margin"] for row in half])
+            margins = torch.tensor([examples[n]["margin"] for n in first_half])
             check(torch.allclose(margins, inputs["margin"].float()), "margins")
-        for one, row, kept in zip(attention, numbers, mask, strict=True):
-            expected = torch.zeros_like(one)
-            expected[one.bool().nonzero().flatten()[len(prompts[row]) :]] = 1
-            right = trainer.endswith("RewardTrainer") or torch.equal(expected, kept.to(expected))
-            check(right, "which tokens are the completion's")
+        if not trainer.endswith("RewardTrainer"):
+            for on, number, completion_mask in zip(attention, numbers, mask, strict=True):
+                expected = torch.zeros_like(on)
+                expected[on.bool().nonzero().flatten()[len(texts.prompts[number]) :]] = 1
+                same = torch.equal(expected, completion_mask.to(expected))
+                check(same, "which tokens are the completion's")
         if "KL_input_ids" in inputs:
-            for place, row in enumerate(numbers):
-                kl = inputs["KL_input_ids"][place][inputs["KL_attention_mask"][place].bool()]
-                other = _encoded(tokenizer, rows[numbers[place - 1]]["completion"])
-                wanted = [*prompts[row], *other, tokenizer.eos_token_id][:most]
-                check(kl.tolist() == wanted, "the mismatched pairs of the KL")
+            expected_texts = _mismatched(examples, texts, numbers, max_length)
+            for place, expected_ids in enumerate(expected_texts):
+                kl_ids = inputs["KL_input_ids"][place][inputs["KL_attention_mask"][place].bool()]
+                check(kl_ids.tolist() == expected_ids, "the mismatched pairs of the KL")
+
+
+def _mismatched(
+    examples: Sequence[Mapping[str, Any]],
+    texts: _Texts,
+    numbers: Sequence[int],
+    max_length: int | None,
+) -> list[list[int]]:
+    """Return KTO's mismatched pairs: each prompt with the completion of the example before it."""
+    tokenizer = build_tokenizer()
+    pairs = []
+    for place, number in enumerate(numbers):
+        completion = _encoded(tokenizer, examples[numbers[place - 1]]["completion"])
+        text = [*texts.prompts[number], *completion, tokenizer.eos_token_id]
+        pairs.append(text[:max_length])
+    return pairs
 
 
 def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ completion. The policy that generated, the one that is trained and the reference
 of one untrained model. Everything behind generation is the trainer's own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -232,7 +232,7 @@ def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measu
         rng = drawn(prompt_ids, index, call)
         wanted = rng.randint(1, limit + limit // 6) if ragged else LENGTH
         ids = [rng.randrange(7, 113) for _ in range(min(wanted, limit))]
-        ids = [PAD if padding and i % 5 == 4 else each for i, each in enumerate(ids)]
+        ids = [PAD if padding and place % 5 == 4 else token for place, token in enumerate(ids)]
         return ids if wanted > limit else [*ids[:-1], END]
 
     return complete
@@ -241,12 +241,12 @@ def completion(ragged: bool, limit: int = LIMIT, padding: bool = False) -> measu
 def right(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """Reward a random half of all completions, and a tenth of the long ones: outliers."""
     if "text" in kwargs:
-        _check_told(completion_ids, **kwargs)
-    share = [0.5 if len(ids) <= LIMIT else 0.1 for ids in completion_ids]
-    return [
-        float(drawn("right", tuple(ids)).random() < each)
-        for ids, each in zip(completion_ids, share, strict=True)
-    ]
+        _check_texts(completion_ids, **kwargs)
+    rewards = []
+    for ids in completion_ids:
+        share = 0.5 if len(ids) <= LIMIT else 0.1
+        rewards.append(float(drawn("right", tuple(ids)).random() < share))
+    return rewards
 
 
 def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
@@ -254,13 +254,14 @@ def has_format(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [drawn("format", tuple(ids)).choice([0.25, 1.0, 1.0]) for ids in completion_ids]
 
 
-def _check_told(
+def _check_texts(
     completion_ids: list[list[int]], prompts: Any, completions: Any, text: list[str], **kwargs: Any
 ) -> None:
     """Refuse a trainer whose reward functions see other texts or columns than those of the ids."""
-    told = [each[0]["content"] for each in completions]
+    shown_completions = [messages[0]["content"] for messages in completions]
+    shown_prompts = [messages[-1]["content"] for messages in prompts]
     written = _tokenizer().batch_decode(completion_ids, skip_special_tokens=True)
-    if told != written or [each[-1]["content"] for each in prompts] != text:
+    if shown_completions != written or shown_prompts != text:
         raise InputError("reward functions see other texts than those of the token ids")
 
 
@@ -278,41 +279,61 @@ def punished(completion_ids: list[list[int]], **kwargs: Any) -> list[float | Non
 
 
 def build_trainer(
-    trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **also: Any
+    trainer: type, config: type, fields: Mapping[str, Any], batch: PolicyBatch, **arguments: Any
 ) -> Any:
     """Build a trainer of TRL's GRPO kind for a window, its completions fixed.
 
     `fields` are those of its config; those of the window stand in for what they leave open.
+    `arguments` are further ones of the trainer.
     """
-    window = {"per_device_train_batch_size": batch.rows, "num_generations": batch.group}
-    window |= {"max_completion_length": batch.limit, **batch.schedule}
-    if batch.name == "adapter":
-        also |= adapter()
+    window = {
+        "per_device_train_batch_size": batch.rows,
+        "num_generations": batch.group,
+        "max_completion_length": batch.limit,
+        **batch.schedule,
+        **fields,
+        **dict(batch.fields),
+    }
     rewards = [right, has_format]
     if batch.reward is not None:
-        each = batch.reward / sum(batch.weights)
-        rewards = [lambda completion_ids, **_: [each] * len(completion_ids)] * 2
-    # prompts of like lengths, or from one word to three where completions are long
-    words = [1 + i % 3 if batch.limit > LIMIT else 1 for i in range(len(WORDS))]
-    texts = [" ".join([word] * count) for word, count in zip(WORDS, words, strict=True)]
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
-    known = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
-    if known:  # else it may show its reward functions what it likes
-        rows = [row | {"text": text} for row, text in zip(rows, texts, strict=True)]
-    if batch.rewards == "partly":  # and prompts of plain text
-        rewards, rows = [partly, punished], [{"prompt": text} for text in texts]
-        also["processing_class"] = begun()
+        rewards = [_equal_reward(batch.reward / sum(batch.weights))] * 2
+    texts = _prompts(batch)
+    examples: list[dict[str, Any]] = [
+        {"prompt": [{"role": "user", "content": text}]} for text in texts
+    ]
+    # any other trainer may show its reward functions what it likes
+    is_checked = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
+    if is_checked:
+        for example, text in zip(examples, texts, strict=True):
+            example["text"] = text  # which `right` then holds against the prompts
+    if batch.name == "adapter":
+        arguments |= adapter()
+    has_gaps = batch.rewards == "partly"
+    if has_gaps:
+        rewards = [partly, punished]
+        examples = [{"prompt": text} for text in texts]
+        arguments["processing_class"] = begun()
     if batch.rewards == "model":
         rewards.append(untrained_scorer())
-        also["reward_processing_classes"] = [None, None, begun()]
-    window |= {**fields, **dict(batch.fields)}
-    ready = make_trainer(trainer, config, window, rows, reward_funcs=rewards, **also)
-    if known:
-        measure.check_generation(ready)
-    gaps = batch.rewards == "partly"
-    answer = completion(batch.ragged, batch.limit, gaps)
-    measure.fix_completions(ready, answer, batch.tools, batch.sampler, gaps)
-    return ready
+        arguments["reward_processing_classes"] = [None, None, begun()]
+    built = make_trainer(trainer, config, window, examples, reward_funcs=rewards, **arguments)
+    if is_checked:
+        measure.check_generation(built)
+    answer = completion(batch.ragged, batch.limit, padding=has_gaps)
+    measure.fix_completions(built, answer, batch.tools, batch.sampler, has_gaps)
+    return built
+
+
+def _prompts(batch: PolicyBatch) -> list[str]:
+    """Return prompts of one word, or of one to three where completions are long."""
+    if batch.limit <= LIMIT:
+        return list(WORDS)
+    return [" ".join([word] * (1 + place % 3)) for place, word in enumerate(WORDS)]
+
+
+def _equal_reward(reward: float) -> Callable[..., list[float]]:
+    """Return a reward function that gives every completion this reward."""
+    return lambda completion_ids, **_: [reward] * len(completion_ids)
 
 
 class PolicyWindow:
@@ -364,34 +385,45 @@ class PolicyWindow:
         return measured
 
     def run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
-        """Generate, move the policy, and measure the last window that the generation feeds."""
-        classes = (cls.__module__ for cls in type(trainer).__mro__)
-        module = next(name for name in classes if name.startswith("trl.trainer."))
-        stock = type(trainer).__module__.startswith("trl.")
-        if stock:
+        """Generate, move the policy, and measure the last window that the generation feeds.
+
+        Returns:
+            Loss and gradient, and the micro-batches as the loss saw them. Where a reward model
+            scores, the loss of an evaluation just before the window is added.
+        """
+        bases = (base.__module__ for base in type(trainer).__mro__)
+        module = next(name for name in bases if name.startswith("trl.trainer."))
+        is_stock = type(trainer).__module__.startswith("trl.")
+        if is_stock:
             check_order(trainer)
-        with unmixed(module, stock):
+        with unmixed(module, is_stock):
             source = measure.batches(trainer)
             has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
-            policies = [_part(each, has_critic) for each in (self.generating, self.current)]
-            take(trainer.model.train(), policies[0])
-            for _ in range(min(self.batch.windows, 2) - 1):
+            take(trainer.model.train(), _part(self.generating, has_critic))
+            if self.batch.windows > 1:  # the first one only generates
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
-                take(trainer.model, policies[1])
-            extra = 0.0
+                take(trainer.model, _part(self.current, has_critic))
+            evaluation_loss = 0.0
             if self.batch.rewards == "model":
-                trainer.model.eval()
-                rows = next(source)[: self.batch.rows]
-                extra = float(trainer.prediction_step(trainer.model, rows, True)[0])
-                trainer.model.train()
-            found, micro = measure.accumulate(trainer, source, self.batch.short)
-            return Measured(found.loss + extra, found.gradient), micro
+                evaluation_loss = self._evaluate(trainer, next(source))
+            measured, micro = measure.accumulate(trainer, source, self.batch.short)
+            return Measured(measured.loss + evaluation_loss, measured.gradient), micro
+
+    def _evaluate(self, trainer: Any, examples: Any) -> float:
+        """Return the trainer's evaluation loss on the first micro-batch of these examples."""
+        trainer.model.eval()
+        examples = examples[: self.batch.rows]
+        loss = float(trainer.prediction_step(trainer.model, examples, True)[0])
+        trainer.model.train()
+        return loss
 
     def _rewards(self) -> Tensor:
-        one, other = self.batch.weights
-        return one * self._scored[0] + other * self._scored[1]
+        """Return the weighted sum of the two rewards, (B,)."""
+        right_weight, format_weight = self.batch.weights
+        right_rewards, format_rewards = self._scored
+        return right_weight * right_rewards + format_weight * format_rewards
 
     def _pushed(self) -> dict[str, Tensor]:
         """Move the policy until every token with an advantage is clipped, by gradient descent."""
@@ -485,23 +517,38 @@ def _check_shuffle(module: str) -> None:
 
 def check_order(trainer: Any) -> None:
     """Refuse a sampler that tears groups apart, leaves out prompts, or keeps an epoch's order."""
-    args, sampler = trainer.args, trainer._get_train_sampler()
+    args = trainer.args
+    sampler = trainer._get_train_sampler()
+    first_epoch = list(sampler)
+    second_epoch = list(sampler)
+    size = args.generation_batch_size
+    generations = len(trainer.train_dataset) * args.num_generations // size
     reused = args.steps_per_generation * args.num_iterations
-    group, size = args.num_generations, args.generation_batch_size
-    one, other = list(sampler), list(sampler)
-    whole = len(one) == len(trainer.train_dataset) * group // size * size * reused
-    whole &= (one != other) == args.shuffle_dataset
-    if whole:
-        held_out = torch.tensor([*trainer._get_eval_sampler(trainer.train_dataset)])
-        turns, evaluated = torch.tensor(one).view(-1, reused, size), held_out.view(-1, group)
-        groups = turns[:, 0].reshape(-1, group)
-        same = (
-            torch.equal(each, each[:, :1].expand_as(each)) for each in (turns, groups, evaluated)
-        )
-        whole = all(same) and len(groups[:, 0].unique()) == len(groups)
-        whole &= len(evaluated[:, 0].unique()) == len(trainer.train_dataset) == len(evaluated)
-    if not whole:
+    right = len(first_epoch) == generations * size * reused
+    right = right and (first_epoch != second_epoch) == args.shuffle_dataset
+    if not (right and _keeps_groups(trainer, first_epoch)):
         raise InputError(f"{type(trainer).__name__} takes the prompts in another order")
+
+
+def _keeps_groups(trainer: Any, epoch: list[int]) -> bool:
+    """Return whether prompts, in training and evaluation, come a group at a time, and once.
+
+    `epoch` holds the numbers of the prompts in the order in which an epoch trains on them.
+    """
+    args = trainer.args
+    reused = args.steps_per_generation * args.num_iterations
+    # (generations, times that each is used, prompts of a generation)
+    generations = torch.tensor(epoch).view(-1, reused, args.generation_batch_size)
+    groups = generations[:, 0].reshape(-1, args.num_generations)
+    held_out = torch.tensor(list(trainer._get_eval_sampler(trainer.train_dataset)))
+    held_out_groups = held_out.view(-1, args.num_generations)
+    for numbers in (generations, groups, held_out_groups):
+        if not torch.equal(numbers, numbers[:, :1].expand_as(numbers)):
+            return False
+    if len(groups[:, 0].unique()) != len(groups):
+        return False
+    distinct = len(held_out_groups[:, 0].unique())
+    return distinct == len(trainer.train_dataset) == len(held_out_groups)
 
 
 def _part(state: Mapping[str, Tensor], critic: bool = False) -> dict[str, Tensor]:
@@ -598,46 +645,50 @@ class View:
     def arguments(self, side: Book) -> dict[str, Any]:
         """Return what the public function gets: the side's, and what the window adds to them."""
         row = side.row
-        given: dict[str, Any] = dict(side.params)
+        arguments: dict[str, Any] = dict(side.params)
         if self.batch.beta and "beta" in row.reads:
-            given.setdefault("beta", self.batch.beta)
+            arguments.setdefault("beta", self.batch.beta)
         if "max_completion_length" in row.reads:
-            given["max_completion_length"] = self.batch.limit
-        if given.get("beta"):
-            given["ref_logps"] = self.ref_logps
-        if row.ratio != "none" or (row.kl == "reward" and given.get("beta")):
-            given["old_logps"] = self.old_logps
+            arguments["max_completion_length"] = self.batch.limit
+        if arguments.get("beta"):
+            arguments["ref_logps"] = self.ref_logps
+        if row.ratio != "none" or (row.kl == "reward" and arguments.get("beta")):
+            arguments["old_logps"] = self.old_logps
         if row.value_loss != "none":
-            _, values, old = self.window.critic
-            given |= {"values": values, "old_values": old}
+            _, values, old_values = self.window.critic
+            arguments |= {"values": values, "old_values": old_values}
         if row.advantage == "maxrl":
-            given["binary_rewards"] = self.binary_rewards
-        return given | {"mask": self.mask, "rewards": self.rewards}
+            arguments["binary_rewards"] = self.binary_rewards
+        return arguments | {"mask": self.mask, "rewards": self.rewards}
 
-    def book(self, side: Book, given: Mapping[str, Any]) -> tuple[float, Tensor]:
+    def book(self, side: Book, arguments: Mapping[str, Any]) -> tuple[float, Tensor]:
         """Return the book's loss of the window on `arguments`, and d loss / d logps, (B, T).
 
         With a critic, d loss / d values is below it, (2, B, T).
         """
-        # the functions compute in the precision of the log-probabilities
-        leaf = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
         row = side.row
-        also = {"num_generations": self.batch.group, "formulation": side.formulation}
-        given = {**given, **also, "logps": leaf}
-        leaves = [leaf]
-        if "values" in given:
-            given["values"] = given["values"].clone().requires_grad_()
-            leaves.append(given["values"])
-        starts, size = range(0, len(leaf), self.batch.rows), self.batch.rows
+        # the functions compute in the precision of the log-probabilities
+        logps = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
+        inputs = {
+            **arguments,
+            "num_generations": self.batch.group,
+            "formulation": side.formulation,
+            "logps": logps,
+        }
+        leaves = [logps]
+        if "values" in inputs:
+            inputs["values"] = inputs["values"].clone().requires_grad_()
+            leaves.append(inputs["values"])
+        size = self.batch.rows  # the loss is a mean over micro-batches, or takes the window whole
         if row.window == "window" or row.advantage == "batch_mean_baseline":
-            starts, size = range(1), len(leaf)
+            size = len(logps)
         losses = []
-        for start in starts:
+        for start in range(0, len(logps), size):
             part = {
                 name: value[start : start + size] if isinstance(value, Tensor) else value
-                for name, value in given.items()
+                for name, value in inputs.items()
             }
             losses.append(policy_gradient_loss(side.algorithm, **part).loss)
         loss = torch.stack(losses).mean()
-        weights = torch.autograd.grad(loss, leaves)
-        return float(loss.detach()), torch.stack(weights) if weights[1:] else weights[0]
+        slopes = torch.autograd.grad(loss, leaves)
+        return float(loss.detach()), torch.stack(slopes) if len(slopes) > 1 else slopes[0]

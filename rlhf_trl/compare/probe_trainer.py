@@ -40,7 +40,8 @@ class Trained:
         self.online = self.base in POLICY
         self.config = config_class(self.cls, pairs.trainer_classes(self.base)[1])
         self.fields, self.also, self.row = dict(settings), {}, None
-        if default := getattr(self.cls, "default_row", None):
+        own_config = getattr(self.cls, "config_class", None)
+        if default := getattr(own_config, "default_row", None):
             name = self.fields.pop("algorithm", default)
             which = self.fields.pop("formulation", "chapter")
             self.row, self.config = formulation(name, which), self.cls.config_class

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # What TRL and the trainers here hand to reward functions beside the columns, or read themselves.
 TAKEN = (
-    *("prompts", "completions", "completion_ids", "finished"),
+    *("prompts", "completions", "completion_ids"),
     *("trainer_state", "log_extra", "log_metric", "environments"),
     *("image", "images"),  # make TRL's trainer a multimodal one
 )

@@ -17,6 +17,7 @@ from typing_extensions import override
 from rlhf_trl import book
 from rlhf_trl.data.answers import completion_text
 from rlhf_trl.rewards.checked import checked
+from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts import generate as rollouts
 from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
 from rlhf_trl.rollouts.store import Store
@@ -190,11 +191,14 @@ def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) 
         "prompts": [row["prompt"] for row in rows],
         "completions": texts,
         "completion_ids": [list(one.ids) for one in said],
-        "finished": [one.finished for one in said],
         "trainer_state": TrainerState(),
         **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
     }
-    found = {name: function(**given) for name, function in functions.items()}
+    finished = [one.finished for one in said]
+    found = {
+        name: with_finished(function, lambda: finished)(**given)
+        for name, function in functions.items()
+    }
     return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
 
 

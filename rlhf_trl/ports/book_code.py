@@ -14,16 +14,21 @@ from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.output import write_whole
 from rlhf_trl.ports.book_fields import DEFAULTS, SAVED
 from rlhf_trl.ports.sheet import Sheet
+from rlhf_trl.ports.trl_config import is_of_trl, translate_trl
 from rlhf_trl.run.yaml_loader import read_yaml
 
 
-def translate(path: str | Path, output: str | Path = "THIS_FILE") -> str:
+def translate(
+    path: str | Path, output: str | Path = "THIS_FILE", command: str | None = None
+) -> str:
     """Translate a YAML config of the book's code for a recipe, whose command has the `output`.
 
-    A field that the code does not have, a value that is not one, and what does not carry over are
-    an InputError.
+    So is one of a `command` of TRL: see `trl_config.translate_trl`. A field that the code does not
+    have, a value that is not one, and what does not carry over are an InputError.
     """
     given = read_yaml(path)
+    if command is not None or is_of_trl(given):
+        return translate_trl(path, given, command, output)
     for block in ("data", "selection"):
         inside = given.pop(block, None)
         inside = inside if isinstance(inside, dict) else {}
@@ -33,9 +38,9 @@ def translate(path: str | Path, output: str | Path = "THIS_FILE") -> str:
     return sheet.text()
 
 
-def write_translation(path: str | Path, output: str | Path) -> None:
+def write_translation(path: str | Path, output: str | Path, command: str | None = None) -> None:
     """Translate a config into a new file; one that is there already is an InputError."""
-    text = translate(path, output)
+    text = translate(path, output, command)
     if Path(output).exists():
         raise InputError(f"--output: {output} exists; name a new file.")
     write_whole(output, lambda part: part.write_text(text, encoding="utf-8"))

@@ -108,14 +108,20 @@ class Sheet:
             f"{stage.script} --config {self.output}\n"
         ]
         for to, (value, comment) in self.lines.items():
-            body = dump_yaml({to: value})
-            one_line = f"{body.rstrip()} # {comment}\n" if comment else body
-            if body.count("\n") > 1 or len(one_line) > WIDTH:
-                one_line = _wrapped(comment) + body
-            parts.append(one_line)
+            parts.append(commented(dump_yaml({to: value}), comment))
         parts += ["# left out:\n"] * bool(self.left_out)
         parts += [_wrapped(f"  {name}: {why}") for name, why in self.left_out.items()]
         return "".join(parts)
+
+
+def commented(body: str, comment: str) -> str:
+    """Return a field of a YAML file with its comment behind it, or above it where it is long."""
+    if not comment:
+        return body
+    one_line = f"{body.rstrip()} # {comment}\n"
+    if body.count("\n") > 1 or len(one_line) > WIDTH:
+        return _wrapped(comment) + body
+    return one_line
 
 
 def _wrapped(text: str) -> str:

@@ -15,17 +15,10 @@ from typing import Any
 import numpy as np
 
 from rlhf_trl.errors import InputError
+from rlhf_trl.reward_models.accuracy import pair_accuracy
 
 SIZES = (1, 2, 4, 8)
 STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
-
-
-def pair_accuracy(chosen: Any, rejected: Any) -> float:
-    """Return the share of the N pairs of rewards (N,) whose chosen is higher; a tie is half one.
-
-    They are arrays or tensors.
-    """
-    return float(((chosen > rejected) + (chosen == rejected) / 2).mean())
 
 
 def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:

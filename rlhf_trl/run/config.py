@@ -40,6 +40,7 @@ from rlhf_trl.run.config_types import (
     imported,
     members_of,
     one_of,
+    recipe_defaults,
     remedy,
     shape_of,
     show,
@@ -55,13 +56,15 @@ RULES: dict[str, dict[str, Any]] = {
     for wanted, keys in {
         "1 or more": "per_device_train_batch_size per_device_eval_batch_size max_completion_length "
         "gradient_accumulation_steps steps_per_generation num_iterations max_length lora_r",
-        "0 or more": "learning_rate weight_decay max_grad_norm seed",
+        "0 or more": "learning_rate weight_decay max_grad_norm seed value_learning_rate "
+        "value_warmup_steps",
         "a number above 0": "temperature eval_steps logging_steps save_steps",
     }.items()
     for key in keys.split()
 }
 _INTEGRATIONS = "transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"
 _BACKENDS, _MODES = "accelerate.utils.DynamoBackend", "torch._inductor.list_mode_options"
+RULES |= algorithms.EARLY
 RULES |= {
     "report_to": {"choices": lambda: [*imported(_INTEGRATIONS), "all", "none"]},
     "lora_task_type": {"choices": lambda: [kind.value for kind in imported("peft.TaskType")]},
@@ -127,20 +130,22 @@ def load_config(
 
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
-    if twice := own_fields.keys() & (trl_fields.keys() | model_fields.keys()):
+    shared = trl_fields.keys() & {"algorithm", "formulation"}
+    if twice := own_fields.keys() & (trl_fields.keys() - shared | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_given, model_given = config.take(trl_fields), config.take(model_fields)
     checked = {**own_given, **trl_given, **model_given}
     _check_generation_batch(config, trl_given, trl_fields)
     settings = trl_given | cpu_settings(trl_given, world_size())
+    settings = recipe_defaults(trl_class) | settings
+    settings |= {name: getattr(own_run, name) for name in shared}
     for old, new in RENAMED.items():
         if settings.get(new) is None and {old, new} <= trl_fields.keys():
             settings[new] = trl_fields[old][1].default
     args, row = config.build(settings, trl_class, ()), None
     if hasattr(trl_class, "resolve"):
-        row = trl_class.resolve(args, own_run.algorithm, own_run.formulation)
-        args = row.args
+        row = trl_class.resolve(args)
     given = {key: checked[key] for key in config.values}
     return Loaded(own_run, args, config.build(model_given, model_class, ()), given, row)
 

@@ -112,3 +112,11 @@ def imported(name: Any) -> Any:
         return name
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module or "trl"), attribute)
+
+
+def recipe_defaults(config_class: type) -> dict[str, Any]:
+    """Return what recipes have in place of the defaults of a config class: its `in_recipes`."""
+    values: dict[str, Any] = {}
+    for base in reversed(config_class.__mro__):
+        values |= vars(base).get("in_recipes", {})
+    return values

@@ -138,7 +138,7 @@ class ProcessRun(ExamplesRun):
 
 @dataclass(kw_only=True)
 class SFTRun(AnyRun):
-    """The fields of recipes/sft.py beside TRL's SFTConfig and ModelConfig."""
+    """The fields of recipes/sft.py beside BookSFTConfig and TRL's ModelConfig."""
 
     dataset: DemonstrationData  # where answers come from
     demonstrator: Literal["imperfect", "right", "hinted"] = "imperfect"  # of reasoning-gym tasks
@@ -148,7 +148,7 @@ class SFTRun(AnyRun):
 
 @dataclass(kw_only=True)
 class RejectionSamplingRun(AnyRun):
-    """The fields of recipes/rejection_sampling.py beside TRL's SFTConfig and ModelConfig."""
+    """The fields of recipes/rejection_sampling.py beside BookSFTConfig and TRL's ModelConfig."""
 
     dataset: PromptData  # where prompts come from
     # which answers are trained

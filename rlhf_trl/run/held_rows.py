@@ -9,6 +9,7 @@ from trl.data_utils import _tokenize, common_prefix_length, is_conversational
 from rlhf_trl.algorithms import Preference
 from rlhf_trl.data.blocks import AnswersToLearn, FileData
 from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.fitting import shortened
 from rlhf_trl.evaluation.held_out import Scores
 from rlhf_trl.evaluation.likelihoods import (
     Reading,
@@ -21,7 +22,6 @@ from rlhf_trl.evaluation.likelihoods import (
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.rollouts.generate import template_arguments
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.trainers.fitting import shortened
 
 Row = Mapping[str, Any]
 Columns = list[list[Reading | None]]  # the readings of the completions, by side

@@ -53,6 +53,8 @@ def recipe_help(own: type, trl: str, everything: bool) -> str:
     ours, name = dict(_own(own)), Path(sys.argv[0]).stem
     theirs = _declared("ModelConfig") | _declared(trl) if trl else {}
     more = {key: each for key, each in theirs.items() if each.ours and each.default != OF_THE_ROW}
+    if not everything:
+        more = {key: each for key, each in more.items() if key not in _declared("Safeguards")}
     if "algorithm" in ours:
         name = ours["algorithm"].default
         more = {**dict(_of_loss(own, name, theirs)), **more}
@@ -156,12 +158,17 @@ def _declared(name: str) -> dict[str, _Told]:
         for base in reversed(declared.bases):
             found |= of(ast.unparse(base))
         text = ast.get_docstring(declared) or ""
+        recipe_defaults: dict[str, Any] = {}
         said = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", text, re.M))
         said |= _comments("\n".join(source.split("\n")[declared.lineno : declared.end_lineno]))
         for node in declared.body:
             if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node):
                 key = ast.unparse(node.target)
                 found[key] = _in_source(node, said.get(key, ""))._replace(ours=ours)
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "in_recipes":
+                recipe_defaults = ast.literal_eval(node.value)
+        for key, value in recipe_defaults.items():
+            found[key] = found[key]._replace(default=_short(value))
         return found
 
     return of(name)

@@ -363,9 +363,8 @@ def build(loaded: Any, trainer_class: Any, data: Examples, tokenizer: Any, **arg
         "eval_dataset": data.held_out,
         "processing_class": tokenizer,
         "peft_config": get_peft_config(loaded.model),
-        # ORPOTrainer takes no quantization_config, SFTTrainer no algorithm
+        # ORPOTrainer takes none
         **({} if quantization is None else {"quantization_config": quantization}),
-        **({} if loaded.row is None else {"algorithm": loaded.row}),
     }
     trainer = trainer_class(**given | arguments)
     if samples := getattr(loaded.own, "samples", None):

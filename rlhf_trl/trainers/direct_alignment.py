@@ -11,38 +11,41 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from typing_extensions import override
 
 from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
+from rlhf_trl.data.fitting import fit, kto_order, rotated
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersBesideLoss
+from rlhf_trl.evaluation.over_examples import OverExamples, Replay
 from rlhf_trl.losses import completions_loss
-from rlhf_trl.reward_models.metrics import pair_accuracy
-from rlhf_trl.trainers.evaluating import OverExamples, Replay
-from rlhf_trl.trainers.fitting import fit, kto_order, rotated
-from rlhf_trl.trainers.on_trl import OnTRL
+from rlhf_trl.reward_models.accuracy import pair_accuracy
+from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
 
 
 @dataclass
-class AlignmentFields(RowConfig):
+class AlignmentFields(RowConfig, Safeguards):
     """What the configs of all direct-alignment trainers have beside TRL's fields.
 
     Of an example of more than `max_length` tokens, the prompt loses its first ("cut_prompt") or
-    completions lose their last ("cut_completion"), or it is dropped. `max_completion_length` is
-    that of the answers that evaluation generates.
+    completions lose their last ("cut_completion"), or it is dropped ("drop"), and so are pairs of
+    twice the same completion; None leaves it to TRL. `max_completion_length` is that of the answers
+    that evaluation generates.
     """
 
     family: ClassVar[str] = "direct_alignment"
+    in_recipes: ClassVar = {"overlong": "cut_prompt"}
     trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
 
-    # what becomes of examples longer than max_length
-    overlong: Literal["cut_prompt", "cut_completion", "drop"] = "cut_prompt"
+    # what becomes of examples longer than max_length; None: what TRL does
+    overlong: Literal["cut_prompt", "cut_completion", "drop"] | None = None
     max_completion_length: int = 64  # of answers at evaluation
 
     def check_for(self, row: Preference) -> None:
         """Refuse a row of another trainer, and TRL's own rule for over-long examples."""
         if row.trainer not in self.trainers:
             raise InputError(f"{row.label} is not trained on {self.trainers[0]}; use its recipe.")
-        if getattr(self, "truncation_mode", "keep_start") != "keep_start":
+        mode = getattr(self, "truncation_mode", "keep_start")
+        if self.overlong is not None and mode != "keep_start":
             raise InputError(
-                f"truncation_mode: {self.truncation_mode} is TRL's rule; write overlong: "
+                f"truncation_mode: {mode} is TRL's rule; write overlong: "
                 "cut_prompt, which keeps the end without cutting into completions."
             )
 
@@ -51,6 +54,7 @@ class AlignmentFields(RowConfig):
 class BookDPOConfig(AlignmentFields, DPOConfig):
     """DPOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
+    default_row = "dpo"
     trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
 
     beta: float | None = of_the_row("beta", "direct_alignment")
@@ -73,9 +77,12 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
 class BookKTOConfig(AlignmentFields, KTOConfig):
     """KTOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
+    default_row = "kto"
     trainers = ("KTOTrainer",)
+    in_recipes: ClassVar = {"interleave_labels": True}
 
-    interleave_labels: bool = True  # spread the labels evenly; False: all desirable ones first
+    # spread the labels evenly; False: all desirable ones first; None: the order of the data
+    interleave_labels: bool | None = None
     beta: float | None = of_the_row("beta", "direct_alignment")
     desirable_weight: float | None = of_the_row("desirable_weight")
     undesirable_weight: float | None = of_the_row("undesirable_weight")
@@ -87,10 +94,15 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
 
     reference_names: ClassVar[tuple[str, ...]] = ()  # the reference's log-probabilities, as TRL's
 
-    def _take(self, args: Any, given: dict[str, Any]) -> Any:
-        args, self.fitted = super()._take(args, given), {}
-        self.max_completion_length = args.max_completion_length
+    def _take(self, args: Any, model: Any) -> Any:
+        args = super()._take(args, model)
+        self.fitted = {}
+        self.max_completion_length = getattr(args, "max_completion_length", None) or 64
         return args
+
+    def _counts_examples(self) -> bool:
+        fields = ("overlong", "interleave_labels")
+        return any(getattr(self.args, name, None) is not None for name in fields)
 
     # Calls _compute_loss, which has no seam: reference log-probabilities are given, ours recorded.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
@@ -131,30 +143,37 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
 class BookDPOTrainer(Aligned, DPOTrainer):
     """DPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
-    config_class, default_row = BookDPOConfig, "dpo"
+    config_class = BookDPOConfig
     reference_names = ("ref_chosen_logps", "ref_rejected_logps")
 
     # Where no reference is read, TRL loads none if told that its log-probabilities are precomputed.
-    def __init__(self, model: Any, args: BookDPOConfig | None = None, **kwargs: Any):
-        args = self._take(args, kwargs)
+    @with_signature_of(DPOTrainer.__init__)
+    def __init__(self, model: Any, args: Any = None, **kwargs: Any):
+        args = self._take(args, model)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
                 raise InputError(f"{self._row.label} reads no reference model; remove it.")
             args.precompute_ref_log_probs = True
+        losses = args.loss_type, args.loss_weights
         if not self._stock:  # TRL's loss is computed for its metrics only
             args.loss_type, args.loss_weights = ["sigmoid"], None
         super().__init__(model, args=args, **kwargs)
-        _check_reference(self.model, self.ref_model)
+        args.loss_type, args.loss_weights = losses
+        if not self._stock:
+            _check_reference(self.model, self.ref_model)
 
     # Extends DPOTrainer._prepare_dataset: our rules for over-long and identical pairs go first.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        overlong = getattr(args, "overlong", None)
+        if overlong is None:
+            return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         whole = copy(args)
         whole.max_length = None
         dataset = super()._prepare_dataset(dataset, processing_class, whole, dataset_name)
         sides = ("chosen_ids", "rejected_ids")
-        dataset, counts = fit(dataset, sides, args.max_length, args.overlong)
+        dataset, counts = fit(dataset, sides, args.max_length, overlong)
         self.fitted[dataset_name] = counts
         return dataset
 
@@ -171,7 +190,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         mode = "train" if self.model.training else "eval"
-        if self._stock and mode == "train":
+        if self._stock and (mode == "train" or not self._safe("evaluate_examples")):
             return compute(model, inputs, return_outputs)
         if self._row.reference:
             inputs = {**inputs, **self._reference(inputs)}
@@ -228,38 +247,48 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     such that the labels are spread evenly and no example meets a completion of its own prompt.
     """
 
-    config_class, default_row = BookKTOConfig, "kto"
+    config_class = BookKTOConfig
     reference_names = ("ref_logps", "ref_KL_logps")
 
-    def __init__(self, model: Any, args: BookKTOConfig | None = None, **kwargs: Any):
-        args = self._take(args, kwargs)
-        super().__init__(model, args=args, **kwargs)
-        _check_reference(self.model, self.ref_model)
+    @with_signature_of(KTOTrainer.__init__)
+    def __init__(self, model: Any, args: Any = None, **kwargs: Any):
+        super().__init__(model, args=self._take(args, model), **kwargs)
+        if not self._stock:
+            _check_reference(self.model, self.ref_model)
 
     # Extends KTOTrainer._prepare_dataset: examples are ordered before completions are rotated.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        overlong = getattr(args, "overlong", None)
+        interleaved = getattr(args, "interleave_labels", None)
+        if overlong is None and interleaved is None:
+            return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         whole = copy(args)
-        whole.max_length = None
+        if overlong is not None:
+            whole.max_length = None
         rotates, self.calculate_KL = self.calculate_KL, False
         try:
             dataset = super()._prepare_dataset(dataset, processing_class, whole, dataset_name)
         finally:
             self.calculate_KL = rotates
-        dataset, counts = fit(dataset, ("completion_ids",), args.max_length, args.overlong)
+        counts: dict[str, int] = {}
+        if overlong is not None:
+            dataset, counts = fit(dataset, ("completion_ids",), args.max_length, overlong)
         batch = args.per_device_train_batch_size
-        order = kto_order(
-            dataset["label"], dataset["prompt_ids"], batch, args.seed, args.interleave_labels
-        )
-        counts["left over"] = len(dataset) - len(order)
+        if interleaved is not None:
+            order = kto_order(
+                dataset["label"], dataset["prompt_ids"], batch, args.seed, interleaved
+            )
+            counts["left over"] = len(dataset) - len(order)
+            dataset = dataset.select(order)
         self.fitted[dataset_name] = counts
-        return rotated(dataset.select(order), batch)
+        return rotated(dataset, batch)
 
     # Extends KTOTrainer._compute_loss: see BookDPOTrainer; mismatched pairs are the first call.
     @override
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
-        if self._stock and self.model.training:
+        if self._stock and (self.model.training or not self._safe("evaluate_examples")):
             return compute(model, inputs, return_outputs)
         inputs = {**inputs, **self._reference(inputs)}
         if self._stock:

@@ -14,6 +14,7 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad
 from typing_extensions import override
@@ -24,7 +25,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
 from rlhf_trl.models import EMBEDDED, load_language_model, loading
 from rlhf_trl.tiny import checkpoint_path
-from rlhf_trl.trainers.on_trl import Batch
+from rlhf_trl.trainers.on_trl import Batch, with_signature_of
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask
 from rlhf_trl.trainers.value_model import check_vocabulary
 
@@ -42,6 +43,7 @@ class BookDistillationConfig(BookGRPOConfig):
     """
 
     family: ClassVar[str] = "distillation"
+    default_row: ClassVar[str] = "opd"
 
     kl_top_k: int | None = of_the_row("kl_top_k")
     teacher_models: list[str] | None = of_the_row("teacher_models")  # noqa: RUF009
@@ -79,11 +81,11 @@ class BookDistillationTrainer(BookGRPOTrainer):
     The formulation "trl" is computed here, too.
     """
 
-    config_class, default_row = BookDistillationConfig, "opd"
+    config_class = BookDistillationConfig
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._stock = False  # GRPOTrainer has no such loss
+    @with_signature_of(GRPOTrainer.__init__)
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
         self._row: Distillation
         self._own = "teacher" in self._row.trainer_reads  # the student's own versions teach
         self._reads_logits = self._row.loss == "reverse_kl"
@@ -99,6 +101,12 @@ class BookDistillationTrainer(BookGRPOTrainer):
             self._teachers = [self._ready(self._loaded(name)) for name in self.args.teacher_models]
         count = len(self._teachers)
         self._weights = self.args.teacher_weights or [1 / count] * count
+
+    # Extends OnTRL's: GRPOTrainer has no such loss.
+    def _take(self, args: Any, model: Any) -> Any:
+        args = super()._take(args, model)
+        self._stock = False
+        return args
 
     def _version(self) -> Any:
         """Return the version of the student that teaches; None: the student as it is."""
@@ -252,7 +260,9 @@ class BookDistillationTrainer(BookGRPOTrainer):
             self._said = self._logits = None
             self._scoring = False
 
-    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+    # Replaces BookGRPOTrainer's: the teachers' signal in place of advantages.
+    def row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+        """Return the loss of a micro-batch: see `BookGRPOTrainer.row_loss`."""
         mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
         if not self._reads_logits:
             gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))

@@ -1,17 +1,21 @@
 """What all our trainers have in common: they stand on methods of TRL and transformers."""
 
+import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec
 
 import torch
 from datasets import IterableDataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
+from trl.trainer.utils import get_config_model_id
 from typing_extensions import override
 
 from rlhf_trl import algorithms, output
@@ -19,36 +23,73 @@ from rlhf_trl.errors import InputError, naming
 from rlhf_trl.rollouts.store import Store
 
 Batch = dict[str, Any]  # tensors, by TRL's names
+Parameters = ParamSpec("Parameters")
 SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 LIBRARIES = ("trl", "transformers")
 
 
-class OnTRL:
-    """Trainer mixin: a row, whose name is on the card; no streamed data, unless `streams`.
+def with_signature_of(
+    theirs: Callable[Parameters, None],
+) -> Callable[[Callable[..., None]], Callable[Parameters, None]]:
+    """Give an `__init__` TRL's signature; it gets what it was called with, all by name."""
+    signature = inspect.signature(theirs)
 
-    A trainer of rows takes what its TRL trainer takes, with a config of its `config_class`, and two
-    keywords: `algorithm`, a row's name (by default `default_row`) or what a config has `resolved`,
-    and `formulation`: "chapter" (the default), "code", or "trl" for TRL's own loss with the row's
-    settings. A checkpoint is whole once it holds a manifest (see `output`), which is written last.
+    def decorate(ours: Callable[..., None]) -> Callable[Parameters, None]:
+        @wraps(theirs, assigned=("__module__", "__name__", "__qualname__"))
+        def init(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+            ours(**signature.bind(*args, **kwargs).arguments)
+
+        return init
+
+    return decorate
+
+
+@dataclass
+class Safeguards:
+    """Fields that TRL lacks and recipes turn on; None: unless the formulation is "trl"."""
+
+    # what recipes have in place of the defaults, in this class and in those that extend it
+    in_recipes: ClassVar = {"refuse_non_finite": True, "evaluate_examples": True}
+
+    refuse_non_finite: bool | None = None  # stop before weights that are not finite are saved
+    evaluate_examples: bool | None = None  # metrics of all examples as one, not means over batches
+
+
+class OnTRL:
+    """Trainer mixin: a row, whose name is on the card, and what makes runs safe.
+
+    A trainer of rows takes what its TRL trainer takes, with a config of its `config_class`, whose
+    fields `algorithm` and `formulation` choose the row, or with a config of TRL's own class, whose
+    loss is TRL's. A checkpoint is whole once it holds a manifest (see `output`), written last.
     """
 
-    streams = False
     told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
     save_checksums = True  # in manifests
     rollouts: Store | None = None  # the record, which the main process writes
-    config_class: ClassVar[type[algorithms.RowConfig]]
-    default_row: ClassVar[str]
+    config_class: ClassVar[type]
     _algorithm: str | None = None
+    _stock = False  # whether TRL's own loss is computed
 
-    def _take(self, args: Any, given: dict[str, Any]) -> Any:
-        """Take a row out of what is given, and return the config that it makes of `args`."""
-        args = self.config_class() if args is None else args
-        which = given.pop("algorithm", self.default_row), given.pop("formulation", "chapter")
-        resolved = self.config_class.resolve(args, *which)
+    def _take(self, args: Any, model: Any) -> Any:
+        """Take the row that a config names, and return the config, filled in."""
+        if args is None:  # as TRL names the folder
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = self.config_class(f"{name.split('/')[-1]}-{self._name}")
+        resolved = self.config_class.resolve(args)
         self._row, self._parameters = resolved.row, dict(resolved.parameters)
         self._algorithm, self._formulation = resolved.algorithm, resolved.formulation
         self._stock = self._formulation == "trl"
+        self.args = resolved.args
         return resolved.args
+
+    def _counts_examples(self) -> bool:
+        """Tell whether examples are counted or ordered before training, so that none can stream."""
+        return False
+
+    def _safe(self, name: str) -> bool:
+        """Tell whether one of the `Safeguards` is on."""
+        chosen = getattr(self.args, name, None)
+        return not self._stock if chosen is None else chosen
 
     def __init_subclass__(cls, **kwargs: Any):
         """Refuse a library that no longer has a method that is marked as overriding one."""
@@ -66,10 +107,11 @@ class OnTRL:
                     )
 
     def __init__(self, *args: Any, **kwargs: Any):
-        if not self.streams and _streamed([args, kwargs]):
+        if self._counts_examples() and _streamed([args, kwargs]):
             raise InputError(
-                f"{type(self).__name__}: a streamed data set (IterableDataset) cannot be counted, "
-                "ordered or resumed; load it whole, with streaming=False."
+                f"{type(self).__name__}: a streamed data set (IterableDataset) cannot be counted "
+                f"or ordered, as {self._row.label} needs with these settings; load it whole, with "
+                "streaming=False."
             )
         if (algorithm := self._algorithm) is not None:  # before TRL tags the model
             self._name = algorithms.ALGORITHMS[algorithm].title
@@ -89,7 +131,8 @@ class OnTRL:
     @override
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        self.check_finite()
+        if self._safe("refuse_non_finite"):
+            self.check_finite()
         args, limit = self.args, self.args.save_total_limit
         if args.should_save:
             (folder / output.MANIFEST).unlink(missing_ok=True)

@@ -11,12 +11,13 @@ from trl.trainer.utils import selective_log_softmax
 from typing_extensions import override
 
 from rlhf_trl.algorithms import of_the_row
+from rlhf_trl.data.fitting import fit
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.over_examples import Batch, Recorder, Replay
 from rlhf_trl.losses import completions_loss
-from rlhf_trl.reward_models.metrics import pair_accuracy
+from rlhf_trl.reward_models.accuracy import pair_accuracy
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
-from rlhf_trl.trainers.evaluating import Batch, Recorder, Replay
-from rlhf_trl.trainers.fitting import fit
+from rlhf_trl.trainers.on_trl import with_signature_of
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 try:
@@ -36,6 +37,7 @@ _NO_LIMIT = 2**31
 class BookORPOConfig(AlignmentFields, ORPOConfig):
     """ORPOConfig whose beta belongs to the algorithm; None means the row's own value."""
 
+    default_row = "orpo"
     trainers = ("ORPOTrainer",)
 
     beta: float | None = of_the_row("beta", "direct_alignment")
@@ -44,14 +46,23 @@ class BookORPOConfig(AlignmentFields, ORPOConfig):
 class BookORPOTrainer(Aligned, ORPOTrainer):
     """ORPOTrainer whose loss is a row of `rlhf_trl.algorithms`."""
 
-    config_class, default_row = BookORPOConfig, "orpo"
+    config_class = BookORPOConfig
 
-    def __init__(self, model: Any, args: BookORPOConfig | None = None, **kwargs: Any):
-        args = self._take(args, kwargs)
-        whole = copy(args)
-        whole.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
+    @with_signature_of(ORPOTrainer.__init__)
+    def __init__(self, model: Any = None, args: Any = None, **kwargs: Any):
+        args = self._take(args, model)
+        if not self._counts_examples():
+            super().__init__(model, args=args, **kwargs)
+            return
+        changed = {"max_length": args.max_length, "model_init_kwargs": args.model_init_kwargs}
+        args.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
-            whole.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+            args.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+        if not self._stock and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            raise InputError(
+                f"{self._row.label} reads prompt and completion as one text, which an "
+                "encoder-decoder model does not; write formulation: trl."
+            )
         sides = {name: kwargs.get(name) for name in ("train_dataset", "eval_dataset")}
         if self._stock:
             for rows in sides.values():
@@ -63,9 +74,11 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         else:  # ORPOTrainer would tokenize all of the rows, which comes after
             first = {name: rows.select([0]) for name, rows in sides.items() if _is_whole(rows)}
             kwargs |= first
-        super().__init__(model, args=whole, **kwargs)
+        super().__init__(model, args=args, **kwargs)
+        for name, value in changed.items():
+            setattr(args, name, value)
         self._tokenizer = self.processing_class  # by the name that DPOTrainer's method reads
-        self.max_length = self.args.max_length = args.max_length
+        self.max_length = args.max_length
         for name, rows in sides.items():
             if rows is not None:
                 tokenized = getattr(self, name) if self._stock else rows
@@ -77,8 +90,14 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         """Return the columns of a tokenized pair in formulation "trl"; others come after."""
         return super().tokenize_row(feature, model) if self._stock else {}
 
+    # Extends Aligned's: examples are tokenized anew.
+    def _counts_examples(self) -> bool:
+        return not self._stock or super()._counts_examples()
+
     def _fitted(self, dataset: Any, name: str) -> Any:
         """Tokenize as DPO does, apply the rule for over-long pairs, and drop identical ones."""
+        if isinstance(dataset, dict):
+            return {key: self._fitted(part, f"{name}_{key}") for key, part in dataset.items()}
         if self._stock:
             how = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
             dataset = dataset.map(_ids, **how, desc=f"Splitting {name} dataset")
@@ -88,7 +107,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
             given = (self.processing_class, unlimited, name)
             dataset = DPOTrainer._prepare_dataset(self, dataset, *given)
         names = [f"{side}_ids" for side in ("chosen", "rejected")]
-        dataset, counts = fit(dataset, names, self.max_length, self.args.overlong)
+        dataset, counts = fit(dataset, names, self.max_length, self.args.overlong or "cut_prompt")
         self.fitted[name] = counts
         how = {"remove_columns": dataset.column_names, "desc": f"Joining {name} dataset"}
         return dataset.map(_columns, **how)
@@ -143,6 +162,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
     def get_batch_loss_metrics(self, model, batch, train_eval="train"):
         """Compute the row's loss, and TRL's metrics with log-probabilities that are sums."""
         loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
+        if self._stock and (train_eval == "train" or not self._safe("evaluate_examples")):
+            return loss, metrics
         (chosen, rejected), aux = self._forward[:2], self._forward[5:]
         prefix = "eval_" if train_eval == "eval" else ""
         for side, logps in (("chosen", chosen), ("rejected", rejected)):

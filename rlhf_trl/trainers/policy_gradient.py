@@ -15,7 +15,7 @@ from trl.trainer import utils
 from typing_extensions import override
 
 from rlhf_trl import book
-from rlhf_trl.algorithms import PolicyGradient, Resolved, RowConfig, of_the_row
+from rlhf_trl.algorithms import FieldError, PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import (
     WITH_PENALTIES,
@@ -25,9 +25,10 @@ from rlhf_trl.evaluation.held_out import (
     with_penalties,
 )
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
+from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts.generate import Rows, Said, neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
-from rlhf_trl.trainers.on_trl import Batch, OnTRL
+from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
 
 if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are wider than they are
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
@@ -38,7 +39,7 @@ STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each proce
 
 
 @dataclass
-class BookGRPOConfig(RowConfig, GRPOConfig):
+class BookGRPOConfig(RowConfig, Safeguards, GRPOConfig):
     """GRPOConfig whose loss fields belong to the algorithm, with the fields that TRL lacks.
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
@@ -46,6 +47,7 @@ class BookGRPOConfig(RowConfig, GRPOConfig):
     """
 
     family: ClassVar[str] = "policy_gradient"
+    default_row: ClassVar[str] = "grpo"
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
 
     # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
@@ -112,17 +114,13 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     and `frac_reward_zero_std` is counted with them.
     """
 
-    config_class, default_row = BookGRPOConfig, "grpo"
+    config_class = BookGRPOConfig
+    _sampler: Any = None  # of a data set that does not stream
+    _finished: list[bool]  # which of the completions that are being judged the model ended
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: BookGRPOConfig | None = None,
-        train_dataset: Any = None,
-        **kwargs: Any,
-    ):
-        args, row = self._take(args, kwargs), self._row
+    @with_signature_of(GRPOTrainer.__init__)
+    def __init__(self, model: Any, args: Any = None, **kwargs: Any):
+        args, row = self._take(args, model), self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
@@ -130,14 +128,21 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._unrecorded: dict[int, list[Any]] = {}
         self._ahead: list[dict[str, Any]] = []
         self._window_tokens: Tensor | None = None
-        super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
+        super().__init__(model, args=args, **kwargs)
+        self.reward_funcs = [
+            with_finished(function, lambda: self._finished, only_by_name=self._stock)
+            for function in self.reward_funcs
+        ]
         if "epsilon_high" in self._parameters:
             offset = row.trl_offset.get("epsilon_high", 0)
             self.epsilon_high = self._parameters["epsilon_high"] + offset
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
+        self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
+
+    def _counts_examples(self) -> bool:
         rounds = "dynamic_sampling_rounds"
-        self._rounds = getattr(args, rounds) if rounds in row.trainer_reads else 0
+        return rounds in self._row.trainer_reads and bool(getattr(self.args, rounds))
 
     def _reward_column(self, name: str) -> int | None:
         """Return which reward function a config field names."""
@@ -153,18 +158,20 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     # Extends GRPOTrainer._generate_single_turn, which reads the checkpoint's generation_config.
     @override
     def _generate_single_turn(self, *args, **kwargs):
+        if self._stock:
+            return super()._generate_single_turn(*args, **kwargs)
         with neutral(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **kwargs)
 
-    # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: tells
-    # reward functions which completions are finished, and keeps the gathered rewards.
+    # Extends GRPOTrainer._calculate_rewards, which trains on 0 where no reward applies: notes which
+    # completions are finished, for reward functions that ask, and keeps the gathered rewards.
     @override
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ended = [bool(ids) and ids[-1] in self.eos_token_ids for ids in completion_ids_list]
-        inputs = [{**row, "finished": end} for row, end in zip(inputs, ended, strict=True)]
+        self._finished = ended
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscored = torch.isnan(rewards).all(dim=1).nonzero().flatten().tolist()
-        if unscored:
+        if unscored and not self._stock:
             raise InputError(
                 f"no reward function applied to {len(unscored)} of {len(rewards)} completions at "
                 f"step {self.state.global_step}; one of {self.reward_func_names} has to."
@@ -180,8 +187,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         texts = [said[i].text for i in mine]
         pending = self._pending_extra_logs, self._pending_metrics  # of the next generation
         self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
+        self._finished = [said[i].finished for i in mine]
         rewards = super()._calculate_rewards(
-            [{**rows[i], "finished": said[i].finished} for i in mine],
+            [rows[i] for i in mine],
             [rows[i]["prompt"] for i in mine],
             [[{"role": "assistant", "content": t}] for t in texts] if chat else texts,
             [said[i].ids for i in mine],
@@ -394,14 +402,26 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.window == "window":
             # DDP averages over processes what is a sum over them
             tokens = self._tokens_of_window(inputs, mode) / self.accelerator.num_processes
-        loss = self._row_loss(inputs, logps, tokens)
+        loss = self.row_loss(inputs, logps, tokens)
         if tokens is None:
             loss = loss / steps
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux_loss / steps
         return loss
 
-    def _row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+    def row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
+        """Return the loss of a micro-batch; a subclass may compute its own here.
+
+        Args:
+            inputs: TRL's batch; `loss_mask` has its (B, T) tokens that count, `advantages` is (B,)
+                or (B, T), and `old_per_token_logps` (B, T) is there unless the policy is as it was.
+            logps: (B, T) log-probabilities of the completions' tokens, with their graph.
+            tokens: how many tokens the loss is divided by, where the row's window is the whole
+                accumulation step; None: it is a mean over the micro-batch.
+
+        Returns:
+            A scalar. Where `tokens` is None, it is divided by the accumulation steps afterwards.
+        """
         critic = self._critic(inputs)  # which may estimate the advantages
         return surrogate_loss(
             self._row,
@@ -457,7 +477,7 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     @override
     def _init_training_state(self, *args, **kwargs):
         epochs, steps = super()._init_training_state(*args, **kwargs)
-        if self._sampler.shuffle:
+        if self._sampler is not None and self._sampler.shuffle:
             for _ in range(epochs):
                 torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         return epochs, steps
@@ -472,6 +492,8 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if not path.exists():  # another number of processes
             path = Path(checkpoint, STATE_FILE.format(0))
         if not path.exists():
+            if self._stock:
+                return  # TRL resumes without
             raise InputError(
                 f"resume_from_checkpoint: {checkpoint!r} lacks {path.name}, without which "
                 f"{self._row.label} cannot go on as it would have; name another checkpoint."
@@ -512,6 +534,11 @@ def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
     estimate = row.advantage
     estimate = estimate if callable(estimate) else getattr(book.advantages, estimate)
     grouped = "num_generations" in inspect.signature(estimate).parameters
+    if grouped and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
+        raise FieldError(
+            "num_generations_eval",
+            f"is 1, but {row.label} compares completions; write 2 or more, or leave it out",
+        )
     if args.num_generations < 2 and (grouped or row.label.endswith("(trl)")):
         raise InputError(
             f"num_generations is 1, but {row.label} compares completions; write 2 or more."

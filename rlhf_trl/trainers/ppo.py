@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
+from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 from typing_extensions import override
 
@@ -19,7 +20,7 @@ from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
-from rlhf_trl.trainers.on_trl import Batch
+from rlhf_trl.trainers.on_trl import Batch, with_signature_of
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask, whole
 
 
@@ -32,6 +33,7 @@ class BookPPOConfig(BookGRPOConfig):
     model starts from any checkpoint or reward model with the policy's tokenizer.
     """
 
+    default_row: ClassVar[str] = "ppo"
     critic: ClassVar[bool] = True
 
     gamma: float | None = of_the_row("gamma")
@@ -48,14 +50,17 @@ class BookPPOConfig(BookGRPOConfig):
         default=None, metadata={"help": "What the value model starts from. None: the policy."}
     )
     value_learning_rate: float | None = field(
-        default=None, metadata={"help": "For values. None: learning_rate.", "range": "0 or more"}
+        default=None, metadata={"help": "For values. None: learning_rate."}
     )
     value_warmup_steps: int = field(
-        default=0, metadata={"help": "Steps in which only values learn.", "range": "0 or more"}
+        default=0, metadata={"help": "Steps in which only values learn."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("value_learning_rate", "value_warmup_steps"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; write 0 or more.")
         if self.sync_ref_model:
             raise InputError(
                 "sync_ref_model copies what is trained to a model without a value model; remove it."
@@ -86,10 +91,11 @@ class BookPPOTrainer(BookGRPOTrainer):
     `returns/mean`, `advantages/mean` and `advantages/std`.
     """
 
-    config_class, default_row = BookPPOConfig, "ppo"
+    config_class = BookPPOConfig
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    @with_signature_of(GRPOTrainer.__init__)
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
         self._with_values = False
         self._logps: Tensor | None = None
         self._values: Tensor | None = None

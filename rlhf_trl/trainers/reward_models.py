@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import RewardConfig, RewardTrainer
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.over_examples import OverExamples
 from rlhf_trl.losses import scores_loss
 from rlhf_trl.models import loading
 from rlhf_trl.reward_models import metrics
@@ -29,15 +31,15 @@ from rlhf_trl.reward_models.reader import (
     pad_texts,
     reading_last_tokens,
 )
-from rlhf_trl.trainers.evaluating import OverExamples
-from rlhf_trl.trainers.on_trl import OnTRL
+from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
 
 
 @dataclass
-class BookRewardConfig(RowConfig, RewardConfig):
+class BookRewardConfig(RowConfig, Safeguards, RewardConfig):
     """RewardConfig for models that compare whole texts."""
 
     family: ClassVar[str] = "reward_model"
+    default_row: ClassVar[str] = "reward"
 
     max_completion_length: int = 64  # of answers sampled for on-policy data and for evaluation
 
@@ -45,6 +47,8 @@ class BookRewardConfig(RowConfig, RewardConfig):
 @dataclass
 class BookTokenRewardConfig(BookRewardConfig):
     """RewardConfig for models that judge tokens or steps."""
+
+    default_row: ClassVar[str] = "orm"
 
     head_bias: bool | None = None  # whether the head has a bias; None: with several classes
     class_weights: list[float] | None = None  # of bad, neutral and good steps; None: all 1
@@ -74,9 +78,10 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
     # by the newest evaluation: `rows`, logits and labels, and `scores`, of the candidates
     judged: dict[str, list[Any]] | None = None
 
-    def _take(self, args: Any, given: dict[str, Any], *steps: str | None) -> Any:
-        args, self.left_out = super()._take(args, given), {}
-        if (name := self._algorithm) not in self.known:
+    def _take(self, args: Any, model: Any, *steps: str | None) -> Any:
+        args = super()._take(args, model)
+        self.left_out = {}
+        if (name := self._algorithm or self.config_class.default_row) not in self.known:
             raise InputError(f"algorithm is {name!r}; write {' or '.join(self.known)}.")
         self.reader = Reader(name, self._formulation, *(steps if name == "prm" else ()))
         return args
@@ -98,6 +103,8 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
         """Run the loop, then add what the model is used for."""
         self._rows, kwargs["metric_key_prefix"] = [], metric_key_prefix
         output = super().evaluation_loop(dataloader, *args, **kwargs)
+        if not self._safe("evaluate_examples"):
+            return output
         self.judged = {"rows": self._rows, "scores": self._score_candidates()}
         found = self._row_metrics(self._rows, dataloader.dataset)
         if self.candidates:
@@ -112,6 +119,9 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
         scores = [each[self.reader.names[0]] for each in self.judged["scores"]]
         labels = [bool(row["label"]) for row in self.candidates]
         return scores, labels, metrics.prompt_groups([row["prompt"] for row in self.candidates])
+
+    def _counts_examples(self) -> bool:
+        return self._algorithm in ("kwise", "orm", "prm")
 
     def _score_candidates(self) -> list[dict[str, float]]:
         """Score all candidates; processes share the work evenly, as the forward is collective."""
@@ -175,22 +185,29 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
 class BookRewardTrainer(_OnRewardTrainer):
     """RewardTrainer for pairs (its own Bradley-Terry loss) and for ranked lists (K-wise)."""
 
-    config_class, default_row, known = BookRewardConfig, "reward", ("reward", "kwise")
+    config_class, known = BookRewardConfig, ("reward", "kwise")
 
-    def __init__(self, model: Any, args: BookRewardConfig | None = None, **kwargs: Any):
-        args = self._take(args, kwargs)
+    @with_signature_of(RewardTrainer.__init__)
+    def __init__(self, model: Any, args: Any = None, **kwargs: Any):
+        args = self._take(args, model)
         self._ranked = self.lists_in_a_row = self.reader.algorithm == "kwise"
+        if self._stock:
+            self._reads_last = False
+            super().__init__(model, args=args, **kwargs)
+            return
         _check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         tokenizer = self.processing_class
         ends_pad = tokenizer.pad_token_id == tokenizer.eos_token_id
-        self._reads_last = ends_pad and self.reader.formulation != "trl"
+        self._reads_last = ends_pad
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = self._collating(collate_ranked)
 
     # Extends RewardTrainer._prepare_dataset, which knows pairs only and may leave nothing.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        if self._stock or isinstance(dataset, IterableDataset):
+            return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
             dataset = dataset.remove_columns("margin")
@@ -219,13 +236,15 @@ class BookRewardTrainer(_OnRewardTrainer):
     @override
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        if "kind" not in self._signature_columns:
+        if not self._stock and "kind" not in self._signature_columns:
             self._signature_columns += ["ranked_ids", "kind"]
 
     # Extends RewardTrainer.compute_loss: its own for pairs, and the row's for ranked lists.
     @override
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss; while evaluating, keep the rewards."""
+        if self._stock and not self._safe("evaluate_examples"):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         config = self.model.config.get_text_config()
         with reading_last_tokens(config, inputs) if self._reads_last else nullcontext():
             if self._ranked:
@@ -256,7 +275,8 @@ class BookRewardTrainer(_OnRewardTrainer):
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
         found = metrics.pair_metrics(*_sides(rows))
-        kinds = dataset["kind"][: len(rows)] if "kind" in dataset.column_names else ()
+        has_kinds = isinstance(dataset, Dataset) and "kind" in dataset.column_names
+        kinds = dataset["kind"][: len(rows)] if has_kinds else ()
         for kind in dict.fromkeys(kinds):
             mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
             found[f"pair_accuracy_{kind}"] = metrics.pair_metrics(*_sides(mine))["pair_accuracy"]
@@ -286,11 +306,11 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
     completions into steps.
     """
 
-    config_class, default_row, known = BookTokenRewardConfig, "orm", ("orm", "prm")
+    config_class, known = BookTokenRewardConfig, ("orm", "prm")
 
-    def __init__(self, model: Any, args: BookTokenRewardConfig | None = None, **kwargs: Any):
+    def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         steps = [kwargs.pop(name, None) for name in ("step_separator", "step_split")]
-        args = self._take(args, kwargs, *steps)
+        args = self._take(args, model, *steps)
         labels = self.reader.num_labels
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias

@@ -1,20 +1,26 @@
 """Supervised fine-tuning on TRL's SFTTrainer."""
 
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from torch import Tensor
-from trl import SFTTrainer
+from trl import SFTConfig, SFTTrainer
 from typing_extensions import override
 
 from rlhf_trl.data.arrow import cells
+from rlhf_trl.data.fitting import lengths
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
-from rlhf_trl.trainers.evaluating import Example, OverExamples
-from rlhf_trl.trainers.fitting import lengths
-from rlhf_trl.trainers.on_trl import OnTRL
+from rlhf_trl.evaluation.over_examples import Example, OverExamples
+from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
+
+
+@dataclass
+class BookSFTConfig(Safeguards, SFTConfig):
+    """SFTConfig with what recipes turn on."""
 
 
 class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
@@ -24,13 +30,15 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
     logits, they are the Trainer's, means over batches.
     """
 
-    streams = True
+    config_class = BookSFTConfig
     measured = ("loss", "mean_token_accuracy")
+    _stock = True  # the loss is TRL's
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    @with_signature_of(SFTTrainer.__init__)
+    def __init__(self, **kwargs: Any):
         self.left_out: dict[str, int] = {}  # examples without a token to train on, by data set
         self.cut_off: dict[str, int] = {}  # and examples whose end max_length cuts off
-        super().__init__(*args, **kwargs)
+        super().__init__(**kwargs)
 
     # Extends SFTTrainer._prepare_dataset, which cuts and drops examples silently: counts them.
     @override

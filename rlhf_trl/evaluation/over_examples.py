@@ -70,8 +70,10 @@ class OverExamples:
     @override
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         """Run the loop, then compute loss and metrics on all examples as one batch."""
-        self._evaluated = []
         kwargs["metric_key_prefix"] = metric_key_prefix
+        if not self._safe("evaluate_examples"):
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        self._evaluated = []
         try:
             output = super().evaluation_loop(dataloader, *args, **kwargs)
             examples = self._evaluated

@@ -1,0 +1,36 @@
+"""Telling reward functions which completions the model itself ended."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+NAMES = ("completion_finished", "finished")
+"""What reward functions may call it; a column of the data set that has the name comes before."""
+
+
+def with_finished(
+    function: Any, finished: Callable[[], list[bool]], only_by_name: bool = False
+) -> Any:
+    """Let a reward function that takes it know which completions are finished.
+
+    A function takes it that has a parameter of one of the `NAMES` or, unless `only_by_name`, any
+    keyword. Others, and models, are returned as they are.
+    """
+    if not inspect.isroutine(function):
+        return function
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not only_by_name
+    names = [name for name in NAMES if takes_all or name in parameters]
+    if not names:
+        return function
+
+    @wraps(function)
+    def wrapper(**columns: Any) -> Any:
+        return function(**{**dict.fromkeys(names, finished()), **columns})
+
+    @wraps(function)
+    async def waiting(**columns: Any) -> Any:
+        return await function(**{**dict.fromkeys(names, finished()), **columns})
+
+    return waiting if inspect.iscoroutinefunction(function) else wrapper

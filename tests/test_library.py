@@ -1,0 +1,200 @@
+"""The trainers as a library: a TRL script whose import and class names were changed."""
+
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from datasets import Dataset, DatasetDict
+from library_cases import OURS, STOCK, examples, length, shares, train
+from policy_gradient_cases import checkpoint
+from trl import TrlParser
+from two_processes import on_two_processes
+
+import rlhf_trl
+from rlhf_trl.errors import InputError
+from rlhf_trl.tiny.tokenizer import build_tokenizer
+
+LOSSES = [
+    ("grpo", {}),
+    ("grpo", {"loss_type": "grpo"}),
+    ("grpo", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    ("grpo", {"loss_type": "bnpo"}),
+    ("grpo", {"loss_type": "cispo", "epsilon_high": 5.0}),
+    ("grpo", {"loss_type": "sapo"}),
+    ("grpo", {"beta": 0.1, "num_iterations": 2}),
+    ("grpo", {"delta": 1.5, "loss_type": "grpo", "entropy_coef": 0.01}),
+    ("dpo", {}),
+    ("dpo", {"loss_type": "ipo"}),
+    ("dpo", {"loss_type": "hinge"}),
+    ("dpo", {"loss_type": "robust", "label_smoothing": 0.1}),
+    ("dpo", {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}),
+    ("dpo", {"f_divergence_type": "js_divergence"}),
+    ("dpo", {"max_length": 12}),
+    ("kto", {}),
+    ("kto", {"loss_type": "apo_zero_unpaired", "desirable_weight": 2.0}),
+    ("kto", {"max_length": 12}),
+    ("orpo", {}),
+    ("orpo", {"beta": 0.3, "max_length": 20}),
+    ("reward", {}),
+    ("reward", {"center_rewards_coefficient": 0.01, "max_length": 18}),
+    ("sft", {}),
+    ("sft", {"packing": True, "max_length": 32}),
+]
+
+
+def assert_same(ours, stock):
+    assert ours.logs == stock.logs
+    assert ours.weights.keys() == stock.weights.keys()
+    for name, weight in stock.weights.items():
+        assert torch.equal(ours.weights[name], weight), name
+
+
+@pytest.mark.parametrize(("kind", "fields"), LOSSES, ids=str)
+def test_formulation_trl_is_stock_bit_for_bit(kind, fields, tmp_path):
+    stock = train(kind, False, tmp_path / "stock", fields=fields)
+    assert stock.logs[0]["grad_norm"] > 0
+    assert_same(train(kind, True, tmp_path / "ours", fields=fields), stock)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo", "kto", "reward", "sft"])
+def test_a_stream_and_an_adapter_are_stocks(kind, tmp_path):
+    options = {"stream": kind != "kto", "lora": True}
+    stock = train(kind, False, tmp_path / "stock", **options)
+    assert_same(train(kind, True, tmp_path / "ours", **options), stock)
+
+
+def test_several_rewards_one_without_other_keywords_are_stocks(tmp_path):
+    options = {"reward_funcs": [length, shares], "fields": {"reward_weights": [1.0, 0.5]}}
+    rows = [{**row, "answer": row["answer"]} for row in examples("grpo")]
+
+    def strict(prompts, completions, completion_ids, answer, trainer_state, log_extra, log_metric):
+        return shares(completions, answer)
+
+    options["reward_funcs"] = [length, strict]
+    stock = train("grpo", False, tmp_path / "stock", rows=rows, **options)
+    assert_same(train("grpo", True, tmp_path / "ours", rows=rows, **options), stock)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo", "kto", "orpo", "reward"])
+def test_a_stock_config_means_formulation_trl(kind, tmp_path):
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "max_steps": 1}
+    args = STOCK[kind][1](str(tmp_path), **settings)
+    more = {"reward_funcs": length} if kind == "grpo" else {}
+    trainer = OURS[kind][0](
+        checkpoint(),
+        args=args,
+        train_dataset=Dataset.from_list(examples(kind)),
+        processing_class=build_tokenizer(),
+        **more,
+    )
+    assert trainer.args is args
+    assert trainer._stock and type(args) is STOCK[kind][1]
+
+
+def test_a_row_is_named_where_a_stock_config_has_its_settings():
+    def named(config):
+        config = config(use_cpu=True, bf16=False, report_to="none")
+        return rlhf_trl.BookGRPOConfig.resolve(config).algorithm
+
+    assert named(trl.GRPOConfig) == "dapo"
+    assert named(lambda **more: trl.GRPOConfig(loss_type="sapo", **more)) == "sapo"
+    assert named(lambda **more: trl.GRPOConfig(loss_type="vespo", **more)) is None
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_signatures_are_trls(kind):
+    ours, theirs = OURS[kind][0], STOCK[kind][0]
+    assert inspect.signature(ours.__init__) == inspect.signature(theirs.__init__)
+    assert inspect.signature(ours) == inspect.signature(theirs)
+
+
+def test_trls_parser_takes_the_configs():
+    words = ["--output_dir", "x", "--use_cpu", "true", "--bf16", "false"]
+    for name in ("GRPO", "PPO", "DPO", "KTO", "ORPO", "Reward", "TokenReward", "Distillation"):
+        config = getattr(rlhf_trl, f"Book{name}Config")
+        (args,) = TrlParser(config).parse_args_and_config([*words, "--formulation", "code"])
+        assert args.formulation == "code" and args.algorithm is None
+    words += ["--algorithm", "gspo", "--epsilon", "0.3"]
+    (args,) = TrlParser(rlhf_trl.BookGRPOConfig).parse_args_and_config(words)
+    assert (args.algorithm, args.epsilon) == ("gspo", 0.3)
+
+
+def test_a_row_shows_in_the_config_and_survives_pickling():
+    args = rlhf_trl.BookGRPOConfig(use_cpu=True, bf16=False, report_to="none", algorithm="gspo")
+    rlhf_trl.BookGRPOConfig.resolve(args)
+    again = pickle.loads(pickle.dumps(args))
+    assert "algorithm=gspo" in str(again).replace("'", "").replace(" ", "")
+    assert rlhf_trl.BookGRPOConfig.resolve(again).row.label == "gspo (chapter)"
+    again.formulation = "trl"
+    assert rlhf_trl.BookGRPOConfig.resolve(again).label == "gspo (trl)"
+
+
+def test_another_rows_loss_type_names_the_algorithm_to_write():
+    args = rlhf_trl.BookGRPOConfig(use_cpu=True, bf16=False, report_to="none", loss_type="dapo")
+    with pytest.raises(InputError, match=r"loss_type is 'dapo', which .* write algorithm: dapo"):
+        rlhf_trl.BookGRPOConfig.resolve(args)
+
+
+def test_one_generation_at_evaluation_is_refused_before_training(tmp_path):
+    fields = {"num_generations_eval": 1, "formulation": "chapter"}
+    with pytest.raises(InputError, match="num_generations_eval is 1, but grpo"):
+        train("grpo", True, tmp_path, fields=fields)
+
+
+def test_a_column_of_the_users_reaches_the_reward_as_it_is(tmp_path):
+    seen = []
+
+    def reward(completions, finished, completion_finished, **kwargs):
+        seen.extend(zip(finished, completion_finished, strict=True))
+        return [float(len(text)) for text in completions]
+
+    rows = [{**row, "finished": "mine"} for row in examples("grpo")]
+    train("grpo", True, tmp_path, rows=rows, reward_funcs=reward, fields={"max_steps": 1})
+    assert {finished for finished, _ in seen} == {"mine"}
+    assert {type(ended) for _, ended in seen} == {bool}
+
+
+def test_evaluation_sets_by_name(tmp_path):
+    rows = Dataset.from_list(examples("orpo"))
+    trainer = rlhf_trl.BookORPOTrainer(
+        checkpoint(),
+        args=rlhf_trl.BookORPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none"),
+        train_dataset=rows,
+        eval_dataset=DatasetDict(first=rows.select([0, 1, 2]), second=rows.select([3, 4])),
+        processing_class=build_tokenizer(),
+    )
+    metrics = trainer.evaluate()
+    assert {"eval_first_loss", "eval_second_loss"} <= metrics.keys()
+
+
+def test_importing_the_package_loads_neither_torch_nor_trl():
+    program = "import sys, rlhf_trl; print({'torch', 'trl'} & {*sys.modules}, *dir(rlhf_trl))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.startswith("set() ") and "BookGRPOTrainer" in done.stdout
+
+
+def test_the_pages_python_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "recipes" / "library.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    names = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, "library.md", "exec"), names)
+    logged = [line["loss"] for line in names["trainer"].state.log_history if "loss" in line]
+    assert (names["args"].algorithm, names["args"].epsilon) == ("gspo", 0.2)
+    assert names["trainer"].state.global_step == 1 and not logged
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_two_processes_are_stocks_too(tmp_path):
+    whole, printed = on_two_processes("library_processes.py", tmp_path, timeout=240)
+    assert whole, printed
+    assert printed.count(" same\n") == 8
