@@ -13,8 +13,8 @@ made beside it, with
 and alike for dpo and reward (4 examples a step, `--dataset.pairs offline`, for the latter
 `--dataset.candidates 0`). `grpo`, `dpo` and `reward` are what a run leaves that is killed after its
 checkpoint of step 2: the later files are taken away. `grpo-done` and `reward-done` are whole,
-without checkpoints. `expected` holds what the same commit came to: the weights after step 4, and what
-`rlhf-trl evaluate grpo-done --json` printed.
+without checkpoints. `expected` holds what the same commit came to: the weights after step 4, and
+what `rlhf-trl evaluate grpo-done --json` printed.
 """
 
 import json
