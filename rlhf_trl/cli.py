@@ -41,74 +41,74 @@ def main(argv: Sequence[str] | None = None) -> None:
     option("--json", action="store_true", help="the same for programs")
     option("--record", metavar="PATH", help="write the installed surface there instead")
     option("--overwrite", action="store_true", help="let --record replace a file")
-    told = "Every other option goes to the recipe, as in --max_steps 200."
-    race = option = add("race", _race, "train algorithms side by side: table and figure", told)
-    told = "names of rows or of our configs in configs/tiny, separated by commas"
-    option("--algorithms", required=True, help=told)
+    about = "Every other option goes to the recipe, as in --max_steps 200."
+    race = option = add("race", _race, "train algorithms side by side: table and figure", about)
+    about = "names of rows or of our configs in configs/tiny, separated by commas"
+    option("--algorithms", required=True, help=about)
     option("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
-    told = "one update per generation; by default two (num_iterations 2), since with one no ratio "
-    option("--on_policy", action="store_true", help=f"{told}leaves 1 and most losses coincide")
-    told = "reward models side by side: how often the candidate that each would choose is right"
+    about = "one update per generation; by default two (num_iterations 2), since with one no ratio "
+    option("--on_policy", action="store_true", help=f"{about}leaves 1 and most losses coincide")
+    about = "reward models side by side: how often the candidate that each would choose is right"
     more = "Reads the scores.jsonl of each run; all must have scored the same candidates."
-    option = add("best-of-n", _best_of_n, told, more)
+    option = add("best-of-n", _best_of_n, about, more)
     option("runs", nargs="+", metavar="RUN", help="folder of a reward model run")
-    told = "each RUN holds seed-* folders: mean and standard deviation over the seeds"
-    option("--seeds", action="store_true", help=told)
-    told = "train policies on reward models and past what those are good for: table and figure"
+    about = "each RUN holds seed-* folders: mean and standard deviation over the seeds"
+    option("--seeds", action="store_true", help=about)
+    about = "train policies on reward models and past what those are good for: table and figure"
     more = "Every other option goes to the policies' recipe, as in --learning_rate 2e-4."
-    over = add("overoptimize", _overoptimize, told, more)
+    over = add("overoptimize", _overoptimize, about, more)
     for option, name in ((race, "race"), (over, "overoptimization")):
         option("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
         option("--seeds", type=int, default=3, help="runs of each, all on one dataset.seed (3)")
         option("--jobs", type=int, default=1, help="side by side, a thread each (1)")
-    told = "models on the same held-out prompts and rewards: one table, with errors"
+    about = "models on the same held-out prompts and rewards: one table, with errors"
     more = "Every other option changes the config; write them after the models."
-    ask = option = add("evaluate", _evaluate, told, more)
+    ask = option = add("evaluate", _evaluate, about, more)
     option("--reference", metavar="MODEL", help="measure the KL to this one")
     option("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
     option("--json", action="store_true", help="the same for programs")
     talk = option = add("chat", _chat, "type a prompt, see what one or two models answer", more)
     option("--temperature", type=float, help="of sampled answers (that of training)")
-    told = "follow on what was said (not for the embedded model, which knows single turns only)"
-    option("--history", action=argparse.BooleanOptionalAction, help=told)
+    about = "follow on what was said (not for the embedded model, which knows single turns only)"
+    option("--history", action=argparse.BooleanOptionalAction, help=about)
     option("--ui", action="store_true", help="in a browser, on this machine only")
     for option in (ask, talk):
-        told = "run, checkpoint, adapter, folder or hub name of a model, or tiny: the embedded one"
-        option("models", nargs="+", metavar="MODEL_OR_RUN", help=told)
+        about = "run, checkpoint, adapter, folder or hub name of a model, or tiny: the embedded one"
+        option("models", nargs="+", metavar="MODEL_OR_RUN", help=about)
         option("--config", help="whose prompts and rewards (that of the first run)")
         option("--reward_model", metavar="RUN", help="score the answers with it")
     option = add("merge", _merge, "merge a LoRA adapter into its base, checked")
     option("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
     option("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
-    told = "a config of the book's published code, or of a command of TRL, for a recipe here"
-    option = add("translate", _translate, told)
+    about = "a config of the book's published code, or of a command of TRL, for a recipe here"
+    option = add("translate", _translate, about)
     option("config", help="YAML file of the book's code, or as `trl dpo --config` takes it")
     option("--command", help="TRL's, such as dpo, where the fields fit several")
     option("--output", help="write to this new file instead of the terminal")
-    told = "the book against TRL on the same batches: loss, gradient, why, which setting"
+    about = "the book against TRL on the same batches: loss, gradient, why, which setting"
     more = "Without --config and --trainer: every algorithm, a line per comparison for the batch "
     more += "where the two differ most; --batches or --verbose for a line per batch."
-    option = add("compare", _compare, told, more)
+    option = add("compare", _compare, about, more)
     option("--algorithms", help="names, separated by commas (all)")
     option("--batches", help="names, separated by commas (all)")
     option("--quick", action="store_true", help="only the batches that tell most")
     option("--format", default="table", choices=("table", "markdown", "json", "html"))
     option("--verbose", action="store_true", help="every batch, and every term")
-    told = "a training config: which algorithm does it compute? Twice: how do the two differ?"
-    option("--config", action="append", help=told)
+    about = "a training config: which algorithm does it compute? Twice: how do the two differ?"
+    option("--config", action="append", help=about)
     option("--trainer", help="the same of a class, such as mypackage.MyTrainer")
-    told = "exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)"
-    option("--require", metavar="NAME", help=told)
-    told = "check TRL's paper index, config by config (the shipped copy, or a paper_index.md)"
-    option("--paper-index", nargs="?", const="", metavar="FILE", help=told)
+    about = "exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)"
+    option("--require", metavar="NAME", help=about)
+    about = "check TRL's paper index, config by config (the shipped copy, or a paper_index.md)"
+    option("--paper-index", nargs="?", const="", metavar="FILE", help=about)
     option("--page", metavar="FOLDER", help="write README.md and figures there")
     option = add("probe", _probe, "properties that any loss has, of a function or a trainer")
     option("function", nargs="?", metavar="MODULE:FUNCTION", help="its tensors go by their names")
     option("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
-    told = "the same of a trainer; settings are fields of its config, or an algorithm of ours"
-    option("--trainer", metavar="MODULE:CLASS", help=told)
-    told = "every recorded completion of a run, or of several side by side, as a page"
-    option = add("rollouts", _rollouts, told)
+    about = "the same of a trainer; settings are fields of its config, or an algorithm of ours"
+    option("--trainer", metavar="MODULE:CLASS", help=about)
+    about = "every recorded completion of a run, or of several side by side, as a page"
+    option = add("rollouts", _rollouts, about)
     option("runs", nargs="+", metavar="RUN", help="folder of a run")
     option("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
     if words and not words[0].startswith("-") and words[0] not in commands.choices:
@@ -208,8 +208,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     options = (args.config, args.rest, args.reward_model, args.reference, args.json)
     load_quietly()
     with redirect_stdout(sys.stderr):  # libraries print, too
-        told = evaluate(args.models, answers, *options)
-    print(told)
+        about = evaluate(args.models, answers, *options)
+    print(about)
 
 
 def _chat(args: argparse.Namespace) -> None:

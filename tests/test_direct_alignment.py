@@ -269,11 +269,10 @@ def test_the_users_config_is_filled_in_and_can_name_another_row_next():
     assert given.loss_type == ["sigmoid", "robust"] and given.label_smoothing == 0.1
 
 
-def test_a_streamed_data_set_is_refused():
+def test_a_streamed_data_set_is_refused_where_it_is_cut():
     rows = Dataset.from_list(pairs(4)).to_iterable_dataset()
-    config = BookDPOConfig(
-        bf16=False, use_cpu=True, report_to="none", output_dir="/nonexistent", max_steps=1
-    )
+    settings = {"bf16": False, "use_cpu": True, "report_to": "none", "max_steps": 1}
+    config = BookDPOConfig(output_dir="/nonexistent", overlong="drop", **settings)
     with pytest.raises(InputError, match="load it whole"):
         BookDPOTrainer(
             checkpoint(), args=config, train_dataset=rows, processing_class=build_tokenizer()

@@ -623,6 +623,8 @@ def test_public_names():
     public |= {"top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall"}
     public |= {"exact_match", "number_reward", "math_reward", "regex_reward", "contains_reward"}
     public |= {"format_reward"}
+    trainers = ("GRPO", "PPO", "Distillation", "DPO", "KTO", "ORPO", "Reward", "TokenReward", "SFT")
+    public |= {f"Book{name}{part}" for name in trainers for part in ("Trainer", "Config")}
     assert set(rlhf_trl.__all__) == public <= set(dir(rlhf_trl))
     with pytest.raises(AttributeError, match="no attribute 'policy_loss'"):
         _ = rlhf_trl.policy_loss

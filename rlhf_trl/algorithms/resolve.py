@@ -123,10 +123,11 @@ class RowConfig:
                 raise InputError(f"args must be a {wanted}, not a {has}.")
             return cls._of_stock(args, stock_class.__name__.replace("Config", "Trainer"))
         stock = {f.name: _default(f) for f in fields(stock_class)}
-        for name in EARLY.keys() & {f.name for f in fields(args)}:
-            value = getattr(args, name)
-            if wanted := instead(value, EARLY[name]):
-                raise FieldError(name, f"is {value!r}; write {wanted}")
+        for f in fields(args):
+            value = getattr(args, f.name)
+            rules = {**f.metadata, **EARLY.get(f.name, {})}
+            if f.name not in stock and (wanted := instead(value, rules)):
+                raise FieldError(f.name, f"is {value!r}; write {wanted}")
         is_stock = args.formulation == "trl"
         algorithm = args.algorithm or (None if is_stock else cls.default_row)
         row = find(algorithm, args.formulation, cls.family) if algorithm else cls._stock_row()

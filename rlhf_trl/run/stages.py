@@ -52,8 +52,10 @@ class Stage:
 
     @property
     def hook(self) -> str:
-        """Where our trainer overrides TRL's: its file and class."""
-        module, _, name = (self.trainer or "").rpartition(".")
+        """Where our trainer overrides TRL's: its file and class; "" where nothing is trained."""
+        if self.trainer is None:
+            return ""
+        module, _, name = self.trainer.rpartition(".")
         return f"{module.replace('.', '/')}.py, {name}"
 
     def algorithms(self) -> list[str]:

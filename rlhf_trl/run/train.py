@@ -95,6 +95,10 @@ class TrainingTime(TrainerCallback, ExportableState):
         """Return what a checkpoint keeps."""
         return {"args": {}, "attributes": self.so_far()}
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take a place in the state, which one of a checkpoint of an earlier version lacks."""
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+
 
 @contextmanager
 def _tied_weights_are_no_news(model: Any) -> Iterator[None]:

@@ -166,14 +166,13 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     # Extends DPOTrainer._prepare_dataset: our rules for over-long and identical pairs go first.
     @override
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
-        overlong = getattr(args, "overlong", None)
-        if overlong is None:
+        if getattr(args, "overlong", None) is None:
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         whole = copy(args)
         whole.max_length = None
         dataset = super()._prepare_dataset(dataset, processing_class, whole, dataset_name)
         sides = ("chosen_ids", "rejected_ids")
-        dataset, counts = fit(dataset, sides, args.max_length, overlong)
+        dataset, counts = fit(dataset, sides, args.max_length, args.overlong)
         self.fitted[dataset_name] = counts
         return dataset
 
