@@ -504,3 +504,11 @@ def test_a_config_whose_models_or_data_are_its_own(text, equal, changes, tmp_pat
     assert not changes or found.then.agrees
     with pytest.raises(InputError, match=r"is not compared with grpo \(chapter\)"):
         distances(subject, [("grpo", "chapter")])
+
+
+def test_a_subclass_of_ours_is_compared_with_our_config():
+    from trl import GRPOConfig
+
+    trainer = closest.class_of("rlhf_trl.trainers.policy_gradient.BookGRPOTrainer")
+    own = type("Own", (trainer,), {})
+    assert closest.config_class(own, GRPOConfig) is trainer.config_class

@@ -198,3 +198,47 @@ def test_two_processes_are_stocks_too(tmp_path):
     whole, printed = on_two_processes("library_processes.py", tmp_path, timeout=240)
     assert whole, printed
     assert printed.count(" same\n") == 8
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_reward_that_is_an_object_learns_what_is_finished(asynchronous, tmp_path):
+    seen = []
+
+    class Reward:
+        __name__ = "reward"
+
+        def __call__(self, completions, completion_finished, **kwargs):
+            seen.extend(completion_finished)
+            return [float(len(text)) for text in completions]
+
+    class Waiting(Reward):
+        async def __call__(self, completions, completion_finished, **kwargs):
+            return super().__call__(completions, completion_finished)
+
+    reward = Waiting() if asynchronous else Reward()
+    fields = {"max_steps": 1, "formulation": "chapter", "eval_strategy": "no"}
+    logs = train("grpo", True, tmp_path, reward_funcs=reward, fields=fields).logs
+    assert len(seen) == 8 and {type(ended) for ended in seen} == {bool}
+    assert any(line.get("rewards/reward/mean") for line in logs)
+
+
+def test_a_subclass_may_ask_the_model_while_it_is_evaluated(tmp_path):
+    modes = []
+
+    class Asking(rlhf_trl.BookDPOTrainer):
+        def _compute_loss(self, model, inputs, return_outputs):
+            modes.append(model.training)
+            return super()._compute_loss(model, inputs, return_outputs)
+
+    trainer = Asking(
+        checkpoint(),
+        args=rlhf_trl.BookDPOConfig(
+            str(tmp_path), use_cpu=True, bf16=False, report_to="none", evaluate_examples=True
+        ),
+        train_dataset=Dataset.from_list(examples("dpo")),
+        eval_dataset=Dataset.from_list(examples("dpo")[:5]),
+        processing_class=build_tokenizer(),
+    )
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] == pytest.approx(0.6931, abs=1e-4)  # ln 2: nothing has moved
+    assert modes and not any(modes)

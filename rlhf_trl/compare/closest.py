@@ -232,7 +232,10 @@ def class_of(dotted: str) -> type:
 
 
 def config_class(trainer: type, stock: type) -> type:
-    """Return the config class that a trainer's `args` are annotated with, or the stock one."""
+    """Return the config class of a trainer: ours name it, others annotate `args` with it."""
+    own = getattr(trainer, "config_class", None)
+    if own is not None and issubclass(own, stock):
+        return own
     kind = get_annotations(trainer.__init__, eval_str=True).get("args")
     members = getattr(kind, "__args__", (kind,))
     return next((m for m in members if isinstance(m, type) and issubclass(m, stock)), stock)

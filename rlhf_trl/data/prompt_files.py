@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
 # What TRL and the trainers here hand to reward functions beside the columns, or read themselves.
 TAKEN = (
-    *("prompts", "completions", "completion_ids"),
-    *("trainer_state", "log_extra", "log_metric", "environments"),
-    *("image", "images"),  # make TRL's trainer a multimodal one
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+    "image",  # makes TRL's trainer a multimodal one, as does the next
+    "images",
 )
 
 

@@ -195,11 +195,11 @@ def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) 
         **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
     }
     finished = [one.finished for one in said]
-    found = {
+    results = {
         name: with_finished(function, lambda: finished)(**given)
         for name, function in functions.items()
     }
-    return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in found.items()}
+    return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in results.items()}
 
 
 def with_penalties(

@@ -27,16 +27,25 @@ class Recorder:
         self.outputs.append(output)
         return output
 
+    def __getattr__(self, name: str) -> Any:
+        """Return the model's attribute, for a user's `compute_loss` that reads one."""
+        return getattr(self.model, name)
+
 
 class Replay:
     """In the place of a model: returns what was recorded, call by call."""
 
-    def __init__(self, outputs: Sequence[Any]):
+    def __init__(self, outputs: Sequence[Any], model: Any = None):
         self._outputs = iter(outputs)
+        self._model = model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the next call returned."""
         return next(self._outputs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the model's attribute, as `Recorder` does."""
+        return getattr(self._model, name)
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class OverExamples:
             fields = self._joined([example.outputs[call] for example in examples])
             outputs.append(output_class(**fields))
         with _outside_of_data_loaders(self.accelerator):
-            loss, _, _ = self.prediction_step(Replay(outputs), inputs, True)
+            loss, _, _ = self.prediction_step(Replay(outputs, self.model), inputs, True)
         return loss
 
     def _with_reference(self, inputs: Batch) -> Batch:

@@ -17,7 +17,7 @@ def with_finished(
     A function takes it that has a parameter of one of the `NAMES` or, unless `only_by_name`, any
     keyword. Others, and models, are returned as they are.
     """
-    if not inspect.isroutine(function):
+    if not callable(function) or hasattr(function, "forward"):
         return function
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not only_by_name
@@ -33,4 +33,5 @@ def with_finished(
     async def waiting(**columns: Any) -> Any:
         return await function(**{**dict.fromkeys(names, finished()), **columns})
 
-    return waiting if inspect.iscoroutinefunction(function) else wrapper
+    waits = map(inspect.iscoroutinefunction, (function, type(function).__call__))
+    return waiting if any(waits) else wrapper
