@@ -10,7 +10,7 @@ if TYPE_CHECKING:
         top_k_overall,
         top_per_prompt,
     )
-    from rlhf_trl.losses import (
+    from rlhf_trl.losses.checked import (
         PolicyGradientLoss,
         PreferenceLoss,
         distillation_loss,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         BookTokenRewardConfig,
         BookTokenRewardTrainer,
     )
+    from rlhf_trl.trainers.rloo import BookRLOOConfig, BookRLOOTrainer
     from rlhf_trl.trainers.sft import BookSFTConfig, BookSFTTrainer
 
 __all__ = [
@@ -57,6 +58,8 @@ __all__ = [
     "BookORPOTrainer",
     "BookPPOConfig",
     "BookPPOTrainer",
+    "BookRLOOConfig",
+    "BookRLOOTrainer",
     "BookRewardConfig",
     "BookRewardTrainer",
     "BookSFTConfig",
@@ -82,7 +85,7 @@ __all__ = [
 ]
 
 # Loaded on first use: `import rlhf_trl` itself loads neither torch nor trl.
-_HOME = dict.fromkeys(__all__, "rlhf_trl.losses")
+_HOME = dict.fromkeys(__all__, "rlhf_trl.losses.checked")
 _SELECTIONS = ("top_per_prompt", "top_k_overall", "random_per_prompt", "random_k_overall")
 _HOME |= dict.fromkeys(_SELECTIONS, "rlhf_trl.book.selection")
 _REWARDS = (
@@ -96,6 +99,7 @@ _REWARDS = (
 _HOME |= dict.fromkeys(_REWARDS, "rlhf_trl.rewards.verifiers")
 _TRAINERS = {
     "GRPO": "policy_gradient",
+    "RLOO": "rloo",
     "PPO": "ppo",
     "Distillation": "distillation",
     "DPO": "direct_alignment",

@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     option("config", help="YAML file of the book's code, or as `trl dpo --config` takes it")
     option("--command", help="TRL's, such as dpo, where the fields fit several")
     option("--output", help="write to this new file instead of the terminal")
+    about = "a table instead: each field there and here, and how much is trained on both sides"
+    option("--explain", action="store_true", help=about)
     about = "the book against TRL on the same batches: loss, gradient, why, which setting"
     more = "Without --config and --trainer: every algorithm, a line per comparison for the batch "
     more += "where the two differ most; --batches or --verbose for a line per batch."
@@ -264,9 +266,13 @@ def _probe(args: argparse.Namespace) -> None:
 
 
 def _translate(args: argparse.Namespace) -> None:
-    from rlhf_trl.ports.book_code import translate, write_translation
+    from rlhf_trl.ports.book_code import explain, translate, write_translation
 
-    if args.output:
+    if args.explain:
+        if args.output:
+            raise InputError("--output is not read with --explain; remove one of the two.")
+        print(explain(args.config, args.command))
+    elif args.output:
         write_translation(args.config, args.output, args.command)
         print(f"{args.output} is written")
     else:

@@ -16,10 +16,15 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "1 or more": lambda value: value >= 1,
     "2 or more": lambda value: value >= 2,
     "0 (none), or 2 or more": lambda value: value == 0 or value >= 2,
+    "1 to 1000000": lambda value: 1 <= value <= 1_000_000,
     "a number above 0": lambda value: value > 0,
     "a number above 0, at most 1": lambda value: 0 < value <= 1,
     "a number between 0 and 1": lambda value: 0 <= value <= 1,
     "a number between 0 and 0.5": lambda value: 0 <= value <= 0.5,
+    "a number between 0 and 1000000": lambda value: 0 <= value <= 1_000_000,
+    "a number between 0.001 and 1000": lambda value: 0.001 <= value <= 1000,
+    "a number of at least 0 and below 1": lambda value: 0 <= value < 1,
+    "a whole number from 0 to 4294967295": lambda value: 0 <= value < 1 << 32,
     "a whole number of tokens": lambda value: value >= 1 and value == int(value),
 }
 
@@ -34,6 +39,10 @@ class InputError(ValueError):
     def __init__(self, sentence: str) -> None:
         lines = (line.strip() for line in str(sentence).splitlines())
         super().__init__(" ".join(line for line in lines if line))
+
+
+class Diverged(InputError):
+    """Training has left the finite numbers, so that nothing of now is worth saving."""
 
 
 def takes_traceback(words: list[str]) -> bool:

@@ -1,21 +1,25 @@
-"""The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded."""
+"""The policy to train: the embedded model, a folder, or a hub name; checked before it is loaded.
+
+Whole models, of which one samples, and adapters with their base are loaded in policies.py.
+"""
 
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from safetensors import SafetensorError
-
-from rlhf_trl.errors import InputError, reason_in_short
+from rlhf_trl.errors import InputError
 from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
 ADAPTER = "adapter_config.json"  # in the folder of one
+USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}  # of from_pretrained
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
 
@@ -88,29 +92,6 @@ def prepare_model(model: Any, args: Any) -> Any:
     return str(path) if path.is_dir() else model.model_name_or_path
 
 
-def load_policy(model: Any, args: Any) -> Any:
-    """Return a whole language model that answers, on `args.device`; an adapter with its base."""
-    from transformers import AutoConfig
-    from trl import get_quantization_config
-
-    fields, quantization = copy(args), get_quantization_config(model)
-    policy = prepare_model(model, fields)
-    if isinstance(policy, str):
-        whole = not Path(policy, ADAPTER).is_file()
-        kinds = whole and from_pretrained(AutoConfig, model, args).architectures
-        if any("Classification" in kind for kind in kinds or ()):
-            raise InputError(
-                f"model_name_or_path: {model.model_name_or_path!r} is a classifier, which writes "
-                "no answers; name a language model (of which to sample: dataset.sampled_from)."
-            )
-        if quantization is not None:  # such a model cannot be moved
-            told = {"quantization_config": quantization, "device_map": {"": args.device}}
-            fields.model_init_kwargs = told | fields.model_init_kwargs
-        with whole_weights(args):
-            policy = load_language_model(policy, **fields.model_init_kwargs)
-    return policy.eval() if quantization is not None else policy.to(args.device).eval()
-
-
 def model_config(model: Any, args: Any) -> Any:
     """Return what transformers says of a `ModelConfig`'s model; of an adapter's base."""
     from transformers import AutoConfig
@@ -118,73 +99,10 @@ def model_config(model: Any, args: Any) -> Any:
     file = Path(_path(model), ADAPTER)
     if file.is_file():
         model = copy(model)
-        model.model_name_or_path = json.loads(file.read_text())["base_model_name_or_path"]
+        with loading(f"model_name_or_path: {str(file)!r}", "name a whole adapter", "has no base"):
+            model.model_name_or_path = json.loads(file.read_text())["base_model_name_or_path"]
         model.model_revision = "main"
     return from_pretrained(AutoConfig, model, args)
-
-
-def load_language_model(source: str, **options: Any) -> Any:
-    """Return the language model of a folder or hub name; an adapter in PEFT's wrapper, on its base.
-
-    transformers would load adapters, too, but pass over what it does not know, such as DoRA's
-    magnitudes. The `options` are those of `from_pretrained`.
-    """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.peft_utils import find_adapter_config_file
-
-    revision = options.get("revision")
-    if find_adapter_config_file(source, revision=revision) is None:
-        return AutoModelForCausalLM.from_pretrained(source, **options)
-    from peft import PeftConfig, PeftModelForCausalLM
-
-    config = PeftConfig.from_pretrained(source, **options)
-    if config.is_prompt_learning:
-        raise InputError(
-            f"{source} is an adapter that holds a learned prompt, which is not read here; name one "
-            "that changes weights, such as LoRA."
-        )
-    base_class = (config.auto_mapping or {}).get("base_model_class", "")
-    if config.task_type not in (None, "CAUSAL_LM") or "Classification" in base_class:
-        raise InputError(
-            f"{source} is an adapter of another kind of model ({config.task_type or base_class}), "
-            "which writes no answers; name one of a language model (CAUSAL_LM)."
-        )
-    # Not by AutoPeftModelForCausalLM, which adds rows to the embeddings of a base that has fewer
-    # than its tokenizer has tokens; training does not.
-    base_options = {**options, "revision": config.revision}
-    with fitting_adapter(source):
-        base = AutoModelForCausalLM.from_pretrained(config.base_model_name_or_path, **base_options)
-        model = PeftModelForCausalLM.from_pretrained(base, source, **options)
-        check_adapter(model, source, revision)
-    return model
-
-
-def check_adapter(model: Any, source: str, revision: str | None = None) -> None:
-    """Refuse an adapter of which `PeftModel.from_pretrained` passed over some weights, or lacked.
-
-    Only loading again tells: `from_pretrained` warns of some and is silent about others.
-    """
-    weights = model.load_adapter(source, model.active_adapter, revision=revision)
-    for fault, keys in (("lacks", weights.missing_keys), ("also has", weights.unexpected_keys)):
-        if keys:
-            raise InputError(
-                f"{source} is an adapter that {fault} {keys[0]} (of {len(keys)} such weights), so "
-                f"it is not what its {ADAPTER} says; name a whole one."
-            )
-
-
-@contextmanager
-def fitting_adapter(source: str) -> Iterator[None]:
-    """Say in one sentence that an adapter does not fit its base, where PEFT raises an error."""
-    try:
-        yield
-    except (KeyError, RuntimeError) as error:  # a weight is missing, or of another shape
-        lacking = isinstance(error, KeyError)
-        reason = f"it lacks {error.args[0]}" if lacking else reason_in_short(error)
-        raise InputError(
-            f"{source} is an adapter that does not fit its base model ({reason}); name a whole "
-            f"one, or correct base_model_name_or_path in its {ADAPTER}."
-        ) from error
 
 
 @contextmanager
@@ -192,7 +110,7 @@ def loading(
     what: str,
     remedy: str,
     fault: str = "is neither a model folder here nor a hub model that can be reached",
-    *also: type[Exception],
+    *,
     new_head: bool = False,
 ) -> Iterator[None]:
     """Say in one sentence why transformers cannot load what a field names."""
@@ -205,11 +123,68 @@ def loading(
         yield
     except InputError:
         raise
-    except (OSError, ValueError, SafetensorError, *also) as error:
-        said = str(error).strip().splitlines()[0]
-        raise InputError(f"{what} {fault} ({said}); {remedy}.") from error
+    except Exception as error:  # of any kind: it reads what may be anything
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"{what} {fault} ({reason}); {remedy}.") from error
     finally:
         logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def as_saved(policy: Any) -> Iterator[None]:
+    """Refuse models whose weights are not those of their config, and say why one cannot be loaded.
+
+    transformers only warns that it draws the weights that a folder lacks at random, and that it
+    passes over layers. A caller that asks for its `output_loading_info` decides by itself. What
+    `policy` is loaded from, model_name_or_path names.
+    """
+    from transformers import PreTrainedModel
+
+    load = PreTrainedModel.from_pretrained.__func__
+
+    def checked(cls: Any, source: Any, *rest: Any, **options: Any) -> Any:
+        if options.get("output_loading_info"):
+            return load(cls, source, *rest, **options)
+        field = "model_name_or_path" if source == policy else "model"
+        chosen = [key for key, value in options.items() if value is not None and key not in USUAL]
+        if "quantization_config" in chosen:
+            chosen.append("load_in_8bit or load_in_4bit")
+        fault = f"cannot be loaded with {', '.join(chosen)}" if chosen else "cannot be loaded"
+        told = {"ignore_mismatched_sizes": True, **options, "output_loading_info": True}
+        with loading(f"{field}: {source!r}", "correct it, or name another", fault):
+            model, report = load(cls, source, *rest, **told)
+        if not Path(source, ADAPTER).is_file():  # see check_adapter
+            resized = options.get("ignore_mismatched_sizes", False)
+            _check_weights(f"{field}: {source!r}", model, report, resized)
+        return model
+
+    with patch.object(PreTrainedModel, "from_pretrained", classmethod(checked)):
+        yield
+
+
+def _check_weights(where: str, model: Any, report: Mapping[str, Any], resized: bool) -> None:
+    """Refuse weights that are missing, of another size, or of a layer that the config lacks."""
+    missing = set(report["missing_keys"])
+    if "Classification" in type(model).__name__:  # its head is new
+        missing = {key for key in missing if key.startswith(f"{model.base_model_prefix}.")}
+    sizes = [] if resized else sorted(report["mismatched_keys"])
+    modules = {name for name, _ in model.named_modules()}
+    weights = [key for key in report["unexpected_keys"] if key.endswith("weight")]
+    more = [key for key in weights if re.split(r"\.\d+\.", key)[0] in modules]  # of a layer
+    fault = None
+    if sizes:
+        key, saved, wanted = sizes[0]
+        fault = f"has {key} of size {[*saved]} where config.json or num_labels says {[*wanted]}"
+    elif missing:
+        fault = f"lacks {min(missing)}, so that random weights would be trained"
+    elif more:
+        fault = f"has {min(more)}, which the model of its config.json lacks"
+    if fault:
+        count = len(sizes or missing or more)
+        raise InputError(
+            f"{where} {fault} (1 of {count} such weights); name a whole model, or correct its "
+            "config.json."
+        )
 
 
 @contextmanager

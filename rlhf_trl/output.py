@@ -1,18 +1,21 @@
 """The output folder of a run: claimed once, written whole, resumed only from whole checkpoints."""
 
+import fcntl
 import json
 import os
 import shutil
+import socket
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from safetensors import SafetensorError, safe_open
 
 from rlhf_trl.errors import InputError
 
 MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is no checkpoint
+LOCK = ".lock"  # names the process that writes to a folder
 RECORD = "rollouts.sqlite"  # of rollouts, which loses what was generated after a checkpoint
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
@@ -72,46 +75,69 @@ def replace_folder(
 def claim(output_dir: str, resume: str | None) -> str | None:
     """Check that a run may write to `output_dir`, and return the checkpoint to resume from.
 
-    That is `resume`, or with `auto` the newest whole one, if any; those skipped are named.
+    That is `resume`, or with `auto` the newest whole one, if any; those skipped are named. Without
+    `resume`, the folder has to be empty.
     """
     folder = Path(output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"output_dir: {output_dir!r} is a file; name a folder.")
+    _check_writable(folder, output_dir)
+    hold(folder)
+    if resume is None:
+        _check_empty(folder, output_dir)
+        return None
+    for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if resume == "auto":
+        return _newest_checkpoint(folder, output_dir)
+    fault = checkpoint_fault(resume)
+    if fault:
+        raise InputError(f"resume_from_checkpoint: {resume!r} {fault}; name a whole one.")
+    if _holds_files(folder) and Path(resume).resolve().parent != folder.resolve():
+        raise InputError(
+            f"output_dir: {output_dir!r} already holds files, and {resume!r} belongs to a run "
+            "in another folder; go on in that one, or name an empty one with --output_dir."
+        )
+    return resume
+
+
+def _check_writable(folder: Path, output_dir: str) -> None:
+    """Make the folder, which `output_dir` names, and try to write to it."""
     try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"output_dir: {output_dir!r} is a file; name a folder.")
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
-    except OSError as error:
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # of a byte 0 in its name
+        reason = getattr(error, "strerror", error)
         raise InputError(
-            f"output_dir: {output_dir!r} cannot be written ({error.strerror}); name another."
+            f"output_dir: {output_dir!r} cannot be written ({reason}); name another."
         ) from error
-    if resume is None:
-        if not any(folder.iterdir()):
-            return None
-        what, remedy = "files", ""
-        if any((path / MANIFEST).exists() for path in numbered(folder, "checkpoint-").values()):
-            what, remedy = "a run", "continue it with --resume_from_checkpoint auto, or "
-        elif finished(folder):
-            what = "a finished run without a checkpoint"
-        elif _begun(folder):
-            what = "a run without a checkpoint"
-            remedy = "start it anew there with --resume_from_checkpoint auto, or "
-        raise InputError(
-            f"output_dir: {output_dir!r} already holds {what}; {remedy}write elsewhere "
-            "with --output_dir."
-        )
-    for path in [*folder.glob(".*.part*"), *folder.glob(".*.old")]:  # a killed write left them
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if resume != "auto":
-        if fault := checkpoint_fault(resume):
-            raise InputError(f"resume_from_checkpoint: {resume!r} {fault}; name a whole one.")
-        if any(folder.iterdir()) and Path(resume).resolve().parent != folder.resolve():
-            raise InputError(
-                f"output_dir: {output_dir!r} already holds files, and {resume!r} belongs to a run "
-                "in another folder; go on in that one, or name an empty one with --output_dir."
-            )
-        return resume
+
+
+def _check_empty(folder: Path, output_dir: str) -> None:
+    """Refuse a folder that holds something, and say how to go on with a run there."""
+    if not _holds_files(folder):
+        return
+    content, remedy = "files", ""
+    if whole_checkpoints(folder):
+        content = "a run"
+        remedy = "continue it with --resume_from_checkpoint auto, or "
+    elif finished(folder):
+        content = "a finished run without a checkpoint"
+    elif _begun(folder):
+        content = "a run without a checkpoint"
+        remedy = "start it anew there with --resume_from_checkpoint auto, or "
+    raise InputError(
+        f"output_dir: {output_dir!r} already holds {content}; {remedy}write elsewhere "
+        "with --output_dir."
+    )
+
+
+def _newest_checkpoint(folder: Path, output_dir: str) -> str | None:
+    """Return the newest whole checkpoint; None where a run has none yet, or the folder is empty."""
     for _, checkpoint in sorted(numbered(folder, "checkpoint-").items(), reverse=True):
         fault = checkpoint_fault(checkpoint)
         if fault is None:
@@ -122,9 +148,38 @@ def claim(output_dir: str, resume: str | None) -> str | None:
             f"resume_from_checkpoint: {output_dir!r} holds files but neither a whole checkpoint "
             "nor the config.yaml of a run; write elsewhere with --output_dir."
         )
-    if any(folder.iterdir()) and not finished(folder):
+    if _holds_files(folder) and not finished(folder):
         print(f"{output_dir} holds no checkpoint: the run begins again at step 0", flush=True)
     return None
+
+
+_held: list[TextIO] = []  # closing a file would release its lock
+
+
+def hold(folder: Path) -> None:
+    """Keep a folder for this process until it ends, in whichever way; refuse one that is kept.
+
+    With `lockf`, no child that outlives the process keeps the folder, and it may come again.
+    """
+    stream = (folder / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        stream.seek(0)
+        raise InputError(
+            f"output_dir: {str(folder)!r} is in use by another run ({stream.read() or 'unknown'}); "
+            "wait until it has ended, or write elsewhere with --output_dir."
+        ) from error
+    except OSError:  # a file system without locks
+        return
+    _held.append(stream)
+    stream.truncate(0)
+    stream.write(f"process {os.getpid()} on {socket.gethostname()}")
+    stream.flush()
+
+
+def _holds_files(folder: Path) -> bool:
+    return any(path.name != LOCK for path in folder.iterdir())
 
 
 def _begun(folder: Path) -> bool:
@@ -142,6 +197,12 @@ def numbered(folder: Path, prefix: str) -> dict[int, Path]:
     return {int(number): p for number, p in found.items() if number.isdigit()}
 
 
+def whole_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints of a run whose saving was completed, by step."""
+    saved = numbered(folder, "checkpoint-")
+    return {step: path for step, path in saved.items() if (path / MANIFEST).exists()}
+
+
 def step_of(checkpoint: str | Path) -> int:
     """Return the optimizer step of a checkpoint."""
     return json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"]
@@ -157,25 +218,35 @@ def set_aside(folder: Path, step: int) -> None:
 
     Then neither its old results nor its later checkpoints pass for those of the resumed run.
     """
-    later = [
-        path
-        for prefix in BY_STEP.split()
-        for number, path in numbered(folder, prefix).items()
-        if number > step or (number == step and path.suffix == ".yaml")
-    ]
-    later += [path for name in AT_END.split() if (path := folder / name).exists()]
+    later = _written_after(folder, step)
     if not later:
         return
-    beyond = any((path / MANIFEST).exists() for path in later)  # not a repeat of what was killed
+    # with checkpoints among them it is not just a repeat of what was killed
+    has_checkpoints = any((path / MANIFEST).exists() for path in later)
     aside = folder / f"earlier-{max(numbered(folder, 'earlier-'), default=0) + 1}"
     for path in later:
         target = aside / path.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target)
-    for path in [folder / "config.yaml", *(folder.glob(f"{RECORD}*") if beyond else ())]:
+    copied = [folder / "config.yaml"]
+    if has_checkpoints:
+        copied += folder.glob(f"{RECORD}*")
+    for path in copied:
         if path.exists():
             shutil.copy(path, aside)
     print(f"what this run left after step {step} before is now in {aside}", flush=True)
+
+
+def _written_after(folder: Path, step: int) -> list[Path]:
+    """Return what a run wrote after a step, and at its end."""
+    later = []
+    for prefix in BY_STEP.split():
+        for number, path in numbered(folder, prefix).items():
+            # a config-from-step is written where a run resumes
+            if number > step or (number == step and path.suffix == ".yaml"):
+                later.append(path)
+    at_end = [folder / name for name in AT_END.split()]
+    return later + [path for path in at_end if path.exists()]
 
 
 def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:

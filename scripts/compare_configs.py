@@ -1,29 +1,35 @@
 """Compare configs/book with a checkout of the book's published code, and print what differs.
 
-    .venv/bin/python scripts/compare_configs.py PATH/TO/rlhf-book
+    .venv/bin/python scripts/compare_configs.py PATH/TO/rlhf-book [--explain]
 
 Every config of the code is read as `rlhf-trl translate` reads it, and its settings are held against
 those of the config here that has its name. A difference has to be explained by a comment in the
 config that speaks of the code: at the key, or, where the key is not set, one that names it. The
 exit status is 1 if one is not, or if the code has a field or a default that `translate` lacks.
+
+With --explain, the table of `rlhf-trl translate --explain` follows for each config here: every
+field of the code with its meaning, what the config here has for it, and how much both train.
 """
 
 import argparse
 import ast
 import re
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.ports.book_code import translate
+from rlhf_trl.ports.book_code import read_book, translate
 from rlhf_trl.ports.book_fields import DEFAULTS
+from rlhf_trl.ports.explain import DIFFERS, entries_of_book, table
+from rlhf_trl.ports.quantities import quantities
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.stages import stage_of_config
+from rlhf_trl.run.yaml_loader import read_yaml
 
 HERE = Path(__file__).parent.parent / "configs" / "book"
 # configs that are called otherwise here
@@ -61,7 +67,10 @@ def of_ours(path: Path) -> dict[str, Any]:
 def defaults(given: dict[str, Any]) -> dict[str, Any]:
     """Return what a config here has for the keys that it does not set."""
     algorithm = given.get("algorithm")
-    config_class = stage_of_config(given).part("config")
+    # `given` has dotted keys, where stages are known by whole blocks
+    config_class = stage_of_config({key.partition(".")[0]: 0 for key in given} | given).part(
+        "config"
+    )
     from trl import ModelConfig
 
     found = {}
@@ -110,6 +119,25 @@ def with_reasons(code: Path, ours: Path) -> list[tuple[str, Any, Any, str]]:
     return found
 
 
+def explained(code: Path, ours: Path) -> str:
+    """Return the table of a config of the code and the one here that has its name."""
+    sheet = read_book(code, read_yaml(code))
+    differing = with_reasons(code, ours)
+    found = []
+    for entry in entries_of_book(sheet):
+        changed = [line for line in differing if line[0].partition(".")[0] in entry.here]
+        if changed:
+            here = entry.here | {key: mine for key, mine, _, _ in changed}
+            note = "; ".join(why for *_, why in changed)
+            entry = replace(entry, here=here, verdict=DIFFERS, note=note)
+        found.append(entry)
+    mine = read_config(ours)
+    own = defaults(of_ours(ours)) | mine
+    if own.get("steps_per_generation") is None:  # TRL's default
+        own["steps_per_generation"] = own["gradient_accumulation_steps"]
+    return table(found, quantities(sheet, own), "the book's code")
+
+
 def unknown(code: Path, kind: str) -> list[str]:
     """Return what the code's config class has and `translate` does not, or with another default."""
     tree = ast.parse((code / kind / "config.py").read_text())
@@ -140,7 +168,9 @@ def main() -> None:
     """Print all differences."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="a checkout of natolambert/rlhf-book")
-    code = parser.parse_args().checkout / "code"
+    parser.add_argument("--explain", action="store_true", help="a table of every config as well")
+    args = parser.parse_args()
+    code = args.checkout / "code"
     if not code.is_dir():
         sys.exit(f"error: {code} is no folder; name a checkout of natolambert/rlhf-book.")
     problems = [line for kind in DEFAULTS for line in unknown(code, kind)]
@@ -161,6 +191,8 @@ def main() -> None:
             line = f"{ours.name}: {key} is {mine!r}, the code's {theirs!r}"
             print(f"{line}: {why}" if why else f"{line}: NOT EXPLAINED")
             problems += [] if why else [line]
+        if args.explain:
+            print(f"\n{ours.name}\n{explained(compared[ours], ours)}\n")
     if problems:
         sys.exit("error: not explained:\n" + "\n".join(problems))
 

@@ -51,7 +51,7 @@ from transformers import GenerationMixin, TokenizersBackend
 from rlhf_trl.output import MANIFEST, RECORD
 from rlhf_trl.run import preferences, supervised, train  # noqa: F401
 from rlhf_trl.run import reward_models as judges  # noqa: F401
-from rlhf_trl.run.config import join_options
+from rlhf_trl.run.options import join_options
 from rlhf_trl.trainers import (  # noqa: F401 - what the runs need, imported once
     direct_alignment,
     orpo,

@@ -76,6 +76,7 @@ SIZES = {
 }
 OURS = {
     "BookGRPO": "trl.GRPO",
+    "BookRLOO": "trl.RLOO",
     "BookDPO": "trl.DPO",
     "BookKTO": "trl.KTO",
     "BookReward": "trl.Reward",

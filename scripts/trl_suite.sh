@@ -12,7 +12,7 @@ export HF_HOME=$results/stand-ins HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TRL_EXPERIM
 export PYTHONPATH=$here:$here/..${PYTHONPATH:+:$PYTHONPATH}
 "$python" "$here/trl_suite.py" prepare "$HF_HOME" "$checkout"
 cp -r "$checkout/tests" "$results/copy/"  # beside the checkout's own trl, Python would take that one
-files=(tests/test_{dpo,grpo,kto,reward,sft}_trainer.py tests/experimental/test_orpo_trainer.py)
+files=(tests/test_{dpo,grpo,kto,reward,rloo,sft}_trainer.py tests/experimental/test_orpo_trainer.py)
 cd "$results/copy"
 for mode in ${TRL_SUITE_MODES:-stock trl chapter}; do
     TRL_SUITE=$mode "$python" -m pytest -q -p trl_suite -p no:cacheprovider -m "not slow" \

@@ -17,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from two_processes import on_two_processes
 
-from rlhf_trl.run.config import join_options
+from rlhf_trl.run.options import join_options
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "recipes" / "experiments" / "2026-11-20-over-optimization"))

@@ -117,7 +117,11 @@ class Reference:
 
     def call(self, plain, batch):
         given = self.given(plain, batch)
-        if self.name == "kto":
+        if self.name == "kto" and self.which == "code":
+            # the book's code: of the rejected completions with their own prompts
+            for who in ("policy", "ref"):
+                given[f"{who}_kl_logps"] = given[f"{who}_rejected_logps"].detach()
+        elif self.name == "kto":
             keys = ("KL_input_ids", "KL_attention_mask", "KL_completion_mask")
             for who, model in (("policy", plain), ("ref", self.ref)):
                 given[f"{who}_kl_logps"] = logps(model, *(batch[key] for key in keys))[0]

@@ -15,6 +15,7 @@ from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 OURS = {
     "grpo": (rlhf_trl.BookGRPOTrainer, rlhf_trl.BookGRPOConfig),
+    "rloo": (rlhf_trl.BookRLOOTrainer, rlhf_trl.BookRLOOConfig),
     "dpo": (rlhf_trl.BookDPOTrainer, rlhf_trl.BookDPOConfig),
     "kto": (rlhf_trl.BookKTOTrainer, rlhf_trl.BookKTOConfig),
     "orpo": (rlhf_trl.BookORPOTrainer, rlhf_trl.BookORPOConfig),
@@ -23,6 +24,7 @@ OURS = {
 }
 STOCK = {
     "grpo": (trl.GRPOTrainer, trl.GRPOConfig),
+    "rloo": (trl.RLOOTrainer, trl.RLOOConfig),
     "dpo": (trl.DPOTrainer, trl.DPOConfig),
     "kto": (trl.KTOTrainer, trl.KTOConfig),
     "orpo": (ORPOTrainer, ORPOConfig),
@@ -55,7 +57,7 @@ def examples(kind, count=16):
         {"prompt": word(3, 14), "chosen": word(1, 12), "rejected": word(1, 12)}
         for _ in range(count)
     ]
-    if kind == "grpo":
+    if kind in ("grpo", "rloo"):
         return [{"prompt": pair["prompt"], "answer": pair["chosen"]} for pair in pairs]
     if kind == "sft":
         return [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
@@ -76,8 +78,23 @@ class Trained(NamedTuple):
     weights: dict[str, torch.Tensor]
 
 
-def train(kind, ours, folder, *, stream=False, lora=False, fields=None, rows=None, **arguments):
-    """Train four steps and evaluate twice; `ours` in formulation trl."""
+def train(
+    kind,
+    ours,
+    folder,
+    *,
+    stream=False,
+    lora=False,
+    fields=None,
+    rows=None,
+    resume=None,
+    prepare=None,
+    **arguments,
+):
+    """Train four steps and evaluate twice; `ours` in formulation trl.
+
+    `prepare` is called with the trainer before it trains.
+    """
     trainer_class, config_class = (OURS if ours else STOCK)[kind]
     settings = {
         "output_dir": str(folder),
@@ -95,7 +112,7 @@ def train(kind, ours, folder, *, stream=False, lora=False, fields=None, rows=Non
         "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 3,
     }
-    if kind == "grpo":
+    if kind in ("grpo", "rloo"):
         per_device = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8}
         settings |= {**per_device, "num_generations": 4, "max_completion_length": 6}
         arguments.setdefault("reward_funcs", length)
@@ -112,10 +129,11 @@ def train(kind, ours, folder, *, stream=False, lora=False, fields=None, rows=Non
         args=config_class(**{**settings, **(fields or {})}),
         train_dataset=training.to_iterable_dataset() if stream else training,
         eval_dataset=Dataset.from_list(rows[:8]),
-        processing_class=build_tokenizer(),
-        **arguments,
+        **{"processing_class": build_tokenizer(), **arguments},
     )
-    trainer.train()
+    if prepare:
+        prepare(trainer)
+    trainer.train(resume_from_checkpoint=resume and str(resume))
     logs = [
         {key: value for key, value in line.items() if not key.endswith(CLOCKS)}
         for line in trainer.state.log_history

@@ -19,6 +19,7 @@ from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer
 
 NAMES = [name for name in names("policy_gradient") if name != "ppo"]
 ROWS = [(name, which) for name in NAMES for which in ALGORITHMS[name].formulations]
+ROWS.remove(("rloo", "trl"))  # which is RLOOTrainer's
 END, LIMIT, CACHE = 5, 12, 4
 WORDS = ["sun", "tree", "river", "stone", "cloud", "light", "green", "house", "mouse", "bread"]
 WEIGHTS = (1.0, 0.5)
@@ -205,7 +206,7 @@ class Reference:
             name,
             formulation=self.which,
             logps=logps,
-            mask=batch["completion_mask"],
+            mask=batch["completion_mask"] * batch.get("tool_mask", 1),  # of groups with contrast
             rewards=rewards,
             num_generations=4,
             normalizer=normalizer,

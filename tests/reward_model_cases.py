@@ -108,13 +108,10 @@ def build(
     tokenizer=None,
     peft=None,
     candidates=(),
-    given=None,
     **config,
 ):
     """Return a trainer of the family on fixed rows, with a head that says something."""
-    fields = {}
-    if name == "prm":
-        fields = {"step_separator": SEPARATOR, "step_split": SPLIT}
+    steps = {"step_separator": SEPARATOR, "step_split": SPLIT} if name == "prm" else {}
     trainer, config_class = {
         "reward": (BookRewardTrainer, BookRewardConfig),
         "kwise": (BookRewardTrainer, BookRewardConfig),
@@ -122,12 +119,11 @@ def build(
     row = {"algorithm": name, "formulation": which}
     built = trainer(
         model or checkpoint(),
-        config_class(**settings(**recipe_defaults(config_class) | row | config)),
+        config_class(**settings(**recipe_defaults(config_class) | row | steps | config)),
         train_dataset=Dataset.from_list(rows or DATA[name](count)),
         eval_dataset=None if held_out is None else Dataset.from_list(held_out),
         processing_class=tokenizer or build_tokenizer(),
         peft_config=peft,
-        **fields | (given or {}),
     )
     built.candidates = candidates
     move(built.model)

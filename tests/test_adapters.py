@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
 from rlhf_trl.errors import InputError, reason_in_short
-from rlhf_trl.models import load_language_model, load_policy
+from rlhf_trl.policies import load_language_model, load_policy
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rollouts.generate import GREEDY
 from rlhf_trl.rollouts.sampling import sample_completions

@@ -46,7 +46,7 @@ def test_the_rows():
     assert {"reward", "kwise", "orm", "prm"} <= {*names("reward_model")}
     of_the_book = {name for name, row in ALGORITHMS.items() if "code" in row.formulations}
     assert {name for name in of_the_book if "trl" not in ALGORITHMS[name].formulations} == {
-        "reinforce", "rloo", "ppo", "maxrl", "simpo", "orm", "prm",
+        "reinforce", "ppo", "maxrl", "simpo", "orm", "prm",
     }  # fmt: skip
     for name, row in ALGORITHMS.items():
         assert row.name == name
@@ -140,7 +140,6 @@ def test_labels_are_the_chapters():
             "no formulation 'chaptr' (did you mean 'chapter'?); it has chapter, cod",
         ),
         ("ppo", "trl", "TRL removed PPO and its value heads in 1.13; it has chapter, code"),
-        ("rloo", "trl", "RLOOTrainer is not the trainer that the recipe builds on"),
         ("simpo", "trl", "CPOTrainer is not the trainer that the recipe builds on"),
         ("kwise", "code", "the book's code compares pairs only; it has chapter"),
         ("opd", "code", "the book's code has self-distillation (sdpo) only; it has chapter, trl"),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from rlhf_trl.data import answers
-from rlhf_trl.data.answers import read_number
+from rlhf_trl.data import math_answers
+from rlhf_trl.data.number_answers import read_number
 from rlhf_trl.errors import InputError
 from rlhf_trl.rewards import loading
 from rlhf_trl.rewards.loading import check_all_rewarded, check_right_answers, load_rewards
@@ -243,7 +243,7 @@ def test_math_works_in_a_thread_and_stops_in_time(monkeypatch, caplog):
     thread.join(60)
     assert scores == VERIFIERS["math"](texts, right) == [1, 0]
     assert not [r for r in caplog.records if "Timeout is disabled" in r.getMessage()]
-    monkeypatch.setattr(answers, "COMPARING_SECONDS", 1)
+    monkeypatch.setattr(math_answers, "COMPARING_SECONDS", 1)
     started = time.monotonic()
     assert VERIFIERS["math"]([r"\boxed{1000000!}"], ["5"]) == [0]
     assert time.monotonic() - started < 4

@@ -85,6 +85,12 @@ def test_maxrl_refuses_rewards_that_are_not_binary():
         advantages.maxrl(f64([0.5, 1.0]))
 
 
+def test_maxrl_takes_partial_credit_if_told():
+    # mean 0.5: (0.25 - 0.5) / 0.5, (0.75 - 0.5) / 0.5; a group without any is 0
+    actual = advantages.maxrl(f64([0.25, 0.75, 0, 0]), 2, partial_credit=True)
+    assert actual.tolist() == [-0.5, 0.5, 0, 0]
+
+
 def test_gae():
     # gamma 1/2, lambda 1/2. Sequence 1: delta_2 = 8 - 3 = 5; delta_1 = 1 + 3/2 - 2 = 1/2, A_1 = 1/2
     # + 5/4; delta_0 = 0 + 2/2 - 1 = 0, A_0 = 7/16. Sequence 2 ends after one token: 8 - 4.

@@ -10,7 +10,7 @@ import torch
 
 from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.cli import main
-from rlhf_trl.compare import page, pairs, report
+from rlhf_trl.compare import as_stock, page, pairs, report
 from rlhf_trl.compare.identities import Terms, sampler_weight
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Matrix, judge, kind_of
 from rlhf_trl.compare.policy import BATCHES
@@ -30,6 +30,11 @@ def matrix():
 @pytest.fixture(scope="module")
 def results(matrix):
     return matrix.run(ROWS, BATCHES)
+
+
+@pytest.fixture(scope="module")
+def stocks():
+    return as_stock.measure()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def test_rows_are_distinct_and_many(found, results):
 def test_every_trainer_of_the_package_is_compared(results):
     files = (ROOT / "rlhf_trl" / "trainers").glob("*.py")
     ours = {n for f in files for n in re.findall(r"^class (Book\w+Trainer)\b", f.read_text(), re.M)}
-    assert ours == set(pairs.OURS) and len(ours) == 9
+    assert ours == set(pairs.OURS) and len(ours) == 10
     own = [r for r in results if r.row in OWN_ROWS]
     assert {r.row.right.trainer for r in own} == ours
     # the code's mean of SFT is over a micro-batch; a proof says so
@@ -368,12 +373,38 @@ def agree(one, other, tolerance):
     )
 
 
-def test_the_committed_page_tells_the_truth(results, monkeypatch):
+def test_formulation_trl_is_stock_bit_for_bit(stocks):
+    assert [as_stock.verdict(result) for result in stocks] == ["the same bits"] * len(
+        as_stock.CASES
+    )
+    trainers = {case.trainer for case in as_stock.CASES}
+    assert {f"Book{name}" for name in trainers} == {
+        name for name in pairs.OURS if name not in ("BookPPOTrainer", "BookDistillationTrainer")
+    } - {"BookTokenRewardTrainer"}
+    losses = {round(result.loss_stock, 6) for result in stocks if result.case.batch != "beta"}
+    assert len(losses) >= 20  # the cases are not one and the same
+
+
+def test_a_trainer_that_is_not_stock_is_named(monkeypatch, capsys):
+    from rlhf_trl.trainers.rloo import BookRLOOTrainer
+
+    compute = BookRLOOTrainer._compute_loss
+    monkeypatch.setattr(
+        BookRLOOTrainer, "_compute_loss", lambda *given: compute(*given) * (1 + 1e-6)
+    )
+    wanted = [case for case in as_stock.CASES if case.trainer in ("RLOOTrainer", "RewardTrainer")]
+    monkeypatch.setattr(as_stock, "CASES", wanted)
+    with pytest.raises(SystemExit, match="bit for bit: RLOOTrainer normalize_advantages=True"):
+        main(["compare", "--batches", "over_long,heavy"])
+    assert re.search(r"differs: loss \S+, gradient \S+", capsys.readouterr().out)
+
+
+def test_the_committed_page_tells_the_truth(results, stocks, monkeypatch):
     committed = (ROOT / "rlhf_trl/compare/README.md").read_text(encoding="utf-8")
     for name, row in [*ALGORITHMS.items()]:  # an added row may wait for the next page
         if "code" not in row.formulations and f"### {row.title}\n" not in committed:
             monkeypatch.delitem(ALGORITHMS, name)
-    assert untrue(committed, page.page(results)) == []
+    assert untrue(committed, page.page(results, stocks)) == []
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", committed):
         assert (ROOT / "rlhf_trl/compare" / picture).stat().st_size > 10_000
 

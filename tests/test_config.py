@@ -16,7 +16,8 @@ from rlhf_trl import algorithms
 from rlhf_trl.data.blocks import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
-from rlhf_trl.run.config import join_options, load_config, read_config, read_fields, read_options
+from rlhf_trl.run.config import load_config, read_config, read_fields
+from rlhf_trl.run.options import join_options, read_options
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 
@@ -708,8 +709,8 @@ def test_a_recipe_may_not_declare_a_field_that_trl_has(load):
 @pytest.mark.parametrize(
     ("recipe", "name", "key", "value", "wanted"),
     [
-        ("grpo", "grpo", "dataset.size", "0", "1 or more"),
-        ("grpo", "grpo", "dataset.eval_size", "-1", "1 or more"),
+        ("grpo", "grpo", "dataset.size", "0", "1 to 1000000"),
+        ("grpo", "grpo", "dataset.eval_size", "-1", "1 to 1000000"),
         ("grpo", "grpo", "dataset.specs.0.weight", "0.0", "a number above 0"),
         ("grpo", "grpo", "samples.every", "-1", "0 or more"),
         ("grpo", "grpo", "samples.count", "0", "1 or more"),
@@ -726,7 +727,10 @@ def test_a_recipe_may_not_declare_a_field_that_trl_has(load):
         ("orm", "orm", "dataset.samples_per_prompt", "0", "1 or more"),
         ("prm", "prm", "dataset.errors", "1.5", "a number between 0 and 1"),
         ("prm", "prm", "dataset.max_steps", "0", "1 or more"),
-        ("rejection_sampling", "rejection_sampling", "temperature", "0.0", "a number above 0"),
+        (
+            *("rejection_sampling", "rejection_sampling", "temperature", "0.0"),
+            "a number between 0.001 and 1000",
+        ),
         ("rejection_sampling", "rejection_sampling", "rounds", "0", "1 or more"),
         ("rejection_sampling", "rejection_sampling", "k", "0", "1 or more"),
     ],
@@ -753,9 +757,9 @@ def refused_option(trainer_config, recipe, name, key, value):
         ("dpo", "dpo", "nll_weight", "-1.0", "0 or more"),
         ("ppo", "ppo", "value_warmup_steps", "-1", "0 or more"),
         ("distill", "sdpo", "kl_top_k", "0", "1 or more"),
-        ("grpo", "grpo", "learning_rate", "-1.0", "0 or more"),
+        ("grpo", "grpo", "learning_rate", "-1.0", "a number between 0 and 1000000"),
         ("grpo", "grpo", "num_iterations", "0", "1 or more"),
-        ("grpo", "grpo", "temperature", "0.0", "a number above 0"),
+        ("grpo", "grpo", "temperature", "0.0", "a number between 0.001 and 1000"),
     ],
 )
 def test_a_number_of_a_trainer_out_of_range_names_its_key(recipe, name, key, value, wanted):

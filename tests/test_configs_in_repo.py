@@ -108,7 +108,7 @@ def test_the_book_tunes_on_the_last_turn_with_the_template_of_the_tuned_sibling(
     path = ROOT / "configs" / "book" / "sft.yaml"
     loaded = load_for_its_machine(monkeypatch, path, own, "SFTConfig")
     args, data, panels = loaded.trl, loaded.own.dataset, loaded.own.samples
-    assert args.chat_template_path == f"{loaded.model.model_name_or_path}-SFT"
+    assert loaded.own.chat_template_fallback == f"{loaded.model.model_name_or_path}-SFT"
     assert (data.path, data.reader, data.turns) == ("HuggingFaceH4/no_robots", "messages", "last")
     batch = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
     assert (*batch, args.num_train_epochs, args.learning_rate) == (4, 8, 3, 5e-6)

@@ -17,6 +17,7 @@ from trl.experimental.orpo import ORPOTrainer
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import measure
 from rlhf_trl.errors import InputError
+from rlhf_trl.losses import completions_loss
 from rlhf_trl.tiny.model import build_model
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 from rlhf_trl.trainers.direct_alignment import BookDPOConfig, BookDPOTrainer
@@ -456,3 +457,25 @@ def test_kto_still_rotates_completions_within_the_batch_of_a_device():
     assert theirs.train_dataset["KL_completion_ids"][:4] == expected, (
         "TRL's KTOTrainer pairs prompts and completions another way; adapt kto_order and rotated"
     )
+
+
+def test_the_codes_reference_point_is_that_of_the_rejected(monkeypatch):
+    """z = max(0, mean of log pi / pi_ref of the rejected); where there is one, of all."""
+    seen = []
+    monkeypatch.setattr(
+        "rlhf_trl.trainers.direct_alignment.completions_loss",
+        lambda *args, **given: seen.append(given) or completions_loss(*args, **given),
+    )
+    trainer = build("kto", "code", count=8, per_device_train_batch_size=4)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter *= 1.1
+    _, [batch] = measure.accumulate(trainer, measure.batches(trainer))
+    ratios = seen[0]["policy_rejected_logps"] - seen[0]["ref_rejected_logps"]
+    kl = seen[0]["policy_kl_logps"] - seen[0]["ref_kl_logps"]
+    assert kl.tolist() == ratios.tolist() and len(kl) == 2
+    assert not seen[0]["policy_kl_logps"].requires_grad
+    assert trainer._metrics["train"]["kl"] == [pytest.approx(max(ratios.mean().item(), 0))]
+    alone = {key: value[:2] for key, value in batch.items() if hasattr(value, "shape")}
+    trainer._compute_loss(trainer.model, alone, False)
+    assert len(seen[1]["policy_rejected_logps"]) == 1 and len(seen[1]["policy_kl_logps"]) == 2

@@ -165,10 +165,11 @@ def test_the_paper_compares_the_whole_vocabulary():
 
 
 def test_teachers_add_up_by_their_weights():
-    teachers = torch.stack([TEACHER, drawn(4, 4, 7, seed=9)])
-    given = {"logits": LOGITS, "mask": MASK, "formulation": "trl"}
+    teachers = torch.stack([TEACHER, drawn(4, 4, 7, seed=9)]).double()
+    given = {"logits": LOGITS.double(), "mask": MASK, "formulation": "trl"}
     one, two = (distillation_loss("opd", teacher_logits=t, **given) for t in teachers)
-    assert distillation_loss("opd", teacher_logits=teachers, **given) == (one + two) / 2
+    both = distillation_loss("opd", teacher_logits=teachers, **given)
+    torch.testing.assert_close(both, (one + two) / 2, rtol=1e-14, atol=0)
     weights = torch.tensor([0.25, 0.75])
     found = distillation_loss("opd", teacher_logits=teachers, teacher_weights=weights, **given)
     torch.testing.assert_close(found, 0.25 * one + 0.75 * two)

@@ -81,8 +81,9 @@ def test_the_surface_covers_what_the_trainers_override():
     assert not failed and not missing, "record the surface again (and add a home that is not in it)"
     assert {c.__name__ for c in found["GRPOTrainer._calculate_rewards"]} == {
         "BookDistillationTrainer",
-        "BookGRPOTrainer",
         "DynamicSampling",
+        "PolicyGradientTrainer",
+        "RewardedAnswers",
     }
     assert None not in [*SHIPPED["signatures"].values(), *SHIPPED["losses"].values()]
     assert all(isinstance(x, float) for pair in SHIPPED["losses"].values() for x in pair)
@@ -157,10 +158,10 @@ def test_a_changed_method_of_another_library_is_told_once(monkeypatch):
     monkeypatch.setattr(accelerate.Accelerator, "reduce", reduce)
     second, first = moved()
     assert first.what == "transformers.trainer.Trainer._init_training_state"
-    assert (first.found, first.concerns) == ("(self, max_steps)", "BookGRPOTrainer")
+    assert (first.found, first.concerns) == ("(self, max_steps)", "PolicyGradientTrainer")
     assert second.what == "accelerate.accelerator.Accelerator.reduce"
     assert second.recorded == "(self, tensor, reduction='sum', scale=1.0)"
-    assert second.concerns == "BookDistillationTrainer, BookGRPOTrainer, BookPPOTrainer"
+    assert second.concerns == "BookDistillationTrainer, BookPPOTrainer, PolicyGradientTrainer"
 
 
 def test_a_method_that_trl_puts_before_the_one_relied_on_is_told(monkeypatch):
@@ -270,7 +271,9 @@ def test_a_changed_signature_names_who_overrides_it(monkeypatch):
     assert one.what == "GRPOTrainer._calculate_rewards"
     assert one.recorded == "(self, inputs, prompts, completions, completion_ids_list)"
     assert one.found == "(self, inputs, prompts, *, completions=())"
-    assert one.concerns == "BookDistillationTrainer, BookGRPOTrainer, DynamicSampling"
+    assert one.concerns == (
+        "BookDistillationTrainer, DynamicSampling, PolicyGradientTrainer, RewardedAnswers"
+    )
 
 
 def test_a_function_that_has_gone_names_who_calls_it(monkeypatch):

@@ -6,8 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
-    *["errors", "book", "algorithms", "losses", "tiny", "output", "models", "data", "rollouts"],
-    *["reward_models", "rewards", "evaluation", "trainers", "run", "ports", "compare", "cli"],
+    *["errors", "book", "algorithms", "losses", "tiny", "output", "cards", "models", "policies"],
+    *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"],
+    *["compare", "cli"],
 ]
 
 

@@ -20,7 +20,7 @@ from rlhf_trl import output
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import load_config, read_fields
-from rlhf_trl.run.fields import Run
+from rlhf_trl.run.fields.common import Run
 from rlhf_trl.run.launch import Expect
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
@@ -159,7 +159,7 @@ def test_first_line_states_what_the_accelerator_computes_in(monkeypatch, launche
     assert f"strategy none, {word}, adamw" in launch.describe_launch(trainer.args, "grpo")
 
 
-NO_GPU = {"WORLD_SIZE": "1", "ACCELERATE_USE_CPU": "false", "ACCELERATE_MIXED_PRECISION": "no"}
+NO_GPU = {"WORLD_SIZE": "1", "ACCELERATE_MIXED_PRECISION": "no"}
 
 
 @pytest.fixture
@@ -167,6 +167,7 @@ def settled(monkeypatch):
     """Load a config as under a launch, with or without a GPU."""
 
     def settled(given="", gpu=False, processes=1, **environment):
+        monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
         for name, value in {**NO_GPU, **environment}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
@@ -202,6 +203,7 @@ def test_on_a_gpu_nothing_is_decided(settled):
     ("given", "environment", "says"),
     [
         ("", {"processes": 2}, "2 processes .* without a GPU.*use_cpu: true"),
+        ("", {"ACCELERATE_USE_CPU": "False"}, "for a GPU .use_cpu: false.*cpu.yaml"),
         ("fp16: true", {}, "fp16 is true .*float32.*bf16: true"),
         ("{fp16: true, use_cpu: true}", {"gpu": True}, "fp16 is true"),
         ("", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16.*cpu.yaml, or write bf16: true"),
@@ -424,7 +426,7 @@ def test_where_only_a_start_was_made_a_run_starts_anew(tmp_path, capsys):
     for name in (".writable", "samples-train.jsonl", ".model.part", ".summary.part.json"):
         (tmp_path / name).write_text("")
     assert output.claim(str(tmp_path), "auto") is None
-    assert {p.name for p in tmp_path.iterdir()} == {"samples-train.jsonl"}
+    assert {p.name for p in tmp_path.iterdir()} == {output.LOCK, "samples-train.jsonl"}
     (tmp_path / "config.yaml").write_text("")
     (checkpoint(tmp_path / "checkpoint-1") / "manifest.json").unlink()
     assert output.claim(str(tmp_path), "auto") is None

@@ -25,7 +25,7 @@ from metric_oracles import SHORT, Run, close
 from transformers import AutoModelForCausalLM
 
 from rlhf_trl.run import train
-from rlhf_trl.run.config import join_options
+from rlhf_trl.run.options import join_options
 
 STEPS = {"grpo": 3, "ppo": 3}  # the others: 2
 COMMON = {

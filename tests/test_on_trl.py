@@ -66,6 +66,7 @@ def test_a_model_card_names_the_row_and_cites_its_paper(name, tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     title, author, number = CARDS[name]
     assert f"This model was trained with {title}" in card.text
+    assert f"Its loss is `{name} (chapter)` of rlhf_trl." in card.text
     kind = {"reward-trainer"} if ALGORITHMS[name].family == "reward_model" else set()
     assert {*card.data.tags} == {"generated_from_trainer", "trl", name} | kind
     assert {*trainer.model.model_tags} == {"trl", name} | kind

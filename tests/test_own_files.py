@@ -9,10 +9,11 @@ from datasets import Dataset
 from own_model import TEMPLATE, said, write_lines
 from transformers import AutoTokenizer
 
-from rlhf_trl.data.blocks import AnswersFile, AnswersToLearn, FileData, RankedFile, RewardPairsFile
+from rlhf_trl.data.blocks import AnswersToLearn, FileData
 from rlhf_trl.data.columns import with_template_columns
 from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.data.files import read
+from rlhf_trl.data.judgment_blocks import AnswersFile, RankedFile, RewardPairsFile
 from rlhf_trl.data.judgments import load_outcomes, load_pairs_or_ranked
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.prompts import load_prompts

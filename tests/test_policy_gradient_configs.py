@@ -7,8 +7,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rlhf_trl.algorithms import formulation, names
-from rlhf_trl.run.stages import stage_of
-from rlhf_trl.run.train import on_policy_note
+from rlhf_trl.errors import InputError
+from rlhf_trl.run.policy_gradients import on_policy_note
+from rlhf_trl.run.stages import STAGES, stage_of
 from rlhf_trl.tiny import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
@@ -105,3 +106,18 @@ def test_each_book_config_has_the_books_settings(name, tmp_path):
         assert found == (0.2, 0.28, 128, 512)
     if name == "cispo":
         assert (args.epsilon, args.epsilon_high) == (0.2, 0.4)
+
+
+def test_in_formulation_trl_a_recipe_takes_every_loss_field_of_trls(tmp_path):
+    written = "algorithm: grpo\nformulation: trl\ndelta: 1.5\nentropy_coef: 0.01\n"
+    path = tmp_path / "run.yaml"
+    path.write_text(f"extends: {ROOT / 'configs/tiny/grpo.yaml'}\n{written}")
+    loaded = STAGES["grpo"].load(["--config", str(path)])
+    assert (loaded.trl.delta, loaded.trl.entropy_coef) == (1.5, 0.01)
+    for line, sentence in (
+        ("kl_estimator: k1", r"run.yaml: kl_estimator is not read by grpo \(trl\)"),
+        ("loss_type: sapo", "loss_type is 'sapo', .* write algorithm: sapo"),
+    ):
+        path.write_text(f"extends: {ROOT / 'configs/tiny/grpo.yaml'}\n{written}{line}\n")
+        with pytest.raises(InputError, match=sentence):
+            STAGES["grpo"].load(["--config", str(path)])

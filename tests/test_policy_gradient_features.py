@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparison import Comparison, measure
+from comparison import Comparison, measure, plain_copy
 from datasets import Dataset
 from policy_gradient_cases import (
     END,
@@ -21,6 +21,7 @@ from policy_gradient_cases import (
     build,
     checkpoint,
     completion,
+    completions_of,
     drawn,
     drift,
     is_right,
@@ -34,7 +35,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import DPOConfig, GRPOConfig, GRPOTrainer
 
 from rlhf_trl.algorithms import LOSS_FIELDS, formulation
-from rlhf_trl.compare.measure import accumulate, batches
+from rlhf_trl.compare.measure import accumulate, batches, flat_gradient
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import checkpoint_fault
 from rlhf_trl.rollouts.generate import Completion
@@ -384,6 +385,43 @@ def groups_of(batch):
             is_right(ids[mask.bool()].tolist())
         )
     return found
+
+
+def test_groups_without_contrast_are_dropped_in_formulation_code():
+    def answer(prompt_ids, index, call):  # of every second prompt, all completions are right
+        prompts.setdefault(prompt_ids, len(prompts))
+        return with_result(prompt_ids, index, call, prompts[prompt_ids] % 2 or index > 1)
+
+    prompts = {}
+    trainer = build(
+        "dapo", "code", dynamic_sampling_rounds=0, answer=answer, per_device_train_batch_size=16
+    )
+    plain = plain_copy(trainer)
+    measured, [batch] = accumulate(trainer, batches(trainer))
+    right = torch.tensor([is_right(ids) for ids in completions_of(batch)])
+    # TRL has shuffled the completions: those of one prompt are told by its ids
+    same = (batch["prompt_ids"][:, None] == batch["prompt_ids"]).all(-1).float()
+    share = same @ right / 4
+    kept = (share > 0) & (share < 1)
+    assert kept.sum() == 8
+    assert (batch["tool_mask"].amax(1) > 0).tolist() == kept.tolist()
+    assert trainer._metrics["train"]["dynamic_sampling/discarded_groups"] == [2]
+    # the loss is the mean over the tokens of the others, as on a batch that never had them
+    tokens = batch["completion_mask"] * kept[:, None]
+    loss = -(plain_logps(plain, batch).exp() / plain_logps(plain, batch).exp().detach())
+    loss = (loss * batch["advantages"][:, None] * tokens).sum() / tokens.sum()
+    loss.backward()
+    wanted = flat_gradient(plain)
+    assert (measured.gradient - wanted).norm() / wanted.norm() < 1e-4
+    # in formulation chapter they stay
+    trainer = sampler(answer, rounds=0, per_device_train_batch_size=16)
+    assert "tool_mask" not in accumulate(trainer, batches(trainer))[1][0]
+
+
+def test_a_batch_without_any_group_with_contrast_changes_nothing():
+    trainer = build("dapo", "code", answer=lambda *place: with_result(*place, True))
+    measured, _ = accumulate(trainer, batches(trainer))
+    assert measured.loss == 0 and not measured.gradient.any()
 
 
 def test_groups_without_contrast_are_replaced_by_fresh_prompts():
@@ -789,3 +827,25 @@ def test_a_checkpoint_is_whole_before_it_is_pushed_or_others_are_deleted(tmp_pat
 
 def test_own_fields_are_read():
     assert own_fields("dapo", "trl") == {}
+
+
+# correctness and format of a prompt's eight completions
+CREDIT = [(0.6, 1), (0.2, 1), (0.9, 0.75), (1, 1), (0, 1), (0.8, 1), (1, 0.5), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        # one success of eight, whose share is 1/8: (1 - 1/8) / (1/8) and -1
+        ("chapter", [-1, -1, -1, 7, -1, -1, -1, -1]),
+        # .6 + .2 + 1 + .8 over eight are .325: .6/.325 - 1, .2/.325 - 1, -1, 1/.325 - 1, ...
+        ("code", [0.84615, -0.38462, -1, 2.07692, -1, 1.46154, -1, -1]),
+    ],
+)
+def test_a_success_counts_in_part_where_the_books_code_lets_it(which, expected):
+    trainer = build("maxrl", which, num_generations=8)
+    trainer._rewards_per_func = torch.tensor(CREDIT)
+    advantages = trainer._advantages(
+        {"completion_mask": torch.ones(8, 1)}, torch.zeros(8), training=True
+    )
+    assert advantages.tolist() == pytest.approx(expected, abs=1e-4)

@@ -9,10 +9,11 @@ from datasets import Dataset
 from rlhf_trl.data.blocks import FileData, OfflinePairs, SampledPairs, Spec
 from rlhf_trl.data.files import read
 from rlhf_trl.data.fitting import fit, kto_order, rotated, shortened
-from rlhf_trl.data.made import offline_pairs, on_policy_pairs
+from rlhf_trl.data.made import offline_pairs
 from rlhf_trl.data.pair_files import checked_pairs
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.data.sampled import on_policy_pairs
 from rlhf_trl.errors import InputError
 from rlhf_trl.rewards.verifiers import exact_match
 

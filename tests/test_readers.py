@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from rlhf_trl.data.blocks import AnswersFile, FileData, RankedFile, RewardPairsFile, TracesFile
+from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.files import read
+from rlhf_trl.data.judgment_blocks import AnswersFile, RankedFile, RewardPairsFile, TracesFile
 from rlhf_trl.data.judgments import load_outcomes, load_pairs_or_ranked, load_traces
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.readers import BLANK, PARTED, READERS, UNANSWERED, UNRATED, check_reader
@@ -139,6 +140,31 @@ BY_HAND = {
                 "chosen": [bot("1, 2")],
                 "rejected": [bot("2")],
                 "margin": 0.0,
+            },
+        ],
+        {},
+    ),
+    ("pairs_of_texts", "book_pairs"): (
+        [
+            {
+                "prompt": [user("Name a tree.")],
+                "chosen": [bot("An oak.")],
+                "rejected": [bot("A stone.")],
+            },
+            {
+                "prompt": [user("Say hi.")],
+                "chosen": [bot("Hi!")],
+                "rejected": [bot("Human: no.")],
+            },
+        ],
+        {},
+    ),
+    ("pairs_of_turns", "book_pairs"): (
+        [
+            {  # the first answer, where `ultrafeedback` would leave the row out
+                "prompt": [user("Name a tree.")],
+                "chosen": [bot("An oak.")],
+                "rejected": [bot("A stone.")],
             },
         ],
         {},

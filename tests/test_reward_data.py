@@ -9,10 +9,11 @@ import pytest
 from datasets import Dataset
 
 from rlhf_trl.data import columns, files
-from rlhf_trl.data.blocks import (
+from rlhf_trl.data.blocks import FileData, GymData, SampledPairs, Spec
+from rlhf_trl.data.files import read
+from rlhf_trl.data.gym import GymTasks
+from rlhf_trl.data.judgment_blocks import (
     AnswersFile,
-    FileData,
-    GymData,
     OfflineRewardPairs,
     OutcomeData,
     RankedFile,
@@ -20,15 +21,11 @@ from rlhf_trl.data.blocks import (
     RewardData,
     RewardPairsFile,
     SampledAnswers,
-    SampledPairs,
     SampledRewardPairs,
     SampledTraces,
-    Spec,
     SyntheticTraces,
     TracesFile,
 )
-from rlhf_trl.data.files import read
-from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.data.judgments import (
     checked_outcomes,
     checked_ranked,

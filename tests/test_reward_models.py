@@ -409,8 +409,7 @@ def test_a_head_that_does_not_fit(tmp_path, name, auto, labels, loaded):
 )
 def test_a_choice_that_does_not_exist(name, which, given):
     with pytest.raises(InputError) as stop:
-        row = {key: given[key] for key in given if key == "algorithm"}
-        build(name, which, given={key: given[key] for key in given if key not in row}, **row)
+        build(name, which, **given)
     sentence = str(stop.value)
     assert "\n" not in sentence and (not given or str(*given.values()) in sentence)
 

@@ -550,6 +550,7 @@ BAD = {
     "all over-long answers": ("orm", ["--max_length", 4], ["max_length: all", "raise max_length"]),
     "all over-long traces": ("prm", ["--max_length", 4], ["max_length: all", "raise max_length"]),
     "no separator": ("prm", ["--dataset.step_separator", ""], ["step_separator: ''", "no token"]),
+    "no data's": ("prm", ["--step_split", "x"], ["step_split", "write dataset.step_split"]),
     "a pattern that is none": ("prm", ["--dataset.step_split", "("], ["not a regular expression"]),
     "a pattern that cuts nothing": ("prm", ["--dataset.step_split", "x"], ["does not cut"]),
     "errors of sampled traces": (

@@ -18,17 +18,14 @@ from rlhf_trl import random_k_overall, random_per_prompt, top_k_overall, top_per
 from rlhf_trl.data import judgments as reward_tasks
 from rlhf_trl.data import made
 from rlhf_trl.data import pairs as preference_tasks
-from rlhf_trl.data.blocks import (
-    GymData,
-    OfflinePairs,
+from rlhf_trl.data.blocks import GymData, OfflinePairs, SampledPairs, Spec
+from rlhf_trl.data.gym import GymTasks
+from rlhf_trl.data.judgment_blocks import (
     RankedLists,
     SampledAnswers,
-    SampledPairs,
     SampledRewardPairs,
-    Spec,
     SyntheticTraces,
 )
-from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.models import prepare_model

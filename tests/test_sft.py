@@ -185,6 +185,24 @@ def test_a_base_model_without_a_template_takes_that_of_another(built, own_model,
     assert trainer.processing_class.decode(ids) == "<|user|>red<|end|><|assistant|>blue<|end|>"
 
 
+@pytest.mark.parametrize("has_template", [True, False])
+def test_a_fallback_is_taken_only_where_there_is_no_template(
+    built, own_model, tmp_path, has_template
+):
+    base, donor = tmp_path / "base", tmp_path / "donor"
+    copytree(own_model, base)
+    if not has_template:
+        (base / "chat_template.jinja").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(own_model)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}={{ messages[-1]['content'] }}"
+    tokenizer.save_pretrained(donor)
+    words = ["--model_name_or_path", base, "--chat_template_fallback", donor]
+    trainer, _ = built([{"messages": talk("red", "blue")}], *words)
+    text = trainer.processing_class.chat_template
+    own = AutoTokenizer.from_pretrained(own_model).chat_template
+    assert text == (own if has_template else tokenizer.chat_template)
+
+
 def test_a_template_that_trl_knows_tells_turns_apart_without_marks(built, tmp_path):
     (tmp_path / "known.jinja").write_text(qwen2_5_chat_template)
     words = ["--chat_template_path", tmp_path / "known.jinja", "--dataset.turns", "all"]
@@ -298,6 +316,10 @@ REFUSED = {
     "no template": (
         *(TALKS, ["--chat_template_path", "none.jinja"]),
         "chat_template_path: there is no file 'none.jinja'",
+    ),
+    "two templates": (
+        *(TALKS, ["--chat_template_path", "a.jinja", "--chat_template_fallback", "b.jinja"]),
+        "chat_template_fallback is not read with chat_template_path",
     ),
     "no donor": (
         *(TALKS, ["--chat_template_path", "./nowhere"]),

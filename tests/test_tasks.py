@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_trl.data.answers import read_number
 from rlhf_trl.data.gym import GymData, GymTasks, Spec
+from rlhf_trl.data.number_answers import read_number
 from rlhf_trl.errors import InputError
 from rlhf_trl.rewards.checked import checked
 from rlhf_trl.rewards.loading import load_rewards

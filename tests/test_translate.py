@@ -14,6 +14,7 @@ from rlhf_trl.data.blocks import Samples
 from rlhf_trl.errors import InputError
 from rlhf_trl.ports.book_code import translate
 from rlhf_trl.ports.book_fields import DEFAULTS
+from rlhf_trl.run import train
 from rlhf_trl.run.stages import STAGES
 
 ROOT = Path(__file__).parent.parent
@@ -134,7 +135,7 @@ READ = {
     "cispo": CLIP | KL,
     "sapo": KL | {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
     "dapo": CLIP
-    | {"soft_punish_cache": 256, "correctness_reward": "gym_score", "dynamic_sampling_rounds": 8},
+    | {"soft_punish_cache": 256, "correctness_reward": "gym_score", "dynamic_sampling_rounds": 0},
     "maxrl": {"correctness_reward": "gym_score", "format_reward": "format"},
 }
 EVERY = {
@@ -218,11 +219,11 @@ def test_what_the_config_does_not_say_is_the_codes_default(book):
 def test_the_comments_explain(book):
     text = translate(book(POLICY_GRADIENT, loss="cispo", beta=0.1, kl_estimator="kl1"))
     flat = " ".join(line.lstrip("# ") for line in text.splitlines())
-    assert "weights are held below 1 + 0.4, as in the code; TRL's own field" in flat
+    assert "weights are held below 1 + 0.4, as in the book's code; TRL's own field" in flat
     assert "the bound itself and would be 1.4 epsilon_high: 0.4" in flat
-    assert "k1 and k3 have the other sign than the KL's" in flat
+    assert "k1 has the other sign than the KL's in the book's code, and so here" in flat
     assert (
-        "prompts_per_step, num_rollouts: 16 batches, so 4 optimizer steps, as in the code" in flat
+        "prompts_per_step, num_rollouts: 16 batches, so 4 optimizer steps, as in the book's" in flat
     )
     assert "learning_rate: 5.0e-06 # lr" in text
     assert "#   rollout_batch_size: TRL generates the whole buffer at once" in text
@@ -230,7 +231,7 @@ def test_the_comments_explain(book):
     assert "off-policy" not in flat
     plain = translate(book(POLICY_GRADIENT, loss="rloo"))
     assert "those after the first are off-policy" in " ".join(plain.replace("#", "").split())
-    assert "A mean over the tokens of a sequence instead of a sum" in plain
+    assert "A mean over the tokens of a sequence instead of a sum" in plain  # of rloo
     assert "#   clip_eps_lo: not read by rloo" in plain
     dapo = translate(book(POLICY_GRADIENT, loss="dapo"))
     assert "The mean over tokens is taken in each micro-batch" in dapo
@@ -367,7 +368,7 @@ def test_direct_alignment_loads_in_its_recipe(book, tmp_path, case):
     model, data = loaded.model, own.dataset
     assert (model.model_name_or_path, model.dtype) == ("allenai/OLMo-2-0425-1B-SFT", "bfloat16")
     assert (data.path, data.split, data.reader, own.max_samples) == (
-        *("some/pairs", "train", None, 12800),
+        *("some/pairs", "train", "book_pairs", 12800),
     )
     # every as given, the rest the code's defaults
     assert own.samples == Samples(50, 3, "round_robin", None, 0.7, 0.9, 128)
@@ -495,6 +496,7 @@ def test_a_reward_model_without_evaluation_and_decay(book):
     assert found["lr_scheduler_type"] == "constant_with_warmup"
     assert not {"eval_strategy", "eval_steps"} & found.keys()
     block = {"source": "path", "path": "some/pairs", "split": "train[:5000]"}
+    block["reader"] = "book_pairs"
     assert found["dataset"] == block
     found = yaml.safe_load(translate(book(REWARD_MODEL, eval_interval=0)))
     assert found["eval_strategy"] == "epoch" and "eval_steps" not in found
@@ -611,10 +613,11 @@ OTHERS = {
         INSTRUCTION,
         "sft",
         {
-            **{"model_name_or_path": OLMO, "chat_template_path": f"{OLMO}-SFT", **HALF},
+            **{"model_name_or_path": OLMO, "chat_template_fallback": f"{OLMO}-SFT", **HALF},
             **{"max_length": 2048, "learning_rate": 5e-6, "num_train_epochs": 3, "seed": 42},
             **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8},
             **{"warmup_steps": 0.1, "weight_decay": 0.0, "max_grad_norm": 1.0},
+            "warmup_from_zero": False,
             **{"activation_checkpointing": True, "lr_scheduler_type": "linear"},
             **{"report_to": "none", "run_name": "no_robots", "output_dir": "outputs/book"},
             "samples": {"every": 50, "temperature": 0.7, "top_p": 0.9, "max_tokens": 128},
@@ -634,6 +637,7 @@ OTHERS = {
             **{"top_p": 0.95, "top_k": 20, "min_p": 0.0, "per_device_eval_batch_size": 32},
             **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
             **{"max_length": 1024, "learning_rate": 5e-6, "num_train_epochs": 2},
+            "truncation_mode": "keep_end",
             **{"max_grad_norm": 1.0, "lr_scheduler_type": "constant", "save_strategy": "no"},
             **{"activation_checkpointing": True, "correctness": "number", "report_to": "none"},
             **{"answers": "rs/answers", "output_dir": "rs/random_k_overall"},
@@ -651,6 +655,7 @@ OTHERS = {
         {
             **{"algorithm": "sdpo", "formulation": "code", "model_name_or_path": PG["model_name"]},
             **{"kl_top_k": 20, "teacher": "live", "demonstration": "first", "seed": 42, **HALF},
+            "dynamic_sampling_rounds": 100,
             **{"correctness_reward": "gym_score", "reward_funcs": ["gym_score"]},
             **{"num_generations": 8, "max_completion_length": 512, "max_steps": 200},
             # chunks of 4, the code's default: 16 x 8 / 4
@@ -800,3 +805,56 @@ def test_a_translated_direct_alignment_computes_what_the_code_does(book, tmp_pat
     path.write_text(translate(book(DIRECT_ALIGNMENT, **{"loss": case} | changed)))
     [asked] = distances(read_subject(path, None), [(algorithm, "code")])
     assert asked.equal, asked.worst
+
+
+# --- edited configs: data sets and templates -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "says"),
+    [
+        ("Anthropic/hh-rlhf", "hh", "here each turn is a message of its own"),
+        ("me/pairs", "book_pairs", "the chat template is applied, as in the book's code"),
+        ("HuggingFaceH4/ultrafeedback_binarized", "ultrafeedback", ""),
+        ("me/my-ultrafeedback-of-texts", "book_pairs", "the chat template is applied"),
+    ],
+)
+def test_pairs_are_read_as_the_code_reads_them(book, tmp_path, name, reader, says):
+    path = tmp_path / "ours.yaml"
+    text = translate(book(DIRECT_ALIGNMENT, dataset_name=name))
+    path.write_text(text)
+    assert loaded_by("dpo", path).own.dataset.reader == reader
+    assert says in " ".join(text.replace("#", " ").split())
+    text = translate(book(REWARD_MODEL, dataset_name=name))
+    assert yaml.safe_load(text)["dataset"]["reader"] == reader
+
+
+@pytest.fixture
+def built(run, monkeypatch, tmp_path):
+    """Return the trainer that a recipe builds of a translation on rows of one's own."""
+    found = []
+    monkeypatch.setattr(train, "run", lambda trainer, *_, **__: found.append(trainer))
+
+    def built(recipe, text, rows, *words):
+        path = tmp_path / "ours.yaml"
+        path.write_text(text)
+        data = write_lines(tmp_path / "rows.jsonl", rows)
+        small = ["--model_name_or_path", "tiny", "--dataset.path", data, "--use_cpu"]
+        small += ["--bf16", "false", "--dtype", "float32", "--report_to", "none"]
+        run(recipe, path.with_suffix(""), *small, *words)
+        return found.pop()
+
+    return built
+
+
+def test_pairs_of_texts_get_the_tokens_of_the_books_code(book, built):
+    rows = [{"prompt": "ab", "chosen": "ba", "rejected": "ab"}] * 4
+    trainer = built("dpo", translate(book(DIRECT_ALIGNMENT, dataset_name="me/pairs")), rows)
+    row, tokenizer = trainer.train_dataset[0], trainer.processing_class
+    asked = [{"role": "user", "content": "ab"}]
+    for side, answer in (("chosen_ids", "ba"), ("rejected_ids", "ab")):
+        whole = [*asked, {"role": "assistant", "content": answer}]
+        prompt = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(whole, tokenize=False)
+        assert row["prompt_ids"] == tokenizer(prompt, add_special_tokens=False).input_ids
+        assert row["prompt_ids"] + row[side] == tokenizer(text, add_special_tokens=False).input_ids

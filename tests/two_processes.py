@@ -1,4 +1,4 @@
-"""Run a script on two processes that are forked where TRL has been imported already.
+"""Run a script on one or two processes that are forked where TRL has been imported already.
 
 They meet the environment that `accelerate launch` with configs/accelerate/cpu_2proc.yaml gives.
 """
@@ -17,9 +17,12 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([f"rlhf_trl.trainers.{name}" for name in TRAINERS])
 
 
-def _run(script, folder, rank, port):
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+def _run(script, folder, rank, port, processes):
+    names = {"ACCELERATE_USE_CPU": "true"}
+    if processes > 1:
+        names |= {"RANK": rank, "LOCAL_RANK": rank}
+        names |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     with open(folder / f"log.{rank}", "w") as log:
         os.dup2(log.fileno(), 1)
@@ -32,21 +35,26 @@ def _run(script, folder, rank, port):
 
 def on_two_processes(script, folder, timeout):
     """Run a script of this folder; return whether both ended well, and what they printed."""
+    return on_processes(2, script, folder, timeout)
+
+
+def on_processes(processes, script, folder, timeout):
+    """Run a script of this folder; return whether all ended well, and what they printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    given = [(HERE / script, folder, rank, port) for rank in (0, 1)]
-    both = [FORKS.Process(target=_run, args=words) for words in given]
-    for process in both:
+    given = [(HERE / script, folder, rank, port, processes) for rank in range(processes)]
+    started = [FORKS.Process(target=_run, args=words) for words in given]
+    for process in started:
         process.start()
     end = time.time() + timeout
-    while any(process.exitcode is None for process in both):
-        if time.time() > end or any(process.exitcode for process in both):
+    while any(process.exitcode is None for process in started):
+        if time.time() > end or any(process.exitcode for process in started):
             break  # what one waits for, the other may never do
         time.sleep(0.05)
-    for process in both:
+    for process in started:
         process.join(timeout=5)
         process.kill()
         process.join()
-    printed = "".join((folder / f"log.{rank}").read_text() for rank in (0, 1))
-    return [process.exitcode for process in both] == [0, 0], printed
+    printed = "".join((folder / f"log.{rank}").read_text() for rank in range(processes))
+    return all(process.exitcode == 0 for process in started), printed

@@ -12,6 +12,8 @@ from rlhf_trl.algorithms.formulations import Algorithm, Preference
 ROWS: dict[str, Algorithm] = {}
 """The rows of this family, in the order in which they are shown."""
 
+_SUMS = "The loss is the same; its training script adds up log-probabilities in the model's dtype."
+
 
 def _two_loss_weights(values: Mapping[str, Any]) -> list[float]:
     """[2 (1 - label_smoothing), -(1 - 2 label_smoothing)]"""
@@ -41,7 +43,7 @@ ROWS["dpo"] = Algorithm(
     chapter=_DPO,
     code=replace(
         _DPO,
-        differs="Nothing.",
+        differs=_SUMS,
     ),
     trl=replace(
         _DPO,
@@ -68,7 +70,7 @@ ROWS["cdpo"] = Algorithm(
     chapter=_CDPO,
     code=replace(
         _CDPO,
-        differs="Nothing; its training script fixes label_smoothing at 0.1.",
+        differs=_SUMS + " It fixes label_smoothing at 0.1.",
     ),
     trl=replace(
         _CDPO,
@@ -95,7 +97,7 @@ ROWS["ipo"] = Algorithm(
     chapter=_IPO,
     code=replace(
         _IPO,
-        differs="Nothing.",
+        differs=_SUMS,
     ),
     trl=replace(
         _IPO,
@@ -125,7 +127,7 @@ ROWS["simpo"] = Algorithm(
     chapter=_SIMPO,
     code=replace(
         _SIMPO,
-        differs="Nothing; its config calls the ratio gamma.",
+        differs=_SUMS + " Its config calls the ratio gamma.",
     ),
     trl="CPOTrainer is not the trainer that the recipe builds on; compare shows it",
 )
@@ -176,13 +178,14 @@ ROWS["kto"] = Algorithm(
     code=replace(
         _KTO,
         loss="kto_class_means",
+        reference_point="rejected",
         trl=(
             "TRL takes one mean over both classes (twice the weights agree where there are as "
             "many of each) and z from mismatched pairs"
         ),
         differs=(
-            "The sum of the mean over the chosen and the mean over the rejected; its training "
-            "script takes z from the rejected completions of their own prompts."
+            "The sum of the mean over the chosen and the mean over the rejected; z is from the "
+            "rejected completions of the micro-batch, each with its own prompt."
         ),
     ),
     trl=replace(
@@ -212,7 +215,7 @@ ROWS["dpo_norm"] = Algorithm(
     chapter=_DPO_NORM,
     code=replace(
         _DPO_NORM,
-        differs="Nothing.",
+        differs=_SUMS,
     ),
     trl=replace(
         _DPO_NORM,
@@ -239,7 +242,7 @@ ROWS["apo_zero"] = Algorithm(
     chapter=_APO_ZERO,
     code=replace(
         _APO_ZERO,
-        differs="Nothing.",
+        differs=_SUMS,
     ),
     trl=replace(
         _APO_ZERO,
@@ -268,7 +271,7 @@ ROWS["apo_down"] = Algorithm(
     chapter=_APO_DOWN,
     code=replace(
         _APO_DOWN,
-        differs="Nothing.",
+        differs=_SUMS,
     ),
     trl=replace(
         _APO_DOWN,

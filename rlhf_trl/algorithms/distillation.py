@@ -79,9 +79,9 @@ ROWS["sdpo"] = Algorithm(
         reads={"kl_top_k": 20},
         own_demonstrations=True,
         differs=(
-            "The student's 20 likeliest tokens and one bucket; each prompt counts the same and "
-            "each token of its completions. Its demonstration is the first right one, for that "
-            "one itself, too."
+            "The student's kl_top_k likeliest tokens and one bucket; each prompt counts the same "
+            "and each token of its completions. Its demonstration is the first right one, for "
+            "that one itself, too."
         ),
     ),
     trl=replace(

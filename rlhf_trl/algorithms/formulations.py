@@ -167,6 +167,8 @@ class Preference(Formulation):
     loss: Part  # from log-probabilities of completions to losses
     logps: Literal["sum", "mean"] = "sum"  # what those are over the tokens of a completion
     reference: bool = True  # whether the reference policy's are read, too
+    # whose log-ratios give KTO's reference point, in a micro-batch
+    reference_point: Literal["mismatched", "rejected"] = "mismatched"
     trainer: str = "DPOTrainer"
 
 

@@ -96,7 +96,22 @@ ROWS["rloo"] = Algorithm(
         trl="GRPOTrainer's centered rewards lack the leave-one-out factor K/(K-1)",
         differs="A mean over the tokens of a sequence instead of a sum.",
     ),
-    trl="RLOOTrainer is not the trainer that the recipe builds on; compare shows it",
+    trl=replace(
+        _RLOO,
+        ratio="product_ratio",
+        surrogate="clipped_ratio",
+        aggregation="sequence_mean",
+        reads={"epsilon": 0.2, "epsilon_high": None, "beta": 0.0},
+        constants={"kl_estimator": "k1"},
+        trainer="RLOOTrainer",
+        settings={"normalize_advantages": False, "reward_clip_range": None},
+        trl=True,
+        trainer_reads={},
+        differs=(
+            "The ratio of the whole completion's probability is clipped; its gradient is the "
+            "chapter's while on-policy."
+        ),
+    ),
 )
 
 _PPO = PolicyGradient(
@@ -178,7 +193,7 @@ ROWS["grpo"] = Algorithm(
         constants={"std_epsilon": 1e-8},
         trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
         differs=(
-            "The KL has the other sign, and 1e-8 is added to the standard deviation, so that "
+            "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
             "rounding alone can give a group of equal rewards advantages of about 1."
         ),
     ),
@@ -274,7 +289,7 @@ ROWS["gspo"] = Algorithm(
         constants={"std_epsilon": 1e-8},
         trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
         differs=(
-            "The KL has the other sign, and 1e-8 is added to the standard deviation, so that "
+            "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
             "rounding alone can give a group of equal rewards advantages of about 1."
         ),
     ),
@@ -409,7 +424,7 @@ ROWS["sapo"] = Algorithm(
         constants={"std_epsilon": 1e-8},
         trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
         differs=(
-            "The KL has the other sign, and 1e-8 is added to the standard deviation, so that "
+            "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
             "rounding alone can give a group of equal rewards advantages of about 1."
         ),
     ),
@@ -519,6 +534,7 @@ _MAXRL = PolicyGradient(
     kl_penalty="none",
     value_loss="none",
     reads={"importance_cap": None},
+    constants={"partial_credit": False},
     settings=grpo_fields(loss_type="grpo", scale_rewards="none"),
     trl="TRL divides centered rewards by their standard deviation, never by their mean",
     trainer_reads={"correctness_reward": REQUIRED, "format_reward": None},
@@ -535,7 +551,8 @@ ROWS["maxrl"] = Algorithm(
         _MAXRL,
         aggregation="sequence_mean",
         reads={},
-        differs="A mean over the tokens of a sequence instead of a sum.",
+        constants={"partial_credit": True},
+        differs="A mean over the tokens of a sequence, not a sum; a success may count in part.",
     ),
     trl="TRL divides centered rewards by their standard deviation, never by their mean",
 )

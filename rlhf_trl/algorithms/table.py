@@ -3,12 +3,13 @@
 A formulation names functions of `rlhf_trl.book` (a callable may stand in their place). `chapter` is
 the equation as the book prints it, or the paper's where the book prints none; `code` is what the
 book's published code computes; `trl` is the stock trainer with the settings that come closest. The
-rows of each family stand in a module of their own; here they are looked up.
+rows of each family stand in a module of their own; here they are looked up, family by family.
 """
 
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 
-from rlhf_trl.algorithms import direct_alignment, distillation, policy_gradients, reward_models
 from rlhf_trl.algorithms.formulations import (
     FORMULATIONS,
     INACTIVE_AT_RATIO_1,
@@ -19,12 +20,53 @@ from rlhf_trl.algorithms.formulations import (
 from rlhf_trl.algorithms.parameters import Family
 from rlhf_trl.errors import InputError, nearest
 
-ALGORITHMS: dict[str, Algorithm] = {
-    **policy_gradients.ROWS,
-    **direct_alignment.ROWS,
-    **reward_models.ROWS,
-    **distillation.ROWS,
+MODULES: dict[Family, str] = {
+    "policy_gradient": "policy_gradients",
+    "direct_alignment": "direct_alignment",
+    "reward_model": "reward_models",
+    "distillation": "distillation",
 }
+"""Which module of this package holds the rows of a family, in the order of the table."""
+
+
+class Table(MutableMapping[str, Algorithm]):
+    """The rows by name. Those of a family are imported when it, or a row of it, is asked for."""
+
+    def __init__(self) -> None:
+        self._families: dict[Family, dict[str, Algorithm]] = {}
+
+    def family(self, family: Family) -> dict[str, Algorithm]:
+        """Return the rows of a family, in its order."""
+        if family not in self._families:
+            module = import_module(f"rlhf_trl.algorithms.{MODULES[family]}")
+            self._families[family] = dict(module.ROWS)
+        return self._families[family]
+
+    def _home(self, name: str) -> dict[str, Algorithm]:
+        """Return the rows of the family that has this one; those that are imported come first."""
+        for family in [*self._families, *MODULES]:
+            if name in self.family(family):
+                return self.family(family)
+        raise KeyError(name)
+
+    def __getitem__(self, name: str) -> Algorithm:
+        return self._home(name)[name]
+
+    def __setitem__(self, name: str, row: Algorithm) -> None:
+        self.family(row.family)[name] = row
+
+    def __delitem__(self, name: str) -> None:
+        del self._home(name)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        for family in MODULES:
+            yield from self.family(family)
+
+    def __len__(self) -> int:
+        return sum(len(self.family(family)) for family in MODULES)
+
+
+ALGORITHMS = Table()
 
 
 def algorithm(name: str) -> Algorithm:
@@ -67,14 +109,15 @@ def nearest_row(algorithm_name: str, formulation_name: str = "chapter") -> Neare
 
 def names(family: Family, having: str = "chapter") -> list[str]:
     """Return a family's algorithms that have this formulation, in the order of the table."""
-    rows = ALGORITHMS.items()
-    return [name for name, row in rows if row.family == family and having in row.formulations]
+    return [name for name, row in ALGORITHMS.family(family).items() if having in row.formulations]
 
 
 def formulation(
     algorithm_name: str, formulation_name: str, family: Family | None = None
 ) -> Formulation:
     """Return one formulation of an algorithm."""
+    if family:
+        ALGORITHMS.family(family)  # is imported, so that the name is looked for there first
     row = algorithm(algorithm_name)
     if family and row.family != family:
         wanted, known = family.replace("_", "-"), ", ".join(names(family))

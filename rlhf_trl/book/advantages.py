@@ -114,16 +114,19 @@ def group_standardized(
     return (centered / (grouped.std(1, keepdim=True) + std_epsilon)).flatten()
 
 
-def maxrl(binary_rewards: Tensor, num_generations: int | None = None) -> Tensor:
+def maxrl(
+    binary_rewards: Tensor, num_generations: int | None = None, partial_credit: bool = False
+) -> Tensor:
     """Center the successes of the prompt's completions and divide by the success rate.
 
     A_i = (r_i - mean(r)) / mean(r),  0 where mean(r) = 0
 
     Source: MaxRL (arXiv:2602.02710); the book prints no equation.
 
-    `binary_rewards` are (B,), 1 for a success and 0 for a failure; others are an InputError.
+    `binary_rewards` are (B,), 1 for a success and 0 for a failure; others are an InputError, unless
+    there is `partial_credit`, as in the book's code.
     """
-    if not ((binary_rewards == 0) | (binary_rewards == 1)).all():
+    if not partial_credit and not ((binary_rewards == 0) | (binary_rewards == 1)).all():
         raise InputError("maxrl: binary_rewards must hold only 0 and 1 (a failure and a success)")
     grouped = as_groups(binary_rewards, num_generations, "maxrl")
     mean = grouped.mean(1, keepdim=True)

@@ -38,6 +38,21 @@ def sequence_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
     return torch.exp(log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1))
 
 
+def product_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
+    """Return the likelihood ratio of each whole sequence, the product of its token ratios.
+
+    rho_i = pi(a_i | s) / pi_old(a_i | s) = exp(sum_t log rho_{i,t})
+
+    Source: not in the book; TRL's RLOOTrainer, after arXiv:2402.14740, where a completion is one
+    action.
+
+    Returns:
+        (B, 1) ratios; 1 on-policy and for a sequence without tokens.
+    """
+    log_ratio = torch.where(mask.bool(), logps - old_logps, 0)
+    return torch.exp(log_ratio.sum(1, keepdim=True))
+
+
 def log_prob_weighting(logps: Tensor, advantages: Tensor) -> Tensor:
     """Weight log-probabilities by advantages: the plain policy gradient.
 

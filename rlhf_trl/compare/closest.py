@@ -23,7 +23,8 @@ from rlhf_trl.compare.rows import Row, own_fields
 from rlhf_trl.compare.surface import settings, shipped
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.run.config import read_config, read_fields
-from rlhf_trl.run.fields import AlignmentRun, PolicyGradientRun
+from rlhf_trl.run.fields.policy_gradients import PolicyGradientRun
+from rlhf_trl.run.fields.preferences import AlignmentRun
 
 TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
 """Stock trainers whose configs can be told apart."""
@@ -102,23 +103,34 @@ class Subject:
         """The user's fields that the batches replace by others."""
         return sorted(name for name, value in self.values.items() if name in OWN and value)
 
-    def unsettled(self, built: Any) -> tuple[str, ...]:
-        """Return the fields of UNSHOWN that may act in the user's run; `built` is its config."""
+    def unsettled(self, config: Any) -> tuple[str, ...]:
+        """Return the fields of UNSHOWN that may act in the user's run; `config` is its config."""
         set_to = {name: self.values.get(name, off) for name, off in UNSHOWN.items()}
-        correction = "vllm_importance_sampling_correction"
-        on = self.values.get(correction, getattr(built, correction, False))  # TRL's default: on
-        # whoever names its mode knows of it
-        on &= "vllm_importance_sampling_mode" not in self.values
-        set_to[correction] = on and bool(self.values.get("use_vllm"))
-        if not getattr(built, "beta", 1):  # then nothing reads the reference
+        corrects = self._corrects_sampler(config)
+        set_to["vllm_importance_sampling_correction"] = corrects
+        if not getattr(config, "beta", 1):  # then nothing reads the reference
             set_to["sync_ref_model"] = False
-        found = sorted(n for n, off in UNSHOWN.items() if set_to[n] not in (None, off))
-        if set_to[correction]:  # what makes its ratio far from 1
-            drawn = self.values | (self.values.get("generation_kwargs") or {})
-            scored = {"temperature": self.values.get("temperature", 1.0), "top_p": 1.0}
-            usual = {**scored, "top_k": 0, "min_p": None}
-            found += [n for n, value in usual.items() if drawn.get(n, value) not in (None, value)]
-        return tuple(found)
+        acting = sorted(name for name, off in UNSHOWN.items() if set_to[name] not in (None, off))
+        return (*acting, *(self._unusual_sampling() if corrects else ()))
+
+    def _corrects_sampler(self, config: Any) -> bool:
+        """Whether losses are weighed by what policy and vLLM say of the same tokens, unasked."""
+        name = "vllm_importance_sampling_correction"
+        is_on = self.values.get(name, getattr(config, name, False))  # TRL's default: on
+        # whoever names its mode knows of it
+        is_known = "vllm_importance_sampling_mode" in self.values
+        return bool(is_on and not is_known and self.values.get("use_vllm"))
+
+    def _unusual_sampling(self) -> list[str]:
+        """Return the fields that bring what vLLM samples from away from what is scored."""
+        sampled = self.values | (self.values.get("generation_kwargs") or {})
+        usual = {
+            "temperature": self.values.get("temperature", 1.0),
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": None,
+        }
+        return [name for name, value in usual.items() if sampled.get(name) not in (None, value)]
 
     def could_be(self, name: str, which: str) -> bool:
         """Whether its trainer might compute a formulation of an algorithm."""
@@ -126,7 +138,7 @@ class Subject:
         if {name, own} & _ALONE:
             return (name, which) == (own, self.also.get("formulation"))
         if self.base in POLICY:
-            return row.trainer == "GRPOTrainer"
+            return row.trainer in ("GRPOTrainer", self.base)
         home = pairs.own_trainer(name).removeprefix("Book") if self.also else row.trainer
         return home == self.base
 
@@ -152,63 +164,120 @@ class Distance:
 
 
 def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
-    """Read a config, of ours or as `trl grpo --config` takes it, a trainer's dotted name, or both.
+    """Read what a user asks about: a config, a trainer, or both.
 
-    A trainer that is not named, such as "mypackage.MyTrainer", is told from the config's keys.
+    A config with an algorithm is one of our recipes'. Of our trainers without a config, the row is
+    the one that their config class has by default. All else is a trainer of TRL or a subclass.
+
+    Args:
+        path: a config of this project, or one as `trl grpo --config` takes it.
+        trainer: the dotted name of a trainer, such as "mypackage.MyTrainer". Without one, the
+            config's keys tell which trainer of TRL it is for.
+
+    Raises:
+        InputError: config and trainer do not go together, none can be told, or it has one loss
+            only.
     """
-    given = read_config(path) if path else {}
+    config_keys = read_config(path) if path else {}
     label = ", ".join(str(part) for part in (path, trainer) if part)
-    if "algorithm" in given:
-        return _ours(str(path), given, trainer, label)
-    if "dataset" in given and trainer is None:  # of this project, but of no algorithm
-        what = "SFT has one loss only, which rlhf-trl compare measures"
-        raise InputError(f"{path} names no algorithm; {what}")
-    others: list[str] = []
+    if "algorithm" in config_keys:
+        return _of_recipes(str(path), config_keys, trainer, label)
+    if "dataset" in config_keys and trainer is None:  # of this project, but of no algorithm
+        reason = "SFT has one loss only, which rlhf-trl compare measures"
+        raise InputError(f"{path} names no algorithm; {reason}")
+    other_trainers: list[str] = []
     if trainer is None:
-        trainer, *others = _told(str(path), given)
-    cls = class_of(trainer)
-    base = pairs.base_name(cls)
+        trainer, *other_trainers = _trainers_of_keys(str(path), config_keys)
+    trainer_class = class_of(trainer)
+    base = pairs.base_name(trainer_class)
     if base not in TRAINERS:
         known = ", ".join(TRAINERS)
         raise InputError(
             f"{trainer} has one loss only, which the matrix compares; --config and --trainer tell "
             f"apart what {known} compute"
         )
-    stock, stock_config = pairs.trainer_classes(base)
-    config = stock_config if cls is stock else config_class(cls, stock_config)
+    stock_class, stock_config = pairs.trainer_classes(base)
+    config = stock_config
+    if trainer_class is not stock_class:
+        config = config_class(trainer_class, stock_config)
+    default_row = getattr(config, "default_row", None)  # only our configs have one
+    if path is None and default_row is not None:
+        return _own_subject(label, (trainer_class, config), default_row, "chapter", {})
     values = _checked(path, config) if path else {}
-    own = {f.name for f in fields_of(config)} - {f.name for f in fields_of(stock_config)}
-    return Subject(label, base, (cls, config), values, _deciding(values, own), fits=tuple(others))
+    stock_fields = {f.name for f in fields_of(stock_config)}
+    added_fields = {f.name for f in fields_of(config)} - stock_fields  # by a subclass
+    return Subject(
+        label=label,
+        base=base,
+        classes=(trainer_class, config),
+        values=values,
+        fields=_loss_fields(values, added_fields),
+        fits=tuple(other_trainers),
+    )
 
 
-def _deciding(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
-    wanted = (LOSS_FIELDS | SHARED_FIELDS | set(own)) - SCHEDULE - OWN
+def _loss_fields(values: Mapping[str, Any], added: Collection[str] = ()) -> dict[str, Any]:
+    """Return those of a config's values that decide the loss.
+
+    Fields that a subclass has `added` to TRL's config may all do so.
+    """
+    deciding = (LOSS_FIELDS | SHARED_FIELDS | set(added)) - SCHEDULE - OWN
     idle = ("vllm_", "sync_ref_", "ref_model_", "neftune_", "router_aux_")
-    return {n: v for n, v in values.items() if n in wanted and not n.startswith(idle)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name in deciding and not name.startswith(idle)
+    }
 
 
-def _ours(path: str, given: Mapping[str, Any], trainer: str | None, label: str) -> Subject:
-    """Return a config of our own recipes as a subject."""
+def _of_recipes(
+    path: str, config_keys: Mapping[str, Any], trainer: str | None, label: str
+) -> Subject:
+    """Return a config of our own recipes, for our trainer or a subclass of it, as a subject."""
     from trl import ModelConfig
 
-    name, which = given["algorithm"], given.get("formulation", "chapter")
-    row = formulation(name, which)
-    own_class, config = pairs.trainer_classes(pairs.own_trainer(name))
-    cls = class_of(trainer) if trainer else own_class
-    if not issubclass(cls, own_class):
+    algorithm = config_keys["algorithm"]
+    own_class, config = pairs.trainer_classes(pairs.own_trainer(algorithm))
+    trainer_class = class_of(trainer) if trainer else own_class
+    if not issubclass(trainer_class, own_class):
         raise InputError(
             f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
             "out, or give a config of that trainer"
         )
-    runs = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
-    values = read_fields(path, [config, ModelConfig], runs)
-    brought = own_fields(row)  # which stand for the user's where the equation does not read them
-    fixed = {key: value for key, value in brought.items() if key not in row.reads}
-    fields = brought | _deciding(values) | fixed
-    if row.trainer == "GRPOTrainer":
+    run_fields = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
+    values = read_fields(path, [config, ModelConfig], run_fields)
+    which = config_keys.get("formulation", "chapter")
+    return _own_subject(label, (trainer_class, config), algorithm, which, values)
+
+
+def _own_subject(
+    label: str, classes: tuple[type, type], algorithm: str, which: str, values: Mapping[str, Any]
+) -> Subject:
+    """Return one of our trainers, or a subclass, with its config as a subject.
+
+    Args:
+        label: how it is called in sentences.
+        classes: the trainer and its config class.
+        algorithm: the row that it trains.
+        which: the row's formulation.
+        values: what the user's config says.
+    """
+    row = formulation(algorithm, which)
+    base = pairs.base_name(classes[0])
+    # The batches need some values of their own; where the equation reads such a field, the user's
+    # value goes before.
+    for_batches = own_fields(row)
+    unread = {name: value for name, value in for_batches.items() if name not in row.reads}
+    defaults = {
+        field.name: field.default
+        for field in fields_of(classes[1])
+        if field.name in row.reads and field.default not in (None, MISSING)
+    }
+    fields = for_batches | _loss_fields(defaults | values) | unread
+    if row.trainer == "GRPOTrainer" == base:
         fields = dict(row.settings) | fields
-    also = pairs.arguments(name, which)
-    return Subject(label, pairs.base_name(cls), (cls, config), values, fields, also)
+    also = pairs.arguments(algorithm, which)
+    return Subject(label, base, classes, values, fields, also)
 
 
 def class_of(dotted: str) -> type:
@@ -220,15 +289,15 @@ def class_of(dotted: str) -> type:
         hint = nearest(dotted, TRAINERS)
         raise InputError(f"--trainer: {dotted!r} has no module{hint}; write mypackage.MyTrainer")
     try:
-        found = getattr(import_module(module), name)
+        trainer = getattr(import_module(module), name)
     except AttributeError as error:
         raise InputError(f"--trainer: {module} has no {name}") from error
     except Exception as error:  # whatever the user's module raises
         why = " ".join(str(error).split())
         raise InputError(f"--trainer: {module} cannot be imported: {why}") from error
-    if not isinstance(found, type) or not pairs.base_name(found):
+    if not isinstance(trainer, type) or not pairs.base_name(trainer):
         raise InputError(f"--trainer: {dotted} is not a subclass of a trainer of TRL")
-    return found
+    return trainer
 
 
 def config_class(trainer: type, stock: type) -> type:
@@ -242,6 +311,7 @@ def config_class(trainer: type, stock: type) -> type:
 
 
 def _checked(path: str | Path, config: type) -> dict[str, Any]:
+    """Read a config as a script of TRL takes it; its keys must be fields of one of the classes."""
     import trl
 
     classes = [config, trl.ModelConfig, trl.ScriptArguments, trl.DatasetMixtureConfig]
@@ -252,34 +322,54 @@ def _checked(path: str | Path, config: type) -> dict[str, Any]:
     return read_fields(path, classes, unknown, words)
 
 
-def _told(path: str, given: Mapping[str, Any]) -> list[str]:
-    """Tell the trainer from the keys that only its config has, and from loss_type; then others."""
-    names = {n: {f.name for f in fields_of(pairs.trainer_classes(n)[1])} for n in pairs.STOCK}
-    anywhere = set().union(*names.values())
-    used = [key for key in given if key in anywhere]
-    fitting = [name for name in pairs.STOCK if all(key in names[name] for key in used)]
-    losses = given.get("loss_type", [])
-    losses = set(map(str, losses if isinstance(losses, list) else [losses]))
-    fitting = [name for name in fitting if losses <= (_losses(name) or losses)]
-    if "GRPOTrainer" in fitting and "reward_funcs" in given:
-        fitting = [name for name in fitting if name in POLICY]
-    chosen = [name for name in fitting if name in _USUAL] or fitting
+def _trainers_of_keys(path: str, config_keys: Mapping[str, Any]) -> list[str]:
+    """Return the trainers of TRL for which a config may be, the most usual one first.
+
+    A trainer fits if its config class has every key of the config that any trainer's has, and if
+    it knows every `loss_type` there.
+
+    Raises:
+        InputError: no trainer fits, or several of which none is the usual one.
+    """
+    field_names = {
+        trainer: {f.name for f in fields_of(pairs.trainer_classes(trainer)[1])}
+        for trainer in pairs.STOCK
+    }
+    of_any_trainer = set().union(*field_names.values())
+    trainer_keys = of_any_trainer.intersection(config_keys)
+    loss_types = config_keys.get("loss_type", [])
+    if not isinstance(loss_types, list):
+        loss_types = [loss_types]
+    loss_types = {str(loss_type) for loss_type in loss_types}
+    fitting = []
+    for trainer in pairs.STOCK:
+        known_losses = _loss_types(trainer)
+        knows_losses = not known_losses or loss_types <= known_losses
+        if trainer_keys <= field_names[trainer] and knows_losses:
+            fitting.append(trainer)
+    if "GRPOTrainer" in fitting and "reward_funcs" in config_keys:
+        fitting = [trainer for trainer in fitting if trainer in POLICY]
+    chosen = [trainer for trainer in fitting if trainer in _USUAL] or fitting
     if len(chosen) == 1:
-        return [*chosen, *(name for name in fitting if name not in chosen)]
+        return chosen + [trainer for trainer in fitting if trainer not in chosen]
+    example = fitting[0] if fitting else TRAINERS[0]
     raise InputError(
         f"{path}: its keys fit {' and '.join(fitting) or 'no single trainer'}; say which with "
-        f"--trainer, such as --trainer {(fitting or TRAINERS)[0]}"
+        f"--trainer, such as --trainer {example}"
     )
 
 
 _USUAL = ("GRPOTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
 
 
-def _losses(trainer: str) -> set[str]:
+def _loss_types(trainer: str) -> set[str]:
     """Return the loss types that a trainer is known to have; none where it has no such field."""
-    cases = [settings(case) for case in shipped()["losses"] if case.split()[0] == trainer]
-    types = [case["loss_type"] for case in cases if "loss_type" in case]
-    return {loss for each in types for loss in ([each] if isinstance(each, str) else each)}
+    loss_types: set[str] = set()
+    for case in shipped()["losses"]:
+        loss_type = settings(case).get("loss_type", [])
+        if case.split()[0] == trainer:
+            loss_types.update([loss_type] if isinstance(loss_type, str) else loss_type)
+    return loss_types
 
 
 def distances(
@@ -290,27 +380,39 @@ def distances(
 ) -> list[Distance]:
     """Measure how far a subject is from formulations of algorithms, the nearest first.
 
-    `wanted` has (algorithm, formulation) pairs; none: all that the trainer could compute. What was
-    measured is kept in a `matrix`; without `fixes`, no change of fields is looked for.
+    Args:
+        subject: what is measured.
+        wanted: (algorithm, formulation) pairs; none: all that the trainer could compute.
+        matrix: keeps what was measured for the next call.
+        fixes: whether to look for changes of fields that bring the subject closer.
+
+    Raises:
+        InputError: the trainer cannot be run on the fixed batches.
     """
     matrix = matrix or Matrix()
-    names = wanted or [
-        (name, which)
-        for name, row in ALGORITHMS.items()
-        for which, form in row.formulations.items()
-        if subject.could_be(name, which)
-        and (which != "trl" or row.chapter.trl is not True)  # else it is the chapter's
-    ]
+    measured = []
     with quiet():
         try:
-            found = [_distance(matrix, subject, *pair, fixes) for pair in names]
+            for algorithm, which in wanted or _comparable(subject):
+                measured.append(_distance(matrix, subject, algorithm, which, fixes))
         except InputError:
             raise
         except Exception as error:  # whatever the user's trainer or config raises
-            what = f"{subject.classes[0].__name__} cannot be run on the fixed batches"
+            problem = f"{subject.classes[0].__name__} cannot be run on the fixed batches"
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise InputError(f"{subject.label}: {what}: {message}") from error
-    return sorted(found, key=lambda each: (not each.equal, _away(each.worst)))
+            raise InputError(f"{subject.label}: {problem}: {message}") from error
+    return sorted(measured, key=lambda distance: (not distance.equal, _away(distance.worst)))
+
+
+def _comparable(subject: Subject) -> list[tuple[str, str]]:
+    """Return the (algorithm, formulation) pairs that the subject's trainer could compute."""
+    return [
+        (algorithm, which)
+        for algorithm, row in ALGORITHMS.items()
+        for which in row.formulations
+        if subject.could_be(algorithm, which)
+        and (which != "trl" or row.chapter.trl is not True)  # else it is the chapter's
+    ]
 
 
 def _away(result: Result) -> tuple[float, float]:
@@ -319,48 +421,102 @@ def _away(result: Result) -> tuple[float, float]:
     return round(away, 2), result.grad_rel_error
 
 
-def _distance(matrix: Matrix, subject: Subject, name: str, which: str, fixes: bool) -> Distance:
-    row = formulation(name, which)
-    if not subject.could_be(name, which):
-        own = "a config for {algorithm} ({formulation})" if subject.also else subject.base
+def _distance(
+    matrix: Matrix, subject: Subject, algorithm: str, which: str, fixes: bool
+) -> Distance:
+    """Measure a subject against one formulation, as it is and with the fields changed that differ.
+
+    Raises:
+        InputError: the subject trains on other data or models, or has no finite gradient.
+    """
+    row = formulation(algorithm, which)
+    if not subject.could_be(algorithm, which):
+        label = subject.base
+        if subject.also:
+            label = "a config for {algorithm} ({formulation})".format(**subject.also)
         raise InputError(
-            f"{subject.label}: {own.format(**subject.also)} is not compared with {name} ({which}), "
+            f"{subject.label}: {label} is not compared with {algorithm} ({which}), "
             "whose data or models are others"
         )
+    config = _built_config(subject)
+    left = Book(algorithm, which, _params(row, subject, config))
+    results = _measured(matrix, subject, left)
+    broken = [r.batch for r in results if not math.isfinite(r.grad_rel_error)]
+    if broken:
+        problem = "the gradient is not finite, or the book's is 0, on"
+        raise InputError(f"{subject.label}: {problem} {', '.join(broken)}")
+    agrees = all(r.agrees for r in results)
+    untested = subject.unsettled(config) if agrees else ()
+    equal = agrees and not untested
+    worst = _worst(results)
+    changes: Mapping[str, Any] = {}
+    after_changes = None
+    if fixes and not equal:
+        find_fix = _fix_of_own if subject.also else _fix_of_stock
+        changes, after_changes = find_fix(matrix, subject, left, config, worst)
+    # the table's reasons are about a trainer of TRL, but for RLOOTrainer, which has its own there
+    has_reason = not subject.also and subject.base != "RLOOTrainer" and row.trl is not True
+    equal_on_policy = None
+    for result in results:
+        if result.batch == "on_policy":
+            equal_on_policy = result.verdict == "equal"
+    return Distance(
+        algorithm=algorithm,
+        formulation=which,
+        equal=equal,
+        worst=worst,
+        on_policy=equal_on_policy,
+        changes=changes,
+        then=after_changes,
+        why=str(row.trl) if has_reason and not equal else "",
+        untested=untested,
+    )
+
+
+def _built_config(subject: Subject) -> Any:
+    """Return the subject's config, built as for the fixed batches."""
     fields = trainer_fields()
     if subject.base in POLICY:
         fields |= {"num_generations": policy.GROUP, "per_device_train_batch_size": policy.ROWS}
-    built = subject.classes[1](**{**fields, **subject.fields})
-    left = Book(name, which, _params(row, subject, built))
-    results = _measured(matrix, subject, left)
-    worst = _worst(results)
-    if broken := [r.batch for r in results if not math.isfinite(r.grad_rel_error)]:
-        what = "the gradient is not finite, or the book's is 0, on"
-        raise InputError(f"{subject.label}: {what} {', '.join(broken)}")
-    equal = all(r.agrees for r in results)
-    untested = subject.unsettled(built) if equal else ()
-    equal = equal and not untested
-    changes: Mapping[str, Any] = {}
-    then = None
-    if equal or not fixes:
-        pass
-    elif subject.also:
-        asked = {"algorithm": name, "formulation": which}
-        extra = subject.fields.keys() & row.trainer_reads.keys() - own_fields(row).keys()
-        wanted = _anywhere(subject, built) | {key: row.trainer_reads[key] for key in extra}
-        shared = _differing(wanted, built)
-        changes = {k: v for k, v in asked.items() if subject.also[k] != v} | shared
-        if changes == shared:  # else some of its fields may not be the other row's
-            then = _worst(_measured(matrix, subject, left, **shared)) if shared else None
-    else:
-        changes = _changes(subject, row, left, built)
-        then = _worst(_measured(matrix, subject, left, **changes))
-        if row.trl is not True and then.grad_rel_error > worst.grad_rel_error / 2:
-            changes, then = {}, None  # nothing that brings the two close
-    stock = not subject.also and subject.base != "RLOOTrainer"  # whose own reasons the table has
-    why = str(row.trl) if stock and not equal and row.trl is not True else ""
-    on_policy = next((r.verdict == "equal" for r in results if r.batch == "on_policy"), None)
-    return Distance(name, which, equal, worst, on_policy, changes, then, why, untested)
+    return subject.classes[1](**{**fields, **subject.fields})
+
+
+def _fix_of_own(
+    matrix: Matrix, subject: Subject, left: Book, config: Any, worst: Result
+) -> tuple[dict[str, Any], Result | None]:
+    """Return what to change in a config of ours, and the worst result after that.
+
+    That is None where there is nothing to measure: no change, or another algorithm or formulation,
+    whose fields may not be those of the subject.
+    """
+    row = left.row
+    read_by_trainer = row.trainer_reads.keys() - own_fields(row).keys()
+    wanted = _wanted_of_any_row(subject, config)
+    for name in subject.fields.keys() & read_by_trainer:
+        wanted[name] = row.trainer_reads[name]
+    fields = _differing(wanted, config)
+    changes = {}
+    for name, value in (("algorithm", left.algorithm), ("formulation", left.formulation)):
+        if subject.also[name] != value:
+            changes[name] = value
+    if changes or not fields:
+        return changes | fields, None
+    return fields, _worst(_measured(matrix, subject, left, **fields))
+
+
+def _fix_of_stock(
+    matrix: Matrix, subject: Subject, left: Book, config: Any, worst: Result
+) -> tuple[dict[str, Any], Result | None]:
+    """Return what to change in a config of TRL's, and the worst result after that.
+
+    Where TRL has no settings for the row, changes that do not halve the error are none.
+    """
+    changes = _changes(subject, left, config)
+    after_changes = _worst(_measured(matrix, subject, left, **changes))
+    is_far = after_changes.grad_rel_error > worst.grad_rel_error / 2
+    if left.row.trl is not True and is_far:
+        return {}, None
+    return changes, after_changes
 
 
 def _worst(results: Sequence[Result]) -> Result:
@@ -383,76 +539,86 @@ def side_of(subject: Subject, **changes: Any) -> Stock:
     values = {**subject.fields, **changes}
     fields = {name: value for name, value in values.items() if name not in sampling}
     trainer = subject.base
-    if subject.also:
+    if subject.also and trainer != "RLOOTrainer":  # which no recipe trains
         trainer = pairs.own_trainer(subject.also["algorithm"])
     return Stock(fields, subject.label, trainer, classes=subject.classes, also=subject.also)
 
 
-def _params(row: Formulation, subject: Subject, built: Any) -> dict[str, Any]:
+def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
     """Return the book's parameters that the user's config decides, as far as the row takes them."""
     params: dict[str, Any] = {}
-    ours = ("max_completion_length", "importance_cap", "baseline_value")
-    for name in (name for name in row.reads if name not in ours):
-        given = subject.fields.get(name) if subject.also else getattr(built, name, None)
-        if given is None and name == "epsilon_high":
-            given = getattr(built, "epsilon", None)  # what TRL falls back to
-        if name == "gamma_beta_ratio" and hasattr(built, "simpo_gamma"):
-            given = built.simpo_gamma / built.beta
+    of_the_batches = ("max_completion_length", "importance_cap", "baseline_value")
+    for name in row.reads:
+        if name in of_the_batches:
+            continue
+        value = subject.fields.get(name) if subject.also else getattr(config, name, None)
+        if value is None and name == "epsilon_high":
+            value = getattr(config, "epsilon", None)  # what TRL falls back to
+        if name == "gamma_beta_ratio" and hasattr(config, "simpo_gamma"):
+            value = config.simpo_gamma / config.beta
         # a row that smooths labels is not asked for with 0
-        if given is None or (name == "label_smoothing" and not given):
+        if value is None or (name == "label_smoothing" and not value):
             continue
         offset = 0 if subject.also else row.trl_offset.get(name, 0)
         # below 1, CISPO's absolute bound can only be a paper's relative one
-        candidate = given - offset if offset and given >= offset else given
-        row.parameters({**_required(row), name: candidate})  # refuses what the row cannot have
-        params[name] = candidate
+        if offset and value >= offset:
+            value = value - offset
+        row.parameters({**_required(row), name: value})  # refuses what the row cannot have
+        params[name] = value
     return params
 
 
 def _required(row: Formulation) -> dict[str, Any]:
+    """Return the parameter that a row needs and only the batches know."""
     return {"max_completion_length": policy.LIMIT} if "max_completion_length" in row.reads else {}
 
 
-def _changes(subject: Subject, row: Formulation, left: Book, built: Any) -> dict[str, Any]:
-    """Return the fields whose values stand between the config and the row's settings."""
-    given = {**_required(row), **left.params}
-    values, want = row.parameters(given), dict(row.fixed(given))
+def _changes(subject: Subject, left: Book, config: Any) -> dict[str, Any]:
+    """Return the fields, with new values, that stand between a config of TRL's and a row."""
+    row = left.row
+    params = {**_required(row), **left.params}
+    values = row.parameters(params)
+    wanted = dict(row.fixed(params))
     if "label_smoothing" in row.reads:
-        want["label_smoothing"] = values["label_smoothing"]
+        wanted["label_smoothing"] = values["label_smoothing"]
     for name, offset in row.trl_offset.items():
-        want[name] = values[name] + offset
-    want |= _anywhere(subject, built)
-    read = want.keys() | row.reads.keys() | {"beta"}
-    for each in fields_of(subject.classes[1]):
-        unread = each.name in LOSS_FIELDS & (subject.fields.keys() - read)
-        if unread and each.default is not MISSING:
-            want[each.name] = each.default
-    if "loss_type" in want:
-        want.setdefault("loss_weights", None)
-    if "beta" not in row.reads and getattr(built, "beta", 0):
-        want["beta"] = 0.0
-    if not want.get("beta", getattr(built, "beta", 1)):
-        want.pop("use_bias_correction_kl", None)  # read only with a KL
-    changes = _differing(want, built)
+        wanted[name] = values[name] + offset
+    wanted |= _wanted_of_any_row(subject, config)
+    # loss fields of the user's that the row does not read go back to their defaults
+    read = wanted.keys() | row.reads.keys() | {"beta"}
+    unread = LOSS_FIELDS & (subject.fields.keys() - read)
+    for config_field in fields_of(subject.classes[1]):
+        if config_field.name in unread and config_field.default is not MISSING:
+            wanted[config_field.name] = config_field.default
+    if "loss_type" in wanted:
+        wanted.setdefault("loss_weights", None)
+    if "beta" not in row.reads and getattr(config, "beta", 0):
+        wanted["beta"] = 0.0
+    if not wanted.get("beta", getattr(config, "beta", 1)):
+        wanted.pop("use_bias_correction_kl", None)  # read only with a KL
+    changes = _differing(wanted, config)
     if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes
 
 
-def _anywhere(subject: Subject, built: Any) -> dict[str, Any]:
+def _wanted_of_any_row(subject: Subject, config: Any) -> dict[str, Any]:
     """Return what every policy-gradient row wants: it is sampled as before, but scored at 1."""
-    want: dict[str, Any] = {"mask_truncated_completions": False}
-    if getattr(built, "temperature", 1.0) != 1.0:
+    wanted: dict[str, Any] = {"mask_truncated_completions": False}
+    if getattr(config, "temperature", 1.0) != 1.0:
         more = subject.values.get("generation_kwargs") or {}
-        sampling = {"temperature": built.temperature, **more}
-        want |= {"temperature": 1.0, "generation_kwargs": sampling}
-    return want
+        sampling = {"temperature": config.temperature, **more}
+        wanted |= {"temperature": 1.0, "generation_kwargs": sampling}
+    return wanted
 
 
-def _differing(want: Mapping[str, Any], built: Any) -> dict[str, Any]:
-    """Return what a config says otherwise, of the fields that it has."""
-    had = {name: value for name, value in want.items() if hasattr(built, name)}
-    return {name: v for name, v in had.items() if _plain(getattr(built, name)) != _plain(v)}
+def _differing(wanted: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Return those of the wanted values that a config has a field for, with another value."""
+    return {
+        name: value
+        for name, value in wanted.items()
+        if hasattr(config, name) and _plain(getattr(config, name)) != _plain(value)
+    }
 
 
 def _plain(value: Any) -> Any:

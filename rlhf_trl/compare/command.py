@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from rlhf_trl.algorithms import formulation
-from rlhf_trl.compare import paper_index, report, two_configs
+from rlhf_trl.compare import as_stock, paper_index, report, two_configs
 from rlhf_trl.compare.closest import Distance, distances, read_subject
-from rlhf_trl.compare.matrix import Matrix
+from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.page import write_page
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
@@ -36,40 +36,69 @@ def run(args: Namespace) -> None:
         _matrix(args)
 
 
+QUICK = {"accumulation", "clipped", "equal_rewards", "sampler"}
+"""The batches of --quick."""
+
+
 def _matrix(args: Namespace) -> None:
+    """Compare the book with TRL on the fixed batches: print the results, or write the page.
+
+    Where no algorithms are chosen, our trainers of stock formulations are also held against TRL's.
+    """
     if args.page:
         if args.algorithms or args.batches or args.verbose or args.format != "table":
             raise InputError("--page writes everything; leave the other options out")
         write_page(args.page)
         return
-    wanted = _chosen("--algorithms", args.algorithms, [row.algorithm for row in ROWS])
+    algorithms = _chosen("--algorithms", args.algorithms, [row.algorithm for row in ROWS])
     batches = _chosen("--batches", args.batches, [batch.name for batch in BATCHES])
     if args.quick:
-        batches &= {"accumulation", "clipped", "equal_rewards", "sampler"}
-    rows = [row for row in ROWS if row.algorithm in wanted]
+        batches &= QUICK
+    against_stock = [] if args.algorithms else as_stock.measure(batches)
+    rows = [row for row in ROWS if row.algorithm in algorithms]
     results = Matrix().run(rows, [batch for batch in BATCHES if batch.name in batches])
     if not results:
         raise InputError(f"--batches: {args.batches} does not apply to {args.algorithms}")
-    print(report.render(results, args.format, args.verbose, by_batch=bool(args.batches)))
-    unexplained = [r for r in results if not r.explained]
+    by_batch = bool(args.batches)
+    print(report.render(results, against_stock, args.format, args.verbose, by_batch=by_batch))
+    unequal = [as_stock.label(result.case) for result in against_stock if not result.is_same]
+    if unequal:
+        names = ", ".join(unequal)
+        raise InputError(f"formulation trl is not the stock trainer, bit for bit: {names}")
+    _check_results(results)
+
+
+def _check_results(results: Sequence[Result]) -> None:
+    """Refuse differences that nothing explains, and comparisons that cannot be computed.
+
+    With another release of TRL than the recorded one, sides that it does not have may be missing.
+    """
+    unexplained = [result for result in results if not result.explained]
     if unexplained:
-        found = ", ".join(f"{r.row.algorithm} on {r.batch}" for r in unexplained)
-        raise InputError(f"differences that no identity explains: {found}")
-    known = version("trl") == shipped()["versions"]["trl"]
-    failed = [r for r in results if r.why and (known or r.verdict == "cannot run")]
-    if failed:
-        why = "; ".join(sorted({r.why for r in failed}))
-        raise InputError(f"{len(failed)} comparisons cannot be computed with this TRL: {why}")
+        names = ", ".join(f"{result.row.algorithm} on {result.batch}" for result in unexplained)
+        raise InputError(f"differences that no identity explains: {names}")
+    is_recorded_release = version("trl") == shipped()["versions"]["trl"]
+    reasons = [
+        result.why
+        for result in results
+        if result.why and (is_recorded_release or result.verdict == "cannot run")
+    ]
+    if reasons:
+        why = "; ".join(sorted(set(reasons)))
+        raise InputError(f"{len(reasons)} comparisons cannot be computed with this TRL: {why}")
 
 
-def _chosen(option: str, given: str | None, known: Sequence[str]) -> set[str]:
-    names = [*known] if given is None else [name.strip() for name in given.split(",")]
+def _chosen(option: str, text: str | None, known: Sequence[str]) -> set[str]:
+    """Return the names that an option lists, or all known ones where it is not given."""
+    if text is None:
+        return set(known)
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
-            every = ", ".join(dict.fromkeys(known))
+            all_names = ", ".join(dict.fromkeys(known))
             hint = nearest(name, known)
-            raise InputError(f"{option}: {name!r} is not known{hint}; known: {every}")
-    return {*names}
+            raise InputError(f"{option}: {name!r} is not known{hint}; known: {all_names}")
+    return set(names)
 
 
 def _pair(text: str) -> tuple[str, str]:

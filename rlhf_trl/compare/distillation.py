@@ -97,26 +97,40 @@ class DistillationWindow:
         return measured
 
     def _run(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
-        """Measure one window of the student's; return the micro-batches, too."""
+        """Measure one accumulation window with the moved student.
+
+        Returns:
+            Loss and gradient, and the micro-batches as the loss saw them.
+        """
         trainer.model.train()
-        source = measure.batches(trainer)
-        if hasattr(trainer, "teacher_context_builder"):  # SDPO: its own teacher, a step later
-            trainer._prepare_inputs(next(source))
-            trainer._step = trainer.args.steps_per_generation
-            trainer.model.load_state_dict(self.student)
-            policy.check_order(trainer)
-            trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
-            return measure.accumulate(trainer, source)
+        if hasattr(trainer, "teacher_context_builder"):  # only SDPOTrainer has one
+            return self._run_sdpo(trainer)
         trainer.model.load_state_dict(self.student)
-        order = [*trainer._get_train_sampler()]
+        order = list(trainer._get_train_sampler())
         count = trainer.args.gradient_accumulation_steps
         size = ROWS * count * trainer.accelerator.num_processes
-        if (
-            order[: size * count] != order[:size] * count
-        ):  # a generation feeds `count` micro-batches
+        # a generation of `size` prompts feeds `count` micro-batches
+        if order[: size * count] != order[:size] * count:
             raise InputError("DistillationTrainer leaves out prompts")
+        # `stock`: TRL has to mix the rows itself, or its release is not the one that is known
         with policy.unmixed("trl.trainer.distillation_trainer", stock=True):
-            return measure.accumulate(trainer, source)
+            return measure.accumulate(trainer, measure.batches(trainer))
+
+    def _run_sdpo(self, trainer: Any) -> tuple[Measured, list[measure.Batch]]:
+        """Measure SDPOTrainer on the second use of a generation, when its student has moved.
+
+        Its teacher starts as a copy of the student. If that were moved before, old and new
+        log-probabilities would be the same; so it generates first, then it is moved, and the window
+        is measured off-policy.
+        """
+        source = measure.batches(trainer)
+        trainer._prepare_inputs(next(source))  # generates, and keeps the generation
+        trainer._step = trainer.args.steps_per_generation  # the kept one is used once more
+        trainer.model.load_state_dict(self.student)
+        policy.check_order(trainer)
+        # as after an optimizer step: an averaged teacher takes its share of the moved student
+        trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        return measure.accumulate(trainer, source)
 
     @cached_property
     def view(self) -> DistillationView:

@@ -4,14 +4,14 @@ import inspect
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl import trainers
-from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS
+from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulation
 from rlhf_trl.compare.measure import sentence
 from rlhf_trl.compare.surface import (
     ONLINE,
@@ -47,6 +47,8 @@ HISTORY = {
     "NashMDTrainer": ("1.14.0", "trl.experimental.nash_md", "absent"),
     "XPOTrainer": ("1.14.0", "trl.experimental.xpo", "absent"),
 }
+
+Facts = Mapping[str, Any]  # a section of a surface
 
 # What relies on a trainer that no recipe stands on.
 _RELY = {
@@ -84,42 +86,90 @@ def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surfac
 
 
 def compare(recorded: Surface, found: Surface) -> list[Moved]:
-    """Return what differs between two surfaces; what hangs on a class that has gone is left out."""
-    moved: list[Moved] = []
-    gone = {family_of(n) for n, home in recorded["homes"].items() if home and not found["homes"][n]}
-    failed: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for section in ("homes", "signatures", "defaults", "losses"):
-        # a method that has come may stand before one that is relied on
-        come = found[section] if section == "signatures" else ()
-        for place, old in {**dict.fromkeys(come), **recorded[section]}.items():
-            if section != "homes" and family_of(place) in gone:
-                continue
-            new = found[section].get(place)
-            if section == "defaults" and place not in found[section]:  # told as a field
-                continue
-            if section != "defaults":
-                old, new = old or "absent", new or "absent"
-            if section == "homes" and new == "absent" != old:
-                new = _why_not(old, place)
-            if section == "losses" and isinstance(new, str):
-                failed[place.partition(" ")[0], new].append(place)
-            elif not _same(old, new, 300 * TOLERANCE if "bf16=true" in place else TOLERANCE):
-                whom = _concerns(section, place)
-                moved.append(Moved(place, old, new, _since(place, old, new), whom))
-    for (trainer, why), places in failed.items():
-        what = places[0] if len(places) == 1 else f"{trainer}, {len(places)} losses"
-        moved.append(Moved(what, "can be computed", why, None, _concerns("homes", trainer)))
-    fates: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for config, names in recorded["fields"].items():
-        for name in sorted({*names} ^ {*found["fields"].get(config, names)}):
-            fate = ("present", "absent") if name in names else ("absent", "present")
-            since = _since(f"{config} field {name}", *fate)
-            fates[name, *fate, since, _concerns(fate[1], f"{config}.{name}")].append(config)
-    for (name, *fate_and_whom), configs in fates.items():
-        moved.append(Moved(f"{', '.join(configs)} field {name}", *fate_and_whom))
+    """Return what differs between the recorded and the installed surface.
+
+    What hangs on a class that has gone is left out: the class itself is told.
+    """
+    gone = {
+        family_of(name)
+        for name, home in recorded["homes"].items()
+        if home and not found["homes"][name]
+    }
+    moved = [
+        *_moved_homes(recorded["homes"], found["homes"]),
+        *_moved_signatures(recorded["signatures"], found["signatures"], gone),
+        *_moved_defaults(recorded["defaults"], found["defaults"], gone),
+        *_moved_losses(recorded["losses"], found["losses"], gone),
+        *_moved_fields(recorded["fields"], found["fields"]),
+    ]
     for module, why in relied_on()[1].items():
         moved.append(Moved(module, "can be imported", why, None, "the recipes that use it"))
     return moved
+
+
+def _moved(section: str, place: str, old: Any, new: Any) -> Moved:
+    """Return one thing that moved, with the release and whom it concerns."""
+    return Moved(place, old, new, _since(place, old, new), _concerns(section, place))
+
+
+def _moved_homes(recorded: Facts, found: Facts) -> Iterator[Moved]:
+    """Yield the classes that another module exports, or none; `recorded` may hold None, too."""
+    for name, old in recorded.items():
+        old, new = old or "absent", found.get(name) or "absent"
+        if new == "absent" != old:
+            new = _why_not(old, name)
+        if not _same(old, new):
+            yield _moved("homes", name, old, new)
+
+
+def _moved_signatures(
+    recorded: Facts, found: Facts, gone: Collection[str | None]
+) -> Iterator[Moved]:
+    """Yield the functions with another signature, and methods that have come or gone."""
+    # a method that has come may stand before one that is relied on
+    for place in dict.fromkeys([*found, *recorded]):
+        old, new = recorded.get(place) or "absent", found.get(place) or "absent"
+        if family_of(place) not in gone and not _same(old, new):
+            yield _moved("signatures", place, old, new)
+
+
+def _moved_defaults(recorded: Facts, found: Facts, gone: Collection[str | None]) -> Iterator[Moved]:
+    """Yield the fields with another default; those that have gone are told as fields."""
+    for place, old in recorded.items():
+        if place not in found or family_of(place) in gone:
+            continue
+        if not _same(old, found[place]):
+            yield _moved("defaults", place, old, found[place])
+
+
+def _moved_losses(recorded: Facts, found: Facts, gone: Collection[str | None]) -> Iterator[Moved]:
+    """Yield the losses that differ, then those that cannot be computed, by trainer and error."""
+    failed: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for case, old in recorded.items():
+        if family_of(case) in gone:
+            continue
+        old, new = old or "absent", found.get(case) or "absent"
+        tolerance = 300 * TOLERANCE if "bf16=true" in case else TOLERANCE
+        if isinstance(new, str):
+            failed[case.partition(" ")[0], new].append(case)
+        elif not _same(old, new, tolerance):
+            yield _moved("losses", case, old, new)
+    for (trainer, why), cases in failed.items():
+        what = cases[0] if len(cases) == 1 else f"{trainer}, {len(cases)} losses"
+        yield Moved(what, "can be computed", why, None, _concerns("homes", trainer))
+
+
+def _moved_fields(recorded: Facts, found: Facts) -> Iterator[Moved]:
+    """Yield the fields that have come or gone; one line for those of several configs alike."""
+    configs_of: dict[Moved, list[str]] = defaultdict(list)
+    for config, names in recorded.items():
+        for name in sorted({*names} ^ {*found.get(config, names)}):
+            old, new = ("present", "absent") if name in names else ("absent", "present")
+            since = _since(f"{config} field {name}", old, new)
+            alike = Moved(name, old, new, since, _concerns(new, f"{config}.{name}"))
+            configs_of[alike].append(config)
+    for moved, configs in configs_of.items():
+        yield replace(moved, what=f"{', '.join(configs)} field {moved.what}")
 
 
 def report(moved: list[Moved], recorded: Surface, installed: Surface, as_json: bool = False) -> str:
@@ -128,57 +178,83 @@ def report(moved: list[Moved], recorded: Surface, installed: Surface, as_json: b
     sizes["fields"] = sum(map(len, recorded["fields"].values()))
     versions = {"recorded": recorded["versions"], "installed": installed["versions"]}
     if as_json:
-        found = {**versions, "checked": sizes, "moved": [asdict(m) for m in moved]}
-        return json.dumps(found, indent=2)
-    lines = [
-        f"{kind}: {', '.join(f'{k} {v}' for k, v in found.items())}"
-        for kind, found in versions.items()
-    ]
-    checked = ", ".join(f"{n} {name}" for name, n in sizes.items())
-    nothing = f"nothing moved since TRL {recorded['versions']['trl']}: {checked} checked"
-    return "\n".join([*lines, *(map(str, moved) if moved else [nothing])])
+        content = {**versions, "checked": sizes, "moved": [asdict(thing) for thing in moved]}
+        return json.dumps(content, indent=2)
+    lines = []
+    for kind, of_libraries in versions.items():
+        lines.append(f"{kind}: {', '.join(f'{name} {v}' for name, v in of_libraries.items())}")
+    lines += [str(thing) for thing in moved]
+    if not moved:
+        checked = ", ".join(f"{size} {name}" for name, size in sizes.items())
+        lines.append(f"nothing moved since TRL {recorded['versions']['trl']}: {checked} checked")
+    return "\n".join(lines)
 
 
 def _concerns(section: str, place: str) -> str:
-    """Say whom it concerns; the section is "present" or "absent" for a field that came or went."""
-    family, name = family_of(place) or "GRPO", place.rpartition(".")[2]
-    rows = {
-        f"{algorithm} ({which})": row
-        for algorithm in ALGORITHMS
-        for which, row in ALGORITHMS[algorithm].formulations.items()
-        if row.trainer == f"{family}Trainer"
-    }
-    scripts = [stage.script for stage in STAGES.values() if stage.stock == f"{family}Trainer"]
-    others = ", ".join(scripts) or _RELY.get(family, f"what builds on {family}Trainer")
-    everyone = ", ".join([*_joined(rows, rows), others])
-    own = [n for n, r in rows.items() if name in {**r.settings, **r.reads, **r.trainer_reads}]
+    """Say whom it concerns that something moved.
+
+    Args:
+        section: of the surface; "present" or "absent" for a field that came or went.
+        place: what moved there.
+    """
+    family = family_of(place) or "GRPO"
+    name = place.rpartition(".")[2]
+    rows = _rows_on(family)
+    naming = [
+        label
+        for label, row in rows.items()
+        if name in {**row.settings, **row.reads, **row.trainer_reads}
+    ]
     if section == "present":
         listed = name in LOSS_FIELDS | SHARED_FIELDS
         fate = "which name it already" if listed else "one of which it must join if it does"
         return f"the lists of fields that touch a loss in rlhf_trl/algorithms/parameters.py, {fate}"
     if section == "absent":
-        return ", ".join([*_joined(own, rows), "configs that set it"])
+        return ", ".join([*_joined(naming, rows), "configs that set it"])
     if section == "signatures":
-        classes = relied_on()[0].get(place, set())
-        users = sorted(cls.__name__ for cls in classes)
-        if family == "GRPO" and not name.startswith("__"):  # and who names it
-            files = {*Path(trainers.__file__).parents[1].rglob("*.py")}
-            files -= {Path(inspect.getfile(cls)) for cls in {*classes, OnTRL}}
-            users += sorted(f.name for f in files if re.search(rf"\b{name}\b", f.read_text()))
-        return ", ".join(users) or everyone
-    if section == "defaults" and own:
-        others = _joined([n for n in rows if n not in own], rows)
+        return ", ".join(_users(place, name, family)) or _everyone(family, rows)
+    if section == "defaults" and naming:
+        others = _joined([label for label in rows if label not in naming], rows)
         reached = ", ".join([f"the stock {family}Trainer", *others])
-        return f"{reached}; not the {len(own)} formulations that name it"
+        return f"{reached}; not the {len(naming)} formulations that name it"
     if section == "losses" and rows:
-        case = ONLINE | settings(place)
-        equal = [
-            n
-            for n, r in rows.items()
-            if r.trl is True and all(_agree(v, case.get(k, v)) for k, v in r.settings.items())
-        ]
+        equal = [label for label, row in rows.items() if row.trl is True and _is_case(row, place)]
         return ", ".join(_joined(equal, rows)) or f"the stock {family}Trainer"
-    return everyone
+    return _everyone(family, rows)
+
+
+def _rows_on(family: str) -> dict[str, Formulation]:
+    """Return the formulations that stand on a stock trainer, by labels such as "grpo (chapter)"."""
+    return {
+        f"{algorithm} ({which})": row
+        for algorithm in ALGORITHMS
+        for which, row in ALGORITHMS[algorithm].formulations.items()
+        if row.trainer == f"{family}Trainer"
+    }
+
+
+def _everyone(family: str, rows: Iterable[str]) -> str:
+    """Return the algorithms and scripts that stand on a stock trainer."""
+    scripts = [stage.script for stage in STAGES.values() if stage.stock == f"{family}Trainer"]
+    others = ", ".join(scripts) or _RELY.get(family, f"what builds on {family}Trainer")
+    return ", ".join([*_joined(rows, rows), others])
+
+
+def _users(place: str, name: str, family: str) -> list[str]:
+    """Return our classes that override or call a method, and of GRPO's files that name it."""
+    classes = relied_on()[0].get(place, set())
+    users = sorted(cls.__name__ for cls in classes)
+    if family == "GRPO" and not name.startswith("__"):
+        files = {*Path(trainers.__file__).parents[1].rglob("*.py")}
+        files -= {Path(inspect.getfile(cls)) for cls in {*classes, OnTRL}}
+        users += sorted(f.name for f in files if re.search(rf"\b{name}\b", f.read_text()))
+    return users
+
+
+def _is_case(row: Formulation, case: str) -> bool:
+    """Tell whether a recorded loss is computed with the settings of a row."""
+    values = ONLINE | settings(case)
+    return all(_agree(want, values.get(key, want)) for key, want in row.settings.items())
 
 
 def _agree(setting: Any, value: Any) -> bool:

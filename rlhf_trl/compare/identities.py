@@ -186,20 +186,29 @@ CLIPPED_WHOLE_RATIO = _surrogate(
 
 
 def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
-    """Take a KL from the rewards by hand: "averaged" code-signed k3, or "summed" k1."""
+    """Take a KL from the rewards by hand.
+
+    Args:
+        estimate: "averaged", the mean of code-signed k3, or "summed", the sum of k1.
+        beta: its weight; None: the one among the left side's arguments.
+    """
 
     def arguments(view: View, given: dict[str, Any]) -> dict[str, Any]:
-        weight = given.pop("beta", 0.0) if beta is None else beta
-        unread = {"ref_logps", "kl_estimator"}
-        unread |= set() if "values" in given else {"old_logps"}  # PPO's ratio still reads it
+        changed = dict(given)
+        weight = changed.pop("beta", 0.0) if beta is None else beta
         log_ratio = view.old_logps - view.ref_logps
         if estimate == "averaged":
             per_token = torch.expm1(log_ratio) - log_ratio
             penalty = (per_token * view.mask).sum(1) / view.lengths.squeeze(1)
         else:
             penalty = (log_ratio * view.mask).sum(1)
-        read = {name: value for name, value in given.items() if name not in unread}
-        return read | {"rewards": given["rewards"] - weight * penalty}
+        changed["rewards"] = given["rewards"] - weight * penalty
+        unread = ["ref_logps", "kl_estimator"]
+        if "values" not in given:  # PPO's ratio still reads them
+            unread.append("old_logps")
+        for name in unread:
+            changed.pop(name, None)
+        return changed
 
     says = f"rewards lose {beta} times the sum of log pi - log pi_ref"
     if estimate == "averaged":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,40 +100,118 @@ def measure_kl(
     """
     rows = []
     for length in tokens:
-        sequences = torch.tensor(list(product(range(policy.shape[1]), repeat=length)))
-        logits = policy.detach().clone().requires_grad_()
-        logps = _logps(logits, sequences)
-        ref_logps, old_logps = (_logps(x.detach(), sequences) for x in (reference, behavior))
-        whole = logps.sum(1)
-        exact = (whole.exp() * (whole - ref_logps.sum(1))).sum()
-        (exact_gradient,) = torch.autograd.grad(exact, logits, retain_graph=True)
-        exact = exact.detach()
-        # grad log pi of each token of each sequence, (N, T, parameters)
-        scores = torch.stack(
-            [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in logps.flatten()]
-        ).reshape(*logps.shape, -1)
-        for by, (name, estimate) in product(MEASURED, ESTIMATORS.items()):
-            sampler = logps.detach() if by == "on" else old_logps
-            weights = sampler.sum(1).exp()
-            for placement, ratio in MEASURED[by]:
-                at = logps.detach().requires_grad_()
-                k, away = estimate(at, ref_logps), at - sampler
-                whole_ratio = away.sum(1, keepdim=True).exp()
-                factor = {"none": 1.0, "token": away.exp(), "sequence": whole_ratio}[ratio]
-                label = (name, placement, ratio, by, length)
+        sequences = _all_sequences(policy, reference, behavior, length)
+        for sampled_by, name in product(MEASURED, ESTIMATORS):
+            for placement, ratio in MEASURED[sampled_by]:
+                label = (name, placement, ratio, sampled_by, length)
                 if placement == "value":
-                    sums = (k * factor).sum(1).detach()
-                    mean = weights @ sums
-                    variance = weights @ (sums - mean) ** 2
-                    rows.append(Row(*label, *map(float, (mean, exact, mean - exact, variance))))
-                    continue
-                if placement == "loss":
-                    (slopes,) = torch.autograd.grad((k * factor).sum(), at)
+                    rows.append(_value_row(sequences, *label))
                 else:
-                    slopes = (k.sum(1, keepdim=True) * factor).detach().expand_as(at)
-                gradients = torch.einsum("nt,ntp->np", slopes, scores)
-                rows.append(Row(*label, *_against(exact_gradient.flatten(), gradients, weights)))
+                    rows.append(_gradient_row(sequences, *label))
     return rows
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """All N sequences of T tokens, P parameters being the policy's logits."""
+
+    logps: Tensor  # (N, T) under the policy
+    ref_logps: Tensor  # (N, T)
+    behavior_logps: Tensor  # (N, T)
+    scores: Tensor  # (N, T, P) grad log pi of each token
+    kl: float  # KL(pi || pi_ref) of sequences
+    kl_gradient: Tensor  # (P,)
+
+    def sampler_logps(self, sampled_by: str) -> Tensor:
+        """Return the log-probabilities of who samples: "on" the policy, or "off" policy, (N, T)."""
+        return self.logps if sampled_by == "on" else self.behavior_logps
+
+
+def _all_sequences(policy: Tensor, reference: Tensor, behavior: Tensor, length: int) -> _Sequences:
+    """Return all sequences of a length over the vocabulary, and the exact KL."""
+    sequences = torch.tensor(list(product(range(policy.shape[1]), repeat=length)))
+    logits = policy.detach().clone().requires_grad_()
+    logps = _logps(logits, sequences)
+    ref_logps = _logps(reference.detach(), sequences)
+    sequence_logps = logps.sum(1)
+    kl = (sequence_logps.exp() * (sequence_logps - ref_logps.sum(1))).sum()
+    (kl_gradient,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    scores = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in logps.flatten()]
+    return _Sequences(
+        logps=logps.detach(),
+        ref_logps=ref_logps,
+        behavior_logps=_logps(behavior.detach(), sequences),
+        scores=torch.stack(scores).reshape(*logps.shape, -1),
+        kl=float(kl.detach()),
+        kl_gradient=kl_gradient.flatten(),
+    )
+
+
+def _factor(ratio: str, log_ratio: Tensor) -> Tensor | float:
+    """Return what multiplies an estimate: 1, the ratio of each token, or of whole sequences."""
+    if ratio == "none":
+        return 1.0
+    if ratio == "token":
+        return log_ratio.exp()
+    return log_ratio.sum(1, keepdim=True).exp()
+
+
+def _value_row(
+    sequences: _Sequences, name: str, placement: str, ratio: str, sampled_by: str, length: int
+) -> Row:
+    """Return the row of an estimator as a number."""
+    sampler = sequences.sampler_logps(sampled_by)
+    weights = sampler.sum(1).exp()
+    estimates = ESTIMATORS[name](sequences.logps, sequences.ref_logps)
+    sums = (estimates * _factor(ratio, sequences.logps - sampler)).sum(1)
+    mean = weights @ sums
+    return Row(
+        estimator=name,
+        placement=placement,
+        ratio=ratio,
+        policy=sampled_by,
+        tokens=length,
+        expected=float(mean),
+        exact=sequences.kl,
+        bias=float(mean - sequences.kl),
+        variance=float(weights @ (sums - mean) ** 2),
+    )
+
+
+def _gradient_row(
+    sequences: _Sequences, name: str, placement: str, ratio: str, sampled_by: str, length: int
+) -> Row:
+    """Return the row of an estimator in the loss or in the reward."""
+    sampler = sequences.sampler_logps(sampled_by)
+    weights = sampler.sum(1).exp()
+    logps = sequences.logps.clone().requires_grad_()
+    estimates = ESTIMATORS[name](logps, sequences.ref_logps)
+    factor = _factor(ratio, logps - sampler)
+    if placement == "loss":
+        (slopes,) = torch.autograd.grad((estimates * factor).sum(), logps)
+    else:
+        slopes = (estimates.sum(1, keepdim=True) * factor).detach().expand_as(logps)
+    gradients = torch.einsum("nt,ntp->np", slopes, sequences.scores)
+    mean = weights @ gradients
+    variance = weights @ (gradients - mean).square().sum(1)
+    exact = sequences.kl_gradient
+    length_of_mean, length_of_exact = mean.norm(), exact.norm()
+    cosine = None
+    if length_of_mean >= 1e-12 * length_of_exact:
+        cosine = float(mean @ exact / (length_of_mean * length_of_exact))
+    return Row(
+        estimator=name,
+        placement=placement,
+        ratio=ratio,
+        policy=sampled_by,
+        tokens=length,
+        expected=float(length_of_mean),
+        exact=float(length_of_exact),
+        bias=float((mean - exact).norm()),
+        variance=float(variance),
+        cosine=cosine,
+        norm_ratio=float(length_of_mean / length_of_exact),
+    )
 
 
 def _logps(logits: Tensor, sequences: Tensor) -> Tensor:
@@ -140,16 +219,6 @@ def _logps(logits: Tensor, sequences: Tensor) -> Tensor:
     start = torch.full_like(sequences[:, :1], len(logits) - 1)
     before = torch.cat([start, sequences[:, :-1]], dim=1)
     return logits.log_softmax(-1)[before, sequences]
-
-
-def _against(exact: Tensor, gradients: Tensor, weights: Tensor) -> tuple[float | None, ...]:
-    """Return the numbers of a Row for gradients (N, parameters) of samples."""
-    mean = weights @ gradients
-    variance = weights @ (gradients - mean).square().sum(1)
-    length, right = mean.norm(), exact.norm()
-    numbers = [float(x) for x in (length, right, (mean - exact).norm(), variance)]
-    zero = length < 1e-12 * right
-    return *numbers, None if zero else float(mean @ exact / (length * right)), float(length / right)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -166,26 +235,29 @@ def table(rows: Sequence[Row]) -> str:
         else:
             cosine = "-" if row.cosine is None else f"{row.cosine:.2f}"
             cell = f"{cosine} / {row.norm_ratio:.2f} / {spread / row.exact:.1f}"
-        title = row.placement if row.placement == "value" else f"in the {row.placement}"
-        title = title if row.ratio == "none" else f"{row.placement} x {row.ratio}"
+        if row.ratio != "none":
+            column = f"{row.placement} x {row.ratio}"
+        elif row.placement == "value":
+            column = "value"
+        else:
+            column = f"in the {row.placement}"
         line = {"tokens": str(row.tokens), "estimator": row.estimator}
-        lines.setdefault((row.tokens, row.estimator), line)[title] = cell
+        lines.setdefault((row.tokens, row.estimator), line)[column] = cell
     return report.table([*lines.values()], "markdown")
 
 
 def figure(rows: Sequence[Row], path: str | Path) -> None:
-    """Draw how much of the exact value, or gradient, each estimator gives on average, as a PNG."""
+    """Draw how much of the exact value, or gradient, each estimator gives on average, as a PNG.
+
+    A panel for each length of the sequences (down) and placement (across).
+    """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    titles = {each: f"in the {each}\npull along the exact gradient" for each in _PLACED}
-    titles["value"] = "as a number\nmean / exact KL"
-    marks = {
-        ("on", "none"): ("o", "tab:blue", "on-policy"),
-        ("on", "token"): ("D", "tab:cyan", "on-policy, times token ratio"),
-        ("off", "none"): ("x", "tab:red", "off-policy"),
-        ("off", "token"): ("s", "tab:orange", "off-policy, times token ratio"),
-        ("off", "sequence"): ("^", "tab:green", "off-policy, times sequence ratio"),
+    titles = {
+        "value": "as a number\nmean / exact KL",
+        "loss": "in the loss\npull along the exact gradient",
+        "reward": "in the reward\npull along the exact gradient",
     }
     lengths = sorted({row.tokens for row in rows})
     names = list(dict.fromkeys(row.estimator for row in rows))
@@ -196,25 +268,41 @@ def figure(rows: Sequence[Row], path: str | Path) -> None:
         line[0].set_yticks(range(len(names)), names)
         line[0].set_ylim(len(names) - 0.4, -0.6)
         for axis, placement in zip(line, titles, strict=True):
-            axis.axvline(0, color="0.6", linewidth=0.8)
-            axis.axvline(1, color="0.3", linewidth=1.2, linestyle="--")
-            axis.grid(axis="x", alpha=0.3)
-            for place, ((policy, ratio), (mark, color, _)) in enumerate(marks.items()):
-                what = (tokens, placement, policy, ratio)
-                shown = [r for r in rows if (r.tokens, r.placement, r.policy, r.ratio) == what]
-                heights = [names.index(row.estimator) + 0.15 * (place - 2) for row in shown]
-                pulls, style = [row.component for row in shown], {"marker": mark, "color": color}
-                axis.plot(pulls, heights, **style, linestyle="none", markersize=5)
+            in_panel = [r for r in rows if (r.tokens, r.placement) == (tokens, placement)]
+            _draw_panel(axis, in_panel, names)
     drawing.suptitle("What estimators of KL(pi || pi_ref) give on average")
     for top, bottom, title in zip(axes[0], axes[-1], titles.values(), strict=True):
         top.set_title(title, fontsize="medium")
         bottom.set_xlabel("1: right, 0: none, below 0: wrong way")
     handles = [
         Line2D([], [], marker=mark, color=color, linestyle="none", label=label)
-        for mark, color, label in marks.values()
+        for mark, color, label in _MARKS.values()
     ]
     drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
     write_whole(path, lambda p: drawing.savefig(p, dpi=100))
+
+
+_MARKS = {
+    ("on", "none"): ("o", "tab:blue", "on-policy"),
+    ("on", "token"): ("D", "tab:cyan", "on-policy, times token ratio"),
+    ("off", "none"): ("x", "tab:red", "off-policy"),
+    ("off", "token"): ("s", "tab:orange", "off-policy, times token ratio"),
+    ("off", "sequence"): ("^", "tab:green", "off-policy, times sequence ratio"),
+}
+"""Mark, color and label by who samples, and ratio."""
+
+
+def _draw_panel(axis: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Draw the rows of one length and placement, the estimators by `names` below each other."""
+    axis.axvline(0, color="0.6", linewidth=0.8)
+    axis.axvline(1, color="0.3", linewidth=1.2, linestyle="--")
+    axis.grid(axis="x", alpha=0.3)
+    for place, ((policy, ratio), (mark, color, _)) in enumerate(_MARKS.items()):
+        marked = [row for row in rows if (row.policy, row.ratio) == (policy, ratio)]
+        pulls = [row.component for row in marked]
+        heights = [names.index(row.estimator) + 0.15 * (place - 2) for row in marked]
+        style = {"marker": mark, "color": color, "linestyle": "none", "markersize": 5}
+        axis.plot(pulls, heights, **style)
 
 
 def page(image: str = "kl.png") -> str:

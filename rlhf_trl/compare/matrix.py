@@ -94,6 +94,7 @@ class Matrix:
         return [found[key] for key in sorted(found)]
 
     def _tried(self, row: Row, batch: PolicyBatch) -> Result:
+        """Measure one row on one batch; what another release of TRL breaks becomes the verdict."""
         try:
             return self.compare(row, batch)
         except InputError:
@@ -101,38 +102,56 @@ class Matrix:
         except Exception as error:  # whatever another release breaks is named, and where
             mine = isinstance(row.right, Stock) and row.right.trainer in pairs.OURS
             gone = mine or isinstance(error, ImportError)
-            verdict: Verdict = "not on this TRL" if gone else "cannot run"
-            why = f"{sentence(error)} at {extract_tb(error.__traceback__)[-1].line}"
-            numbers = (*[math.nan] * 3, None, *[math.nan] * 2)
-            return Result(row, batch.name, *numbers, verdict, why=why)
+            return Result(
+                row=row,
+                batch=batch.name,
+                loss_left=math.nan,
+                loss_right=math.nan,
+                grad_rel_error=math.nan,
+                grad_rel_error_float64=None,
+                grad_cosine=math.nan,
+                grad_norm_ratio=math.nan,
+                verdict="not on this TRL" if gone else "cannot run",
+                why=f"{sentence(error)} at {extract_tb(error.__traceback__)[-1].line}",
+            )
 
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
-        """Measure one row on one batch."""
+        """Measure both sides of a row on a batch, and try its identities on the left gradient."""
         window = self.window(*kind_of(row), batch)
         loss_left, left = self.side(row.left, window)
         loss_right, right = self.side(row.right, window)
         error, cosine, ratio, verdict = judge(left, right)
-        exact = None
+        error_in_float64 = None
         if isinstance(row.right, Stock) and row.right.trainer in DOUBLE:
-            exact = judge(left, self.side(row.right, window, double=True)[1])[0]
-        contributions: tuple[Contribution, ...] = ()
-        residual = None
+            _, right_in_float64 = self.side(row.right, window, double=True)
+            error_in_float64 = judge(left, right_in_float64)[0]
         steps = list(row.identities)
         if batch.temperature != 1 and isinstance(row.right, Stock):
             steps.append(AT_TEMPERATURE)
-        agrees = verdict == "equal"  # which is wrong, too, where the identities say otherwise
-        if verdict in ("scaled", "differs") or (agrees and steps):
-            found = changed(row.left, window, steps) if steps else left
-            residual = float((right - found).norm() / (right.norm() or left.norm()))
-        if agrees and residual is not None and residual <= RESIDUAL:
-            residual = None
-        if residual is not None:
-            contributions = tuple(
-                Contribution(s.term, s.says, _error(changed(row.left, window, [s]), left))
-                for s in steps
-            )
-        losses, numbers = (loss_left, loss_right), (error, exact, cosine, ratio)
-        return Result(row, batch.name, *losses, *numbers, verdict, contributions, residual)
+        residual = None
+        if verdict in ("scaled", "differs"):
+            residual = _residual(row.left, window, steps, left, right)
+        elif verdict == "equal" and steps:
+            residual = _residual(row.left, window, steps, left, right)
+            if residual <= RESIDUAL:
+                residual = None  # else the identities claim a difference that is not there
+        contributions = []
+        for step in steps if residual is not None else ():
+            alone = _error(changed(row.left, window, [step]), left)
+            contributions.append(Contribution(step.term, step.says, alone))
+        return Result(
+            row=row,
+            batch=batch.name,
+            loss_left=loss_left,
+            loss_right=loss_right,
+            grad_rel_error=error,
+            grad_rel_error_float64=error_in_float64,
+            grad_cosine=cosine,
+            grad_norm_ratio=ratio,
+            verdict=verdict,
+            contributions=tuple(contributions),
+            residual=residual,
+        )
 
     def window(self, kind: str, columns: tuple[str, ...], batch: PolicyBatch) -> Window:
         """Return a window, prepared; kind and columns are what `kind_of` returns of a row."""
@@ -165,7 +184,7 @@ def kind_of(row: Row) -> tuple[str, tuple[str, ...]]:
 
 def kind_of_stock(side: Stock) -> str:
     """Return the name of the trainer whose window a stock side needs."""
-    ours = ("BookGRPOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
+    ours = ("BookGRPOTrainer", "BookRLOOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
     if side.trainer in (*POLICY, *ours):
         return "GRPOTrainer"
     if side.trainer == "BookORPOTrainer" and side.also.get("formulation") == "trl":
@@ -269,21 +288,32 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
         |right - left| / |left|, cosine, |right| / |left|, and the verdict. A cosine or ratio that a
         zero gradient leaves undefined is NaN.
     """
-    size, other = float(left.norm()), float(right.norm())
-    if not math.isfinite(size * other):
+    left_norm, right_norm = float(left.norm()), float(right.norm())
+    if not math.isfinite(left_norm * right_norm):
         return math.inf, math.nan, math.nan, "differs"
-    if size < ZERO and other < ZERO:
+    if left_norm < ZERO and right_norm < ZERO:
         return 0.0, math.nan, math.nan, "both zero"
-    if size < ZERO or other < ZERO:
-        return math.inf if size < ZERO else 1.0, math.nan, math.nan, "differs"
-    error, dot = _error(right, left), float(left @ right)
-    factor = dot / size**2
+    if left_norm < ZERO:
+        return math.inf, math.nan, math.nan, "differs"
+    if right_norm < ZERO:
+        return 1.0, math.nan, math.nan, "differs"
+    error = _error(right, left)
+    dot = float(left @ right)
+    factor = dot / left_norm**2  # that brings the left gradient closest to the right one
     verdict: Verdict = "differs"
     if error <= EQUAL:
         verdict = "equal"
     elif factor > 0 and _error(right, factor * left) <= EQUAL:
         verdict = "scaled"
-    return error, dot / size / other, other / size, verdict
+    return error, dot / left_norm / right_norm, right_norm / left_norm, verdict
+
+
+def _residual(
+    side: Book, window: Window, steps: list[Identity], left: Tensor, right: Tensor
+) -> float:
+    """Return how far the left gradient is from the right one after all identities, relatively."""
+    after_steps = changed(side, window, steps) if steps else left
+    return float((right - after_steps).norm() / (right.norm() or left.norm()))
 
 
 def applies(row: Row, batch: PolicyBatch) -> bool:

@@ -106,35 +106,46 @@ def fix_completions(
             logps = [_reported_logps(ids, gaps) for ids in completion_ids]
         return completion_ids, logps
 
-    def tool_masks(completion_ids: list[list[int]]) -> list[list[int]]:
-        """Mark the model's own tokens by 1, those of a tool by 0."""
-        return [[int(place % 3 != 2) for place in range(len(ids))] for ids in completion_ids]
+    trainer._generate_single_turn = generate
+    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer
+        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
+    elif tools and returns_ids_only:
+        _mark_tools_of_generate(trainer)
+    elif tools:
+        _mark_tools_by_rollout(trainer, generate)
+    if sampler and not returns_ids_only:
+        trainer.use_vllm = True
+
+
+def _tool_masks(completion_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Mark the model's own tokens by 1, every third one, said to be a tool's, by 0."""
+    return [[int(place % 3 != 2) for place in range(len(ids))] for ids in completion_ids]
+
+
+def _mark_tools_of_generate(trainer: Any) -> None:
+    """Let `_generate` of a trainer without `rollout_func` return masks of a tool's tokens."""
+
+    def generate_with_tools(prompts: list[Any]) -> tuple[Any, ...]:
+        prompt_ids, completion_ids, _, *rest = type(trainer)._generate(trainer, prompts)
+        return prompt_ids, completion_ids, _tool_masks(completion_ids), *rest
+
+    trainer._generate = generate_with_tools
+
+
+def _mark_tools_by_rollout(trainer: Any, generate: Callable[..., Any]) -> None:
+    """Give a trainer a `rollout_func` whose completions, `generate`'s, hold answers of a tool."""
 
     def rollout(prompts: list[Any], _: Any) -> dict[str, Any]:
-        """Stand in for a `rollout_func` whose completions hold answers of a tool."""
         prompt_ids = trainer._tokenize_prompts(prompts)[0]
         completion_ids, logps = generate(prompt_ids, None, {}, trainer.num_generations)
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": completion_ids,
             "logprobs": logps,
-            "env_mask": tool_masks(completion_ids),
+            "env_mask": _tool_masks(completion_ids),
         }
 
-    def generate_with_tools(prompts: list[Any]) -> tuple[Any, ...]:
-        """Stand in for `_generate` of a trainer without `rollout_func`."""
-        prompt_ids, completion_ids, _, *rest = type(trainer)._generate(trainer, prompts)
-        return prompt_ids, completion_ids, tool_masks(completion_ids), *rest
-
-    trainer._generate_single_turn = generate
-    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer
-        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
-    elif tools and returns_ids_only:
-        trainer._generate = generate_with_tools
-    elif tools:
-        trainer.rollout_func = rollout
-    if sampler and not returns_ids_only:
-        trainer.use_vllm = True
+    trainer.rollout_func = rollout
 
 
 def _reported_logps(ids: Sequence[int], gaps: bool) -> list[float | None]:
@@ -183,18 +194,18 @@ def check_generation(trainer: Any) -> None:
             completions = trainer._generate_single_turn(prompts, None, {}, *num_generations)
             if isinstance(completions, tuple):  # with log-probabilities
                 completions = completions[0]
-    wrong = _wrong_sampling(trainer, received["generation_config"], has_second_end)
+    faults = _wrong_sampling(trainer, received["generation_config"], has_second_end)
     mask = received["attention_mask"].bool()
-    shown = [ids[on].tolist() for ids, on in zip(received["input_ids"], mask, strict=True)]
-    padded_left = bool(mask[:, -1].all())
-    if shown != prompts or not padded_left:
-        wrong.append("prompts")
+    unpadded = [ids[on].tolist() for ids, on in zip(received["input_ids"], mask, strict=True)]
+    is_padded_left = bool(mask[:, -1].all())
+    if unpadded != prompts or not is_padded_left:
+        faults.append("prompts")
     if completions != expected:
-        wrong.append("end of completions")
+        faults.append("end of completions")
     if is_grpo and hasattr(trainer, "_tool_call_loop") and not _masks_tools(trainer):
-        wrong.append("what a tool said")
-    if wrong:
-        raise InputError(f"{type(trainer).__name__} generates otherwise: {', '.join(wrong)}")
+        faults.append("what a tool said")
+    if faults:
+        raise InputError(f"{type(trainer).__name__} generates otherwise: {', '.join(faults)}")
 
 
 def _wrong_sampling(trainer: Any, config: Any, has_second_end: bool) -> list[str]:

@@ -102,7 +102,10 @@ def _copied(cls: type, *args: Any, **kwargs: Any) -> Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the progress bars and warnings of the libraries below off the screen, and be quick."""
+    """Keep progress bars and warnings of other libraries off the screen, and skip slow steps.
+
+    What is skipped has no part in a comparison; the reason for each stands beside it.
+    """
     import datasets
     import transformers
 
@@ -118,7 +121,7 @@ def quiet() -> Iterator[None]:
         # accelerate imports DeepSpeed to see whether a model is of its kind
         patch("accelerate.utils.other.is_deepspeed_available", bool),
     )
-    bars = datasets.are_progress_bars_disabled()
+    bars_were_disabled = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
@@ -131,41 +134,54 @@ def quiet() -> Iterator[None]:
     finally:
         logging.disable(logging.NOTSET)
         transformers.logging.enable_progress_bar()
-        if not bars:
+        if not bars_were_disabled:
             datasets.enable_progress_bars()
 
 
 @contextmanager
 def at_scale() -> Iterator[None]:
-    """Let TRL multiply by the head in parts, second to a process whose numbers are twice as large.
+    """Let TRL compute as on a large machine: for the second of two processes, head in parts.
 
-    So it does where vocabulary and machine are large.
+    The other process's numbers are twice this one's. Where the vocabulary is large, TRL multiplies
+    by the head part by part; here the parts are small, so that it does with this model.
     """
+    with ExitStack() as stack:
+        for patched in (*_two_processes(), *_small_parts()):
+            stack.enter_context(patched)
+        yield
+
+
+def _two_processes() -> Iterator[Any]:
+    """Yield the patches that make this the second of two processes."""
     from accelerate import Accelerator, utils
 
-    def joined(own: Tensor) -> Tensor:
+    def gather_both(own: Tensor) -> Tensor:
         """Gather from both processes: twice this one's numbers, then its own."""
         return torch.cat([own + own, own]) if own.dim() else torch.stack([own + own, own])
 
-    gathered = {
-        utils.gather: partial(utils.recursively_apply, joined),
+    replacements = {
+        utils.gather: partial(utils.recursively_apply, gather_both),
         utils.gather_object: lambda objects: [*objects, *objects],
     }
-    with ExitStack() as stack:
-        stack.enter_context(patch.multiple(Accelerator, num_processes=2, process_index=1))
-        for name, module in list(sys.modules.items()):
-            if not name.startswith(("trl.", "acc")):
-                continue
-            for function, replacement in gathered.items():
-                if vars(module).get(function.__name__) is function:
-                    stack.enter_context(patch.object(module, function.__name__, replacement))
-        for place, size in _PARTS.items():
-            module, _, name = place.rpartition(".")
-            try:
-                stack.enter_context(patch.object(import_module(module), name, size))
-            except (ImportError, AttributeError):  # another release has no such parts
-                continue
-        yield
+    yield patch.multiple(Accelerator, num_processes=2, process_index=1)
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(("trl.", "acc")):
+            continue
+        for function, replacement in replacements.items():
+            if vars(module).get(function.__name__) is function:
+                yield patch.object(module, function.__name__, replacement)
+
+
+def _small_parts() -> Iterator[Any]:
+    """Yield the patches that make TRL compute in parts, of the sizes in _PARTS."""
+    for place, size in _PARTS.items():
+        module_name, _, constant = place.rpartition(".")
+        try:
+            module = import_module(module_name)
+        except ImportError:  # another release has no such parts
+            continue
+        if hasattr(module, constant):
+            yield patch.object(module, constant, size)
 
 
 _PARTS = {
@@ -266,22 +282,37 @@ def begun() -> Any:
     return tokenizer
 
 
+_IN_CONFIG = ("algorithm", "formulation", "step_separator", "step_split")
+"""Arguments of `make_trainer` that are fields of our configs: which row is trained, and how."""
+
+
 def make_trainer(
-    trainer: type, config: type, fields: Mapping[str, Any], rows: list[dict[str, Any]], **also: Any
+    trainer: type,
+    config: type,
+    fields: Mapping[str, Any],
+    examples: list[dict[str, Any]],
+    **arguments: Any,
 ) -> Any:
     """Build a trainer of TRL on the untrained model, or on a `model` among its arguments.
 
-    `fields` are those of its config beside those of `trainer_fields`, `rows` its data. A trainer
-    of ours has what recipes turn on.
+    A field of the config is that of `fields`; if it is not there, that of _IN_CONFIG among the
+    arguments, then what recipes turn on, then that of `trainer_fields`.
+
+    Args:
+        trainer: the class.
+        config: its config class.
+        fields: those of the config, before all others.
+        examples: the data.
+        arguments: further arguments of the trainer, and those of _IN_CONFIG.
     """
     from datasets import Dataset
 
-    row = {name: also.pop(name) for name in ("algorithm", "formulation") if name in also}
-    fields = {**recipe_defaults(config), **row, **fields}
+    row_fields = {name: arguments.pop(name) for name in _IN_CONFIG if name in arguments}
+    config_fields = trainer_fields() | recipe_defaults(config) | row_fields | dict(fields)
     return trainer(
-        model=also.pop("model", None) or deepcopy(_loaded()),
-        args=config(**trainer_fields() | fields),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=also.pop("processing_class", None) or build_tokenizer(),
-        **also,
+        model=arguments.pop("model", None) or deepcopy(_loaded()),
+        args=config(**config_fields),
+        train_dataset=Dataset.from_list(examples),
+        processing_class=arguments.pop("processing_class", None) or build_tokenizer(),
+        **arguments,
     )

@@ -1,11 +1,13 @@
 """The generated page: what the book says, what TRL computes, measured on the installed release."""
 
+import math
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from rlhf_trl.algorithms import ALGORITHMS, Formulation
-from rlhf_trl.compare import kl_page, report
+from rlhf_trl.compare import as_stock, kl_page, report
+from rlhf_trl.compare.as_stock import AsStock
 from rlhf_trl.compare.matrix import Matrix, Result
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import OWN_ROWS, ROWS, same_code, stock
@@ -23,29 +25,34 @@ FAMILIES = {
 def write_page(folder: str | Path) -> None:
     """Measure everything; write README.md, cosines.png and kl.png into a folder."""
     results = Matrix().run(ROWS, BATCHES)
+    stocks = as_stock.measure()
     folder = Path(folder)
     figure(results, folder / "cosines.png")
     kl_page.figure(kl_page.measure_kl(*kl_page.toy()), folder / "kl.png")
-    text = page(results)
+    text = page(results, stocks)
     write_whole(folder / "README.md", lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def page(results: Sequence[Result]) -> str:
-    """Return the page in Markdown, from the results of all rows on all batches."""
-    every = report.summary(results)
-    own = [group for group in every if group[0].row in OWN_ROWS]
-    groups = [group for group in every if group[0].row not in OWN_ROWS]
-    by_name: dict[str, list[Sequence[Result]]] = {}
+def page(results: Sequence[Result], stocks: Sequence[AsStock]) -> str:
+    """Return the page in Markdown, from the results of all rows and cases on all batches."""
+    groups: list[list[Result]] = []  # of each row
+    own_groups: list[list[Result]] = []
+    for group in report.summary(results):
+        (own_groups if group[0].row in OWN_ROWS else groups).append(group)
+    by_algorithm: dict[str, list[Sequence[Result]]] = {}
     for group in groups:
-        by_name.setdefault(group[0].row.algorithm, []).append(group)
-    about = {name: _table(each) for name, each in by_name.items()}
+        by_algorithm.setdefault(group[0].row.algorithm, []).append(group)
+    tables = {name: _table(of_algorithm) for name, of_algorithm in by_algorithm.items()}
     batches = "\n".join(f"- `{batch.name}`: {batch.text}" for batch in BATCHES)
-    sections = [_INTRODUCTION.format(trl=version("trl"), batches=batches), _overview(groups)]
+    sections = [_INTRODUCTION.format(trl=version("trl"), batches=batches)]
+    sections += [_AS_STOCK, report.table(as_stock.lines(stocks), "markdown"), _overview(groups)]
     for family, title in FAMILIES.items():
-        names = [name for name, row in ALGORITHMS.items() if row.family == family]
-        sections += [f"## {title}", *(_algorithm(name, about.get(name)) for name in names)]
-    sections += ["## This project's trainers", _OWN, _own_table(own)]
-    sections += ["## SFT", _SFT, about["sft"], "## The KL in TRL's loss", _KL, about["kl"]]
+        sections.append(f"## {title}")
+        for name, algorithm in ALGORITHMS.items():
+            if algorithm.family == family:
+                sections.append(_algorithm(name, tables.get(name)))
+    sections += ["## This project's trainers", _OWN, _own_table(own_groups)]
+    sections += ["## SFT", _SFT, tables["sft"], "## The KL in TRL's loss", _KL, tables["kl"]]
     sections.append(kl_page.page("kl.png").strip())
     return "\n\n".join(sections) + "\n"
 
@@ -89,6 +96,11 @@ the chosen and the rejected completion, m = beta (d_c - d_r), e the label smooth
 reference point. `bnpo` is TRL's name for one mean over the tokens of a micro-batch. A config of
 this project chooses a side by `formulation: chapter`, `code` or `trl`."""
 
+_AS_STOCK = """## Formulation trl against stock
+
+What this package's trainers compute with `formulation: trl`, as a library has them, beside the
+trainers that they stand on: loss and gradient of the window with the same settings."""
+
 _SFT = """Both minimize the mean of -log pi over the completion's tokens; they differ in whose mean.
 TRL: `SFTTrainer.compute_loss`."""
 
@@ -101,17 +113,23 @@ What the estimators themselves estimate is the subject of the last section."""
 
 
 def _overview(groups: Sequence[Sequence[Result]]) -> str:
-    equal = [g for g in groups if report.shown(g).verdict == "equal"]
-    hot = [r for group in equal for r in group if r.batch == "temperature"]
-    cosines, ratios = [r.grad_cosine for r in hot], [r.grad_norm_ratio for r in hot]
-    different = [g for g in groups if report.shown(g).verdict in ("differs", "scaled")]
-    same = len(groups) - len(different)
-    one = sum(same_code(row) for row in ALGORITHMS.values())
+    """Return the section "At a glance"; a group holds the results of a row."""
+    shown_verdicts = [report.shown(group).verdict for group in groups]
+    different = sum(verdict in ("differs", "scaled") for verdict in shown_verdicts)
+    same = len(groups) - different
+    cosines = []
+    ratios = []
+    for group, verdict in zip(groups, shown_verdicts, strict=True):
+        for result in group if verdict == "equal" else ():
+            if result.batch == "temperature":
+                cosines.append(result.grad_cosine)
+                ratios.append(result.grad_norm_ratio)
+    shared = sum(same_code(row) for row in ALGORITHMS.values())
     return f"""## At a glance
 
 {len(groups)} comparisons: {same} are equal on every batch that changes nothing on purpose,
-{len(different)} are not. The figure has those that change the direction of the gradient. Not among
-them are the {one} algorithms whose code computes the chapter's equation: there one function is
+{different} are not. The figure has those that change the direction of the gradient. Not among
+them are the {shared} algorithms whose code computes the chapter's equation: there one function is
 both, held against results recorded from the code.
 
 ![cosine between the gradients of the two sides, by comparison and batch](cosines.png)
@@ -171,7 +189,9 @@ def _stock(name: str, form: Formulation) -> str:
 
 
 def _table(groups: Sequence[Sequence[Result]]) -> str:
-    lines, notes = [], []
+    """Return the table of an algorithm, a line for each row, and below it why its sides differ."""
+    lines = []
+    notes = []
     for group in groups:
         result = report.shown(group)
         row = result.row
@@ -189,11 +209,15 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
                 "equal on": _equal_on(group),
             }
         )
-        with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
-        noted = [r for r in (result, *with_kl) if r.residual is not None]
-        for each in noted if result.residual is None or row.with_kl else noted[:1]:
-            notes.append(_note(each))
-    return report.table(lines, "markdown") + ("\n\n" + "\n".join(notes) if notes else "")
+        differing_with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
+        if result.residual is None:
+            notes += [_note(r) for r in differing_with_kl]
+        else:
+            notes.append(_note(result))
+            if row.with_kl:
+                notes += [_note(r) for r in differing_with_kl]
+    written = report.table(lines, "markdown")
+    return "\n\n".join([written, "\n".join(notes)]) if notes else written
 
 
 def _own_table(groups: Sequence[Sequence[Result]]) -> str:
@@ -232,17 +256,23 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     """Draw the cosine of every comparison that differs as a PNG, a mark per batch."""
     from matplotlib.figure import Figure
 
-    names = [batch.name for batch in BATCHES if batch.name not in report.SPECIAL]
-    marked = {id(r.row) for r in results if r.batch in names and r.grad_cosine < 0.9995}
-    groups = [group for group in report.summary(results) if id(group[0].row) in marked]
-    figure = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
-    axes = figure.subplots()
-    for name, mark in zip(names, "osD^vP*X", strict=False):
-        found = [(r.grad_cosine, y) for y, g in enumerate(groups) for r in g if r.batch == name]
-        points = [(x, y) for x, y in found if x == x]  # without the undefined
-        axes.scatter(*zip(*points, strict=True), marker=mark, s=28, alpha=0.75, label=name)
+    batches = [batch.name for batch in BATCHES if batch.name not in report.SPECIAL]
+    differing = {id(r.row) for r in results if r.batch in batches and r.grad_cosine < 0.9995}
+    groups = [group for group in report.summary(results) if id(group[0].row) in differing]
+    drawing = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
+    axes = drawing.subplots()
+    for batch, mark in zip(batches, "osD^vP*X", strict=False):
+        cosines = []
+        heights = []
+        for height, group in enumerate(groups):
+            for result in group:
+                if result.batch == batch and not math.isnan(result.grad_cosine):
+                    cosines.append(result.grad_cosine)
+                    heights.append(height)
+        axes.scatter(cosines, heights, marker=mark, s=28, alpha=0.75, label=batch)
     labels = []
-    for row in (group[0].row for group in groups):
+    for group in groups:
+        row = group[0].row
         variant = f", {row.variant}" if row.variant else ""
         labels.append(f"{row.algorithm}{variant}: {row.left.label} to {row.right.label}")
     axes.set_yticks(range(len(groups)), labels, fontsize=8)
@@ -251,4 +281,4 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.4, 1.0))
-    write_whole(path, lambda part: figure.savefig(part, dpi=110, format="png"))
+    write_whole(path, lambda part: drawing.savefig(part, dpi=110, format="png"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_trl.compare import measure, models
@@ -107,29 +108,48 @@ class PairView:
 
 
 def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
-    """Return the book's loss of a micro-batch; `outputs` stand for its own, differentiable."""
+    """Return the book's loss of a micro-batch.
+
+    Args:
+        side: the algorithm, its formulation and parameters.
+        part: the micro-batch.
+        outputs: `part.outputs` as a leaf, in which the caller differentiates.
+    """
     if side.algorithm == "sft":
         return -(outputs * part.mask).sum() / part.mask.sum()
-    row = side.row
-    is_chosen = part.chosen
     settings = {"formulation": side.formulation, **side.params}
     if side.algorithm in ("orm", "prm"):
         return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **settings)
-    if row.trainer == "RewardTrainer":
-        scores = outputs.squeeze(1)
-        chosen, rejected = scores[is_chosen], scores[~is_chosen]
-        if side.algorithm == "kwise":  # of pairs, or of RANKED completions list by list
-            listed = part.labels is not None
-            ranks = scores.view(-1, RANKED) if listed else torch.stack([chosen, rejected], 1)
-            return reward_loss("kwise", rewards=ranks, **settings)
+    if side.row.trainer == "RewardTrainer":
+        return _comparison_loss(side, part, outputs.squeeze(1), settings)
+    return _preference_loss(side, part, outputs, settings)
+
+
+def _comparison_loss(
+    side: Book, part: Micro, scores: Tensor, settings: Mapping[str, Any]
+) -> Tensor:
+    """Return the loss of a Bradley-Terry or K-wise model from the scores of completions, (R,)."""
+    chosen, rejected = scores[part.chosen], scores[~part.chosen]
+    if side.algorithm != "kwise":
         pair = {"chosen": chosen, "rejected": rejected, "margin": part.margin}
         return reward_loss("bradley_terry", **pair, **settings)
+    if part.labels is not None:  # lists of RANKED completions, the best first
+        return reward_loss("kwise", rewards=scores.view(-1, RANKED), **settings)
+    return reward_loss("kwise", rewards=torch.stack([chosen, rejected], 1), **settings)
 
-    def of_completions(token_logps: Tensor) -> Tensor:
-        total = (token_logps * part.mask).sum(1)
+
+def _preference_loss(
+    side: Book, part: Micro, token_logps: Tensor, settings: Mapping[str, Any]
+) -> Tensor:
+    """Return the direct-alignment loss from log-probabilities of tokens, (R, S)."""
+    row = side.row
+    is_chosen = part.chosen
+
+    def of_completions(logps: Tensor) -> Tensor:
+        total = (logps * part.mask).sum(1)
         return total / part.mask.sum(1) if row.logps == "mean" else total
 
-    policy = of_completions(outputs)
+    policy = of_completions(token_logps)
     ref = of_completions(part.ref)
     logps = {"policy_chosen_logps": policy[is_chosen], "policy_rejected_logps": policy[~is_chosen]}
     if row.reference:
@@ -162,6 +182,7 @@ def trainer_classes(name: str) -> tuple[type, type]:
 
 
 OURS = {stage.trainer_name: stage.trainer for stage in STAGES.values() if stage.trainer}
+OURS["BookRLOOTrainer"] = "rlhf_trl.trainers.rloo.BookRLOOTrainer"  # which no recipe trains
 """Our trainers by name, and where they are."""
 
 
@@ -177,40 +198,80 @@ def arguments(name: str, which: str) -> dict[str, Any]:
 
 
 def _text(length: int, *key: Any) -> str:
+    """Return a text of random letters, the same for the same key."""
     rng = models.drawn(*key)
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
 
 
-def _rows(trainer: str, batch: PolicyBatch, columns: Sequence[str]) -> list[dict[str, Any]]:
-    pairs = []
-    for i in range(4 * PAIRS):
-        rng = models.drawn("lengths", i)
-        lengths = [rng.randint(1, 40) for _ in range(2)] if batch.ragged else [8, 8]
-        asked = rng.randint(3, 16) if batch.ragged else 5
-        if batch.fields and trainer not in _EXPERIMENTAL and i % 5 == 2:
-            asked += 30  # it fills max_length
-        pair = {
-            "prompt": _text(asked, "prompt", i),
-            "chosen": _text(lengths[0], "chosen", i),
-            "rejected": _text(lengths[1], "rejected", i),
-        }
-        pairs.append(pair | ({"margin": rng.random()} if "margin" in columns else {}))
-    for how in set(_WRITTEN).intersection(columns):
-        pairs = [_written(how, number, pair) for number, pair in enumerate(pairs)]
+_EVEN = (1, 0)
+_UNEVEN = (1, 0, 1, 1, 0, 1, 0, 1)
+"""KTO's labels in turn: as many chosen as rejected completions, or 5 to 3."""
+
+
+def _fixed_examples(
+    trainer: str, batch: PolicyBatch, columns: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the fixed data of a window, in the columns that a trainer reads.
+
+    They suffice for two micro-batches of single completions, 2 * PAIRS each.
+
+    Args:
+        trainer: the name of the stock trainer, "" for plain pairs.
+        batch: says how long the texts are.
+        columns: what is not as usual: "margin" adds this column, and one of _WRITTEN is no column
+            but a way of writing the texts. Of these, "implicit" leaves the prompt column out: the
+            prompt is the beginning of each text.
+    """
+    pairs = [_random_pair(number, trainer, batch) for number in range(4 * PAIRS)]
+    if "margin" not in columns:
+        for pair in pairs:
+            del pair["margin"]
+    for way in set(_WRITTEN).intersection(columns):
+        pairs = [_written(way, number, pair) for number, pair in enumerate(pairs)]
     if "implicit" in columns:
         if trainer == "SFTTrainer":
             return [{"text": pair["chosen"]} for pair in pairs]
-        return pairs[:PAIRS] if trainer == "KTOTrainer" else pairs  # all chosen come first there
+        if trainer == "KTOTrainer":
+            # it splits pairs, the chosen of all before the rejected: only if there are no more
+            # than a micro-batch takes does that have both
+            return pairs[:PAIRS]
+        return pairs
     if trainer == "SFTTrainer":
-        return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
+        return [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
     if trainer == "KTOTrainer":
-        # neighbors never share a prompt; five of eight are wanted if lengths are ragged, else half
-        wanted = cycle([1, 0, 1, 1, 0, 1, 0, 1] if batch.ragged else [1, 0])
-        return [
-            {"prompt": p["prompt"], "completion": p["chosen" if w else "rejected"], "label": w == 1}
-            for p, w in zip(pairs, wanted, strict=False)
-        ]
+        return _labeled(pairs, _UNEVEN if batch.ragged else _EVEN)
     return pairs
+
+
+def _random_pair(number: int, trainer: str, batch: PolicyBatch) -> dict[str, Any]:
+    """Return a prompt, a chosen and a rejected completion of random letters, and a margin."""
+    rng = models.drawn("lengths", number)
+    chosen_length = rng.randint(1, 40) if batch.ragged else 8
+    rejected_length = rng.randint(1, 40) if batch.ragged else 8
+    prompt_length = rng.randint(3, 16) if batch.ragged else 5
+    if batch.fields and trainer not in _EXPERIMENTAL and number % 5 == 2:
+        prompt_length += 30  # it fills max_length
+    return {
+        "prompt": _text(prompt_length, "prompt", number),
+        "chosen": _text(chosen_length, "chosen", number),
+        "rejected": _text(rejected_length, "rejected", number),
+        "margin": rng.random(),
+    }
+
+
+def _labeled(pairs: Sequence[Mapping[str, Any]], pattern: Sequence[int]) -> list[dict[str, Any]]:
+    """Return one labeled completion of each pair, so that neighbors never share a prompt.
+
+    The pattern, which repeats, has 1 for the chosen completion and 0 for the rejected one.
+    """
+    return [
+        {
+            "prompt": pair["prompt"],
+            "completion": pair["chosen"] if label else pair["rejected"],
+            "label": label == 1,
+        }
+        for pair, label in zip(pairs, cycle(pattern), strict=False)
+    ]
 
 
 def made_kind(also: Mapping[str, Any]) -> str:
@@ -231,32 +292,48 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
     Both completions of a pair are examples of their own, but for "kwise", where they and a third
     are one. Texts hold `input_ids`, and `labels` that are -100 where nothing is predicted.
     """
-    encode = partial(_encoded, build_tokenizer())  # a token per character
     examples: list[dict[str, Any]] = []
     texts: list[dict[str, list[int]]] = []
-    for number, pair in enumerate(_rows("", batch, ())[: batch.rows // 2 * batch.accumulation]):
+    pairs = _fixed_examples("", batch, ())[: batch.rows // 2 * batch.accumulation]
+    for number, pair in enumerate(pairs):
+        prompt = pair["prompt"]
         completions = [pair["chosen"], pair["rejected"]]
         if kind == "kwise":
             completions.append(_text(8, "third", number))
-            examples.append({"prompt": pair["prompt"], "ranked": completions})
-        start = encode(pair["prompt"])
+            examples.append({"prompt": prompt, "ranked": completions})
         for side, completion in enumerate(completions):
+            is_chosen = side == 0
             if kind.startswith("prm"):
                 steps, grades = _graded_steps(completion, number, side)
-                examples.append({"prompt": pair["prompt"], "completions": steps, "labels": grades})
-                ids = encode("".join(step + STEP for step in steps))
-                labels = _step_labels(kind, steps, grades)
-            else:
-                is_chosen = side == 0
-                ids = [*encode(completion), END]
-                labels = [int(is_chosen)] * (len(completion) + 1)
-                if kind != "kwise":
-                    examples.append(
-                        {"prompt": pair["prompt"], "completion": completion, "label": is_chosen}
-                    )
-            texts.append({"input_ids": start + ids, "labels": [-100] * len(start) + labels})
+                examples.append({"prompt": prompt, "completions": steps, "labels": grades})
+                texts.append(_text_of_steps(kind, prompt, steps, grades))
+                continue
+            if kind == "orm":
+                example = {"prompt": prompt, "completion": completion, "label": is_chosen}
+                examples.append(example)
+            texts.append(_text_of_completion(prompt, completion, int(is_chosen)))
     size = len(texts) // batch.accumulation
-    return examples, [pad_texts(texts[n : n + size], PAD) for n in range(0, len(texts), size)]
+    micro_batches = [texts[first : first + size] for first in range(0, len(texts), size)]
+    return examples, [pad_texts(micro_batch, PAD) for micro_batch in micro_batches]
+
+
+def _text_of_completion(prompt: str, completion: str, label: int) -> dict[str, list[int]]:
+    """Return token ids, and the label on each token of the completion and on its end token."""
+    tokenizer = build_tokenizer()  # a token per character
+    start = _encoded(tokenizer, prompt)
+    ids = [*_encoded(tokenizer, completion), END]
+    return {"input_ids": start + ids, "labels": [-100] * len(start) + [label] * len(ids)}
+
+
+def _text_of_steps(
+    kind: str, prompt: str, steps: Sequence[str], grades: Sequence[int]
+) -> dict[str, list[int]]:
+    """Return token ids, and the label of each step on its separator."""
+    tokenizer = build_tokenizer()
+    start = _encoded(tokenizer, prompt)
+    ids = _encoded(tokenizer, "".join(step + STEP for step in steps))
+    labels = _step_labels(kind, steps, grades)
+    return {"input_ids": start + ids, "labels": [-100] * len(start) + labels}
 
 
 def _graded_steps(completion: str, number: int, side: int) -> tuple[list[str], list[int]]:
@@ -276,23 +353,27 @@ def _step_labels(kind: str, steps: Sequence[str], grades: Sequence[int]) -> list
     return labels
 
 
-def _written(how: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
+def _written(way: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
     """Write a pair, texts of a prompt and two answers, in another way that TRL takes.
 
     "chat": as messages; "ended": a third of the answers has an end token, all have one that pads,
-    and one token spans prompt and answer; "implicit": without a prompt.
+    and one token spans prompt and answer; "implicit": each answer with the prompt before it, and
+    no prompt of its own.
     """
     prompt, sides = pair["prompt"], [pair["chosen"], pair["rejected"]]
-    if how == "implicit":
+    if way == "implicit":
         return {"chosen": f"{prompt} {sides[0]}", "rejected": f"{prompt} {sides[1]}"}
-    if how == "chat":
-        turns = zip(("user", "assistant", "user"), (prompt[0], prompt[1], prompt[2:]), strict=True)
+    answers: list[Any] = []
+    if way == "chat":
+        turns = (("user", prompt[0]), ("assistant", prompt[1]), ("user", prompt[2:]))
         prompt = [{"role": role, "content": text} for role, text in turns]
-        said: list[Any] = [[{"role": "assistant", "content": side}] for side in sides]
+        answers = [[{"role": "assistant", "content": side}] for side in sides]
     else:
-        prompt, ends = f"{prompt}<", ["<|end|>" * ((number + i) % 3 == 0) for i in range(2)]
-        said = [f"think>{s[:4]}<|pad|>{s[4:]}{end}" for s, end in zip(sides, ends, strict=True)]
-    return pair | {"prompt": prompt, "chosen": said[0], "rejected": said[1]}
+        prompt = f"{prompt}<"
+        for place, side in enumerate(sides):
+            end = "<|end|>" if (number + place) % 3 == 0 else ""
+            answers.append(f"think>{side[:4]}<|pad|>{side[4:]}{end}")
+    return pair | {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}
 
 
 _WRITTEN = ("chat", "ended", "implicit")
@@ -308,34 +389,49 @@ def build_trainer(
 ) -> Any:
     """Build a trainer of TRL, or a subclass, for a window.
 
-    `fields` are those of its config beside the window's; `columns` may be "margin", or how the
-    texts are written.
+    Args:
+        trainer: the class.
+        config: its config class.
+        fields: those of the config beside the window's.
+        batch: the window.
+        columns: may be "margin", or how the texts are written.
+        also: further arguments of the trainer.
     """
-    made = made_kind(also)
-    kind = made or base_name(trainer)
-    window = {
+    hand_made = made_kind(also)
+    kind = hand_made or base_name(trainer)
+    if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
+        reference = models.untrained()
+        reference.load_state_dict(models.drifted(reference.state_dict(), 0.1, seed=5))
+        also.setdefault("ref_model", reference)
+    if batch.name == "adapter":
+        also |= models.adapter()
+    if {"ended", "implicit"}.intersection(columns):
+        also["processing_class"] = models.begun()
+    if (hand_made or kind in DOUBLE) and "model" not in also:
+        # the others take a folder, and load the reference from it
+        also["model"] = _MODELS.get(kind, models.untrained)()
+    if kind == "RewardTrainer":  # which tells the model what pads
+        also["model"].config.pad_token_id = None
+    examples = _by_hand(kind, batch)[0] if hand_made else _fixed_examples(kind, batch, columns)
+    config_fields = dict(fields) | _window_fields(kind, batch)
+    built = models.make_trainer(trainer, config, config_fields, examples, **also)
+    if hasattr(built, "reference_point"):  # both sides of a comparison read the same completions
+        built.reference_point = "mismatched"
+    return built
+
+
+def _window_fields(kind: str, batch: PolicyBatch) -> dict[str, Any]:
+    """Return the fields of a config that make a window for a kind of trainer."""
+    fields = {
         "per_device_train_batch_size": batch.rows if kind in UNPAIRED else batch.rows // 2,
         "gradient_accumulation_steps": batch.accumulation,
         **dict(batch.fields),
     }
     if batch.max_length:
-        window["max_length"] = batch.max_length
-    if made:
-        window["train_sampling_strategy"] = "sequential"
-    if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
-        other = models.untrained()
-        other.load_state_dict(models.drifted(other.state_dict(), 0.1, seed=5))
-        also = {"ref_model": other} | also
-    if batch.name == "adapter":
-        also |= models.adapter()
-    if {"ended", "implicit"} & {*columns}:
-        also["processing_class"] = models.begun()
-    if made or kind in DOUBLE:  # the others take a folder, and load the reference from it
-        also = {"model": _MODELS.get(kind, models.untrained)()} | also
-    if kind == "RewardTrainer":  # which tells the model what pads
-        also["model"].config.pad_token_id = None
-    rows = _by_hand(kind, batch)[0] if made else _rows(kind, batch, columns)
-    return models.make_trainer(trainer, config, dict(fields) | window, rows, **also)
+        fields["max_length"] = batch.max_length
+    if kind in MADE:
+        fields["train_sampling_strategy"] = "sequential"
+    return fields
 
 
 def base_name(trainer: type) -> str:
@@ -349,7 +445,10 @@ class PairWindow:
 
     def __init__(self, trainer: str, batch: PolicyBatch, columns: Sequence[str] = ()) -> None:
         """Move the policy; `trainer` is the name of who collates, or one of MADE."""
-        self.batch, self.made, self._asked = batch, trainer in MADE, (trainer, columns)
+        self.batch = batch
+        self.made = trainer in MADE
+        self._trainer_name = trainer
+        self._columns = columns
         self._classes = () if self.made else trainer_classes(trainer)
         self.kind = trainer if self.made else base_name(self._classes[0])
         self.make = _MODELS.get(self.kind, models.untrained)
@@ -359,15 +458,16 @@ class PairWindow:
     @cached_property
     def prepared(self) -> list[measure.Batch]:
         """The micro-batches as the trainer collates them."""
-        (trainer, columns), batch = self._asked, self.batch
+        batch = self.batch
         if self.made:
-            return _by_hand(trainer, batch)[1]
-        built = build_trainer(*self._classes, {}, batch, columns)
-        built.model.load_state_dict(self.current)
-        _, found = measure.accumulate(built, measure.batches(built), batch.short)
-        if not batch.fields and not set(_WRITTEN).intersection(columns):
-            _check_collation(trainer, found, _rows(self.kind, batch, columns), batch.max_length)
-        return found
+            return _by_hand(self._trainer_name, batch)[1]
+        trainer = build_trainer(*self._classes, {}, batch, self._columns)
+        trainer.model.load_state_dict(self.current)
+        _, micro = measure.accumulate(trainer, measure.batches(trainer), batch.short)
+        if not batch.fields and not set(_WRITTEN).intersection(self._columns):
+            examples = _fixed_examples(self.kind, batch, self._columns)
+            _check_collation(self._trainer_name, micro, examples, batch.max_length)
+        return micro
 
     def stock(self, trainer: Any, double: bool = False) -> Measured:
         """Measure a trainer that `build_trainer` built; in float64 only those in DOUBLE."""
@@ -376,48 +476,51 @@ class PairWindow:
             trainer.model.double()
         if getattr(trainer.args, "sync_ref_model", False):
             trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
-        measured, found = measure.accumulate(trainer, measure.batches(trainer), self.batch.short)
+        measured, micro = measure.accumulate(trainer, measure.batches(trainer), self.batch.short)
         if "prepared" in vars(self):  # for the other side of a comparison
             keys = {"input_ids", "chosen_input_ids"} | ({"labels"} if self.made else set())
-            for key in sorted(keys & found[0].keys()):
-                measure.check_same(trainer, found, self.prepared, key)
+            for key in sorted(keys & micro[0].keys()):
+                measure.check_same(trainer, micro, self.prepared, key)
         return measured
 
     @cached_property
     def view(self) -> PairView:
         """The book's side of the window."""
-        both = policy, _ = self.make().double(), self.make().double()  # with the reference
+        policy, reference = self.make().double(), self.make().double()
         policy.load_state_dict(self.current)
-        parts = []
-        for inputs in self.prepared:
-            ids, attention, mask, chosen = _sequences(inputs)
-            if self.make is models.untrained:
-                graph, ref = (models.token_logps(model, ids, attention) for model in both)
-            else:
-                graph = policy(input_ids=ids, attention_mask=attention).logits
-                if graph.dim() == 3:
-                    graph = graph[:, 1:].squeeze(-1)
-                ref = torch.zeros_like(graph)
-            kl = None
-            if "KL_input_ids" in inputs:
-                rest = inputs["KL_input_ids"], inputs["KL_attention_mask"]
-                covered = inputs["KL_completion_mask"][:, 1:]
-                every = (models.token_logps(model, *rest) for model in both)
-                kl = tuple((logps * covered).sum(1).detach() for logps in every)
-            parts.append(
-                Micro(
-                    outputs=graph.detach(),
-                    gradient=models.Gradients(policy, graph),
-                    ref=ref.detach(),
-                    mask=mask[:, 1:].double(),
-                    text=attention[:, 1:].double(),
-                    chosen=chosen,
-                    labels=inputs["labels"][:, 1:] if self.made else None,
-                    kl=kl,
-                    margin=inputs["margin"].double() if "margin" in inputs else None,
-                )
-            )
-        return PairView(parts)
+        return PairView([self._micro(policy, reference, inputs) for inputs in self.prepared])
+
+    def _micro(self, policy: Module, reference: Module, inputs: measure.Batch) -> Micro:
+        """Return what the book's loss sees of a micro-batch, from plain forwards."""
+        ids, attention, mask, chosen = _sequences(inputs)
+        if self.make is models.untrained:
+            outputs = models.token_logps(policy, ids, attention)
+            ref = models.token_logps(reference, ids, attention)
+        else:
+            outputs = policy(input_ids=ids, attention_mask=attention).logits
+            if outputs.dim() == 3:
+                outputs = outputs[:, 1:].squeeze(-1)
+            ref = torch.zeros_like(outputs)
+        kl = None
+        if "KL_input_ids" in inputs:
+            kl = _mismatched_logps(policy, inputs), _mismatched_logps(reference, inputs)
+        return Micro(
+            outputs=outputs.detach(),
+            gradient=models.Gradients(policy, outputs),
+            ref=ref.detach(),
+            mask=mask[:, 1:].double(),
+            text=attention[:, 1:].double(),
+            chosen=chosen,
+            labels=inputs["labels"][:, 1:] if self.made else None,
+            kl=kl,
+            margin=inputs["margin"].double() if "margin" in inputs else None,
+        )
+
+
+def _mismatched_logps(model: Module, inputs: measure.Batch) -> Tensor:
+    """Return the log-probabilities, (M,), of the completions of KTO's mismatched pairs."""
+    logps = models.token_logps(model, inputs["KL_input_ids"], inputs["KL_attention_mask"])
+    return (logps * inputs["KL_completion_mask"][:, 1:]).sum(1).detach()
 
 
 @dataclass
@@ -440,7 +543,7 @@ def _expected_texts(
     rule = "cut_prompt" if trainer in OURS else "cut_completion"
     if trainer.endswith("RewardTrainer"):
         rule = "drop"
-    start = [tokenizer.bos_token_id] * (trainer in _EXPERIMENTAL)  # ours have what DPO has
+    start = [tokenizer.bos_token_id] if trainer in _EXPERIMENTAL else []  # ours have what DPO has
     texts = _Texts({}, {})
     for number, example in enumerate(examples):
         sides = [side for side in ("chosen", "rejected", "completion") if side in example]
@@ -448,10 +551,10 @@ def _expected_texts(
         completions = [
             [*_encoded(tokenizer, example[side]), tokenizer.eos_token_id] for side in sides
         ]
-        kept = shortened(prompt, completions, max_length, rule)
-        if not kept:
+        fitting = shortened(prompt, completions, max_length, rule)
+        if fitting is None:
             continue
-        prompt, completions = kept
+        prompt, completions = fitting
         texts.prompts[number] = prompt
         for side, completion in zip(sides, completions, strict=True):
             texts.sources[(*prompt, *completion)] = (number, side)
@@ -475,37 +578,58 @@ def _check_collation(
         max_length: tokens of a text at most.
     """
     texts = _expected_texts(trainer, examples, max_length)
-
-    def check(is_right: bool, subject: str) -> None:
-        if not is_right:
-            raise InputError(f"{trainer} does not collate the fixed data as it is: {subject}")
-
     for inputs in prepared:
-        ids, attention, mask, chosen = _sequences(inputs)
-        read = [tuple(i[a.bool()].tolist()) for i, a in zip(ids, attention, strict=True)]
-        check(texts.sources.keys() >= {*read}, "token ids that are in no text")
-        sources = [texts.sources[text] for text in read]
-        numbers = [number for number, _ in sources]
-        first_half = numbers[: len(numbers) // 2]
-        if "label" in inputs:
-            check([examples[n]["label"] for n in numbers] == chosen.tolist(), "labels")
-        elif "completion" not in examples[0]:
-            sides = [(n, side) for side in ("chosen", "rejected") for n in first_half]
-            check(sources == sides, "chosen and rejected")
-        if "margin" in inputs:
-            margins = torch.tensor([examples[n]["margin"] for n in first_half])
-            check(torch.allclose(margins, inputs["margin"].float()), "margins")
-        if not trainer.endswith("RewardTrainer"):
-            for on, number, completion_mask in zip(attention, numbers, mask, strict=True):
-                expected = torch.zeros_like(on)
-                expected[on.bool().nonzero().flatten()[len(texts.prompts[number]) :]] = 1
-                same = torch.equal(expected, completion_mask.to(expected))
-                check(same, "which tokens are the completion's")
-        if "KL_input_ids" in inputs:
-            expected_texts = _mismatched(examples, texts, numbers, max_length)
-            for place, expected_ids in enumerate(expected_texts):
-                kl_ids = inputs["KL_input_ids"][place][inputs["KL_attention_mask"][place].bool()]
-                check(kl_ids.tolist() == expected_ids, "the mismatched pairs of the KL")
+        fault = _collation_fault(trainer, inputs, examples, texts, max_length)
+        if fault:
+            raise InputError(f"{trainer} does not collate the fixed data as it is: {fault}")
+
+
+def _collation_fault(
+    trainer: str,
+    inputs: measure.Batch,
+    examples: Sequence[Mapping[str, Any]],
+    texts: _Texts,
+    max_length: int | None,
+) -> str:
+    """Return what a micro-batch has otherwise than the examples, "" for nothing."""
+    ids, attention, mask, chosen = _sequences(inputs)
+    unpadded = [tuple(i[on.bool()].tolist()) for i, on in zip(ids, attention, strict=True)]
+    if not texts.sources.keys() >= set(unpadded):
+        return "token ids that are in no text"
+    sources = [texts.sources[text] for text in unpadded]
+    numbers = [number for number, _ in sources]
+    first_half = numbers[: len(numbers) // 2]  # of paired data, the chosen ones
+    if "label" in inputs:
+        if [examples[number]["label"] for number in numbers] != chosen.tolist():
+            return "labels"
+    elif "completion" not in examples[0]:
+        in_halves = [(number, side) for side in ("chosen", "rejected") for number in first_half]
+        if sources != in_halves:
+            return "chosen and rejected"
+    if "margin" in inputs:
+        margins = torch.tensor([examples[number]["margin"] for number in first_half])
+        if not torch.allclose(margins, inputs["margin"].float()):
+            return "margins"
+    if not trainer.endswith("RewardTrainer"):
+        prompt_lengths = [len(texts.prompts[number]) for number in numbers]
+        if not torch.equal(_completion_masks(attention, prompt_lengths), mask.to(attention)):
+            return "which tokens are the completion's"
+    if "KL_input_ids" in inputs:
+        kl_ids = [
+            i[on.bool()].tolist()
+            for i, on in zip(inputs["KL_input_ids"], inputs["KL_attention_mask"], strict=True)
+        ]
+        if kl_ids != _mismatched(examples, texts, numbers, max_length):
+            return "the mismatched pairs of the KL"
+    return ""
+
+
+def _completion_masks(attention: Tensor, prompt_lengths: Sequence[int]) -> Tensor:
+    """Return (R, S) masks that are 1 on the tokens behind each prompt, but for padding."""
+    masks = torch.zeros_like(attention)
+    for mask, on, length in zip(masks, attention, prompt_lengths, strict=True):
+        mask[on.bool().nonzero().flatten()[length:]] = 1
+    return masks
 
 
 def _mismatched(
@@ -525,22 +649,27 @@ def _mismatched(
 
 
 def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ids, attention mask, completion mask (R, S) and which are wanted (R,)."""
+    """Return ids, attention mask, completion mask (R, S) and which are wanted (R,).
+
+    Without labels the first half of the R texts is.
+    """
     if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two apart
-
-        def joined(name: str, value: int) -> Tensor:
-            rows = [*inputs[f"chosen_{name}"], *inputs[f"rejected_{name}"]]
-            return pad_sequence(rows, batch_first=True, padding_value=value)
-
-        ids, attention = joined("input_ids", 0), joined("attention_mask", 0)
-        mask = (joined("labels", -100) != -100).long()
+        ids = _both_sides(inputs, "input_ids", 0)
+        attention = _both_sides(inputs, "attention_mask", 0)
+        mask = (_both_sides(inputs, "labels", -100) != -100).long()
     else:
         ids = inputs["input_ids"]
         attention = inputs.get("attention_mask", torch.ones_like(ids))
         mask = inputs.get("completion_mask", attention)
         if "labels" in inputs:
             mask = (inputs["labels"] != -100).long()
-    if "label" in inputs:
-        return ids, attention, mask, torch.as_tensor(inputs["label"]).bool()
     chosen = torch.arange(len(ids)) < len(ids) // 2
+    if "label" in inputs:
+        chosen = torch.as_tensor(inputs["label"]).bool()
     return ids, attention, mask, chosen
+
+
+def _both_sides(inputs: measure.Batch, name: str, filler: int) -> Tensor:
+    """Return a tensor of the chosen texts and below it that of the rejected ones, padded alike."""
+    rows = [*inputs[f"chosen_{name}"], *inputs[f"rejected_{name}"]]
+    return pad_sequence(rows, batch_first=True, padding_value=filler)

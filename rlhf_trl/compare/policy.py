@@ -283,8 +283,12 @@ def build_trainer(
 ) -> Any:
     """Build a trainer of TRL's GRPO kind for a window, its completions fixed.
 
-    `fields` are those of its config; those of the window stand in for what they leave open.
-    `arguments` are further ones of the trainer.
+    Args:
+        trainer: the class.
+        config: its config class.
+        fields: those of the config; those of the window stand in for what they leave open.
+        batch: the window.
+        arguments: further ones of the trainer.
     """
     window = {
         "per_device_train_batch_size": batch.rows,
@@ -294,34 +298,48 @@ def build_trainer(
         **fields,
         **dict(batch.fields),
     }
-    rewards = [right, has_format]
-    if batch.reward is not None:
-        rewards = [_equal_reward(batch.reward / sum(batch.weights))] * 2
-    texts = _prompts(batch)
-    examples: list[dict[str, Any]] = [
-        {"prompt": [{"role": "user", "content": text}]} for text in texts
-    ]
     # any other trainer may show its reward functions what it likes
     is_checked = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
-    if is_checked:
-        for example, text in zip(examples, texts, strict=True):
-            example["text"] = text  # which `right` then holds against the prompts
+    has_gaps = batch.rewards == "partly"
     if batch.name == "adapter":
         arguments |= adapter()
-    has_gaps = batch.rewards == "partly"
     if has_gaps:
-        rewards = [partly, punished]
-        examples = [{"prompt": text} for text in texts]
         arguments["processing_class"] = begun()
+    rewards = _reward_functions(batch)
     if batch.rewards == "model":
         rewards.append(untrained_scorer())
         arguments["reward_processing_classes"] = [None, None, begun()]
+    examples = _examples(batch, with_text=is_checked)
     built = make_trainer(trainer, config, window, examples, reward_funcs=rewards, **arguments)
+    if getattr(built, "drops_groups", False):  # what is compared is the whole window
+        built.drops_groups = False
     if is_checked:
         measure.check_generation(built)
     answer = completion(batch.ragged, batch.limit, padding=has_gaps)
     measure.fix_completions(built, answer, batch.tools, batch.sampler, has_gaps)
     return built
+
+
+def _reward_functions(batch: PolicyBatch) -> list[Any]:
+    """Return the two reward functions of a window."""
+    if batch.rewards == "partly":
+        return [partly, punished]
+    if batch.reward is not None:
+        return [_equal_reward(batch.reward / sum(batch.weights))] * 2
+    return [right, has_format]
+
+
+def _examples(batch: PolicyBatch, with_text: bool) -> list[dict[str, Any]]:
+    """Return the data of a window; `with_text`, a column that `right` holds against the prompts."""
+    texts = _prompts(batch)
+    if batch.rewards == "partly":
+        examples: list[dict[str, Any]] = [{"prompt": text} for text in texts]
+    else:
+        examples = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+        if with_text:
+            for example, text in zip(examples, texts, strict=True):
+                example["text"] = text
+    return examples
 
 
 def _prompts(batch: PolicyBatch) -> list[str]:
@@ -372,10 +390,12 @@ class PolicyWindow:
 
     @cached_property
     def _scored(self) -> tuple[Tensor, Tensor]:
-        """(B,) the two rewards."""
+        """(B,) the rewards `right` and `has_format`."""
         pairs = zip(self.ids["completion_ids"], self.ids["completion_mask"], strict=True)
         completions = [ids[mask.bool()].tolist() for ids, mask in pairs]
-        return tuple(torch.tensor(f(completions)).double() for f in (right, has_format))
+        right_rewards = torch.tensor(right(completions)).double()
+        format_rewards = torch.tensor(has_format(completions)).double()
+        return right_rewards, format_rewards
 
     def stock(self, trainer: Any) -> Measured:
         """Measure a trainer that `build_trainer` built for this window."""
@@ -391,14 +411,14 @@ class PolicyWindow:
             Loss and gradient, and the micro-batches as the loss saw them. Where a reward model
             scores, the loss of an evaluation just before the window is added.
         """
-        bases = (base.__module__ for base in type(trainer).__mro__)
-        module = next(name for name in bases if name.startswith("trl.trainer."))
+        base_modules = (base.__module__ for base in type(trainer).__mro__)
+        trl_module = next(name for name in base_modules if name.startswith("trl.trainer."))
         is_stock = type(trainer).__module__.startswith("trl.")
         if is_stock:
             check_order(trainer)
-        with unmixed(module, is_stock):
+        has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
+        with unmixed(trl_module, is_stock):
             source = measure.batches(trainer)
-            has_critic = hasattr(trainer.model, CRITIC.rstrip("."))
             take(trainer.model.train(), _part(self.generating, has_critic))
             if self.batch.windows > 1:  # the first one only generates
                 for _ in range(self.batch.accumulation):
@@ -464,32 +484,37 @@ class PolicyWindow:
         return self._views[temperature]
 
     def _view(self, temperature: float) -> "View":
-        def logps(state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:
-            model = untrained()
-            model.load_state_dict(_part(state))
-            model = model.double()
-            return model, _logps(model, self.ids, temperature)
-
-        model, now = logps(self.current)
+        """Compute log-probabilities of the three policies, and the rewards."""
+        policy, logps = self._policy_logps(self.current, temperature)
         with torch.no_grad():
-            _, old = logps(self.generating)
-            _, ref = logps(untrained().state_dict())
+            _, old_logps = self._policy_logps(self.generating, temperature)
+            _, ref_logps = self._policy_logps(untrained().state_dict(), temperature)
         rewards = self._rewards() * self.batch.reward_scale
         if self.batch.reward is not None:
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
+        right_rewards, format_rewards = self._scored
         return View(
             window=self,
             batch=self.batch,
-            policy=Gradients(model, now),
-            logps=now.detach(),
-            old_logps=old,
-            ref_logps=ref,
+            policy=Gradients(policy, logps),
+            logps=logps.detach(),
+            old_logps=old_logps,
+            ref_logps=ref_logps,
             ids=self.ids["completion_ids"],
             mask=(self.ids["completion_mask"] * self.ids.get("tool_mask", 1)).double(),
             rewards=rewards,
-            binary_rewards=self._scored[0] * (self._scored[1] == 1),
+            binary_rewards=right_rewards * (format_rewards == 1),
             generation_tokens=self._prepared[1],
         )
+
+    def _policy_logps(
+        self, state: Mapping[str, Tensor], temperature: float
+    ) -> tuple[Module, Tensor]:
+        """Return the policy with these weights in float64, and its log-probabilities, (B, T)."""
+        model = untrained()
+        model.load_state_dict(_part(state))
+        model = model.double()
+        return model, _logps(model, self.ids, temperature)
 
 
 @contextmanager
@@ -618,20 +643,26 @@ class View:
             kind: "sequence_sum", "sequence_mean", "fixed_length", "per_prompt", "token_mean" over
                 the window, "token_mean_micro_batch", or "token_mean_trl" with TRL's average window.
         """
-        batch, count = self.batch, len(self.mask)
+        batch = self.batch
+        count = len(self.mask)
         ones = torch.ones_like(self.lengths)
-        average = self.generation_tokens * (batch.accumulation / batch.per_generation)
-        tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(batch.rows)
-        of_prompts = self.lengths.view(-1, batch.group).sum(1).repeat_interleave(batch.group)
-        return {
-            "sequence_sum": ones / count,
-            "sequence_mean": 1 / self.lengths / count,
-            "fixed_length": ones / batch.limit / count,
-            "per_prompt": batch.group / of_prompts.unsqueeze(1) / count,
-            "token_mean": ones / self.mask.sum(),
-            "token_mean_micro_batch": 1 / tokens.unsqueeze(1) / batch.accumulation,
-            "token_mean_trl": ones / average,
-        }[kind]
+        if kind == "sequence_sum":
+            return ones / count
+        if kind == "sequence_mean":
+            return 1 / self.lengths / count
+        if kind == "fixed_length":
+            return ones / batch.limit / count
+        if kind == "per_prompt":
+            of_prompts = self.lengths.view(-1, batch.group).sum(1).repeat_interleave(batch.group)
+            return batch.group / of_prompts.unsqueeze(1) / count
+        if kind == "token_mean":
+            return ones / self.mask.sum()
+        if kind == "token_mean_micro_batch":
+            tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(batch.rows)
+            return 1 / tokens.unsqueeze(1) / batch.accumulation
+        if kind == "token_mean_trl":
+            return ones / (self.generation_tokens * (batch.accumulation / batch.per_generation))
+        raise KeyError(kind)
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Return the gradient of sum(weights * logps) in the parameters, (N,); weights (B, T).
@@ -669,26 +700,26 @@ class View:
         row = side.row
         # the functions compute in the precision of the log-probabilities
         logps = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
+        leaves = [logps]
         inputs = {
             **arguments,
             "num_generations": self.batch.group,
             "formulation": side.formulation,
             "logps": logps,
         }
-        leaves = [logps]
         if "values" in inputs:
             inputs["values"] = inputs["values"].clone().requires_grad_()
             leaves.append(inputs["values"])
-        size = self.batch.rows  # the loss is a mean over micro-batches, or takes the window whole
-        if row.window == "window" or row.advantage == "batch_mean_baseline":
-            size = len(logps)
+        # the loss is a mean over micro-batches, or takes the window whole
+        takes_window = row.window == "window" or row.advantage == "batch_mean_baseline"
+        size = len(logps) if takes_window else self.batch.rows
         losses = []
         for start in range(0, len(logps), size):
-            part = {
-                name: value[start : start + size] if isinstance(value, Tensor) else value
-                for name, value in inputs.items()
-            }
+            part = dict(inputs)
+            for name, value in inputs.items():
+                if isinstance(value, Tensor):
+                    part[name] = value[start : start + size]
             losses.append(policy_gradient_loss(side.algorithm, **part).loss)
         loss = torch.stack(losses).mean()
         slopes = torch.autograd.grad(loss, leaves)
-        return float(loss.detach()), torch.stack(slopes) if len(slopes) > 1 else slopes[0]
+        return float(loss.detach()), slopes[0] if len(slopes) == 1 else torch.stack(slopes)

@@ -70,62 +70,108 @@ class Loss:
     """A function as a loss of batches."""
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
-        """Import `module:function` and see what it takes; `settings` are given as they are."""
-        self.path, self.settings = path, dict(settings)
-        module, _, name = path.partition(":")
-        if not name:
-            raise InputError(f"{path} names no function; write module:function")
-        look_here()
-        try:
-            self.function = getattr(import_module(module), name)
-        except Exception as error:  # whatever the user's module raises
-            raise InputError(f"{path} cannot be imported: {error}") from error
-        known = inspect.signature(self.function).parameters
-        found = {ours: [n for n in names.split() if n in known] for ours, names in SYNONYMS.items()}
-        self.names = {ours: names[0] for ours, names in found.items() if names}
-        for need in (("logps",), ("mask",), ("advantages", "rewards")):
-            if not self.names.keys() & need:
-                here, names = ", ".join(known), ", ".join(SYNONYMS)
-                why = f"no parameter for {' or '.join(need)}, but {here}"
-                raise InputError(f"{path} has {why}; write one around it that has these: {names}")
-        required = {n for n, p in known.items() if p.default is p.empty and p.kind not in (2, 4)}
-        if unmet := required - set(self.names.values()) - self.settings.keys():
+        """Import `module:function` and see what it takes.
+
+        Args:
+            path: the module and the function.
+            settings: further arguments, which are passed as they are.
+
+        Raises:
+            InputError: it cannot be imported, lacks a parameter for a tensor that every loss needs,
+                needs a further argument, or cannot be run on a batch.
+        """
+        self.path = path
+        self.settings = dict(settings)
+        self.function = _imported(path)
+        parameters = inspect.signature(self.function).parameters
+        self.names = _tensor_names(parameters)
+        for needed in (("logps",), ("mask",), ("advantages", "rewards")):
+            if not self.names.keys() & needed:
+                own, known = ", ".join(parameters), ", ".join(SYNONYMS)
+                why = f"no parameter for {' or '.join(needed)}, but {own}"
+                raise InputError(f"{path} has {why}; write one around it that has these: {known}")
+        starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        required = {
+            name
+            for name, parameter in parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in starred
+        }
+        unmet = required - set(self.names.values()) - self.settings.keys()
+        if unmet:
             raise InputError(f"{path} needs {', '.join(sorted(unmet))}; write NAME=VALUE for each")
         if self.names.get("ref_logps") not in required and not self.settings.get("beta"):
             self.names.pop("ref_logps", None)
-        self._find_out(required)
+        self._choose_tensors(required)
 
-    def _find_out(self, required: set[str]) -> None:
-        """Find out which optional tensors are welcome, and whether each token has an advantage."""
-        optional = [n for n in ("binary_rewards", "old_logps") if n in self.names]
-        optional = [n for n in optional if self.names[n] not in required]
-        given, failed = [set(optional[:1]), set(optional), set(optional[1:]), set()], None
-        for self.per_token, self.left_out in product((False, True), given):
+    def _choose_tensors(self, required: set[str]) -> None:
+        """Choose the optional tensors to leave out, and whether each token has an advantage.
+
+        The first choice with which the function can be run is kept, in `left_out`, `per_token`.
+        """
+        optional = [
+            name
+            for name in ("binary_rewards", "old_logps")
+            if name in self.names and self.names[name] not in required
+        ]
+        choices = [set(optional[:1]), set(optional), set(optional[1:]), set()]
+        first_error = None
+        for self.per_token, self.left_out in product((False, True), choices):
             try:
                 self(sample(*SIZES[-1]))
                 return
             except Exception as error:  # whatever the function raises
-                failed = failed or error
-        raise InputError(f"{self.path} cannot be run on a batch: {failed!r}") from failed
+                first_error = first_error or error
+        problem = f"{self.path} cannot be run on a batch: {first_error!r}"
+        raise InputError(problem) from first_error
 
     def __call__(self, batch: Batch) -> tuple[float, Tensor]:
         """Return the loss and its gradient with respect to the log-probabilities."""
-        given = dict(batch)
-        given["logps"] = batch["logps"].clone().requires_grad_()
+        tensors = dict(batch)
+        tensors["logps"] = batch["logps"].clone().requires_grad_()
         if self.per_token:
-            given["advantages"] = batch["advantages"][:, None].expand_as(batch["logps"])
-        tensors = {n: given[ours] for ours, n in self.names.items() if ours not in self.left_out}
-        found = self.function(**tensors, **self.settings)
-        found = found[0] if isinstance(found, tuple) else getattr(found, "loss", found)
-        if not isinstance(found, Tensor) or found.ndim:
+            tensors["advantages"] = batch["advantages"][:, None].expand_as(batch["logps"])
+        arguments = {
+            parameter: tensors[name]
+            for name, parameter in self.names.items()
+            if name not in self.left_out
+        }
+        loss = self.function(**arguments, **self.settings)
+        loss = loss[0] if isinstance(loss, tuple) else getattr(loss, "loss", loss)
+        if not isinstance(loss, Tensor) or loss.ndim:
             raise InputError(f"{self.path} returns no scalar; write a function that reduces it")
-        (slope,) = torch.autograd.grad(found, given["logps"], allow_unused=True)
-        return float(found.detach()), torch.zeros_like(batch["logps"]) if slope is None else slope
+        (slope,) = torch.autograd.grad(loss, tensors["logps"], allow_unused=True)
+        if slope is None:
+            slope = torch.zeros_like(batch["logps"])
+        return float(loss.detach()), slope
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    """Return the function that `module:function` names."""
+    module, _, name = path.partition(":")
+    if not name:
+        raise InputError(f"{path} names no function; write module:function")
+    look_here()
+    try:
+        return getattr(import_module(module), name)
+    except Exception as error:  # whatever the user's module raises
+        raise InputError(f"{path} cannot be imported: {error}") from error
+
+
+def _tensor_names(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return how a function calls the tensors that it takes, by the names in SYNONYMS."""
+    names = {}
+    for name, synonyms in SYNONYMS.items():
+        for synonym in synonyms.split():
+            if synonym in parameters:
+                names.setdefault(name, synonym)
+    return names
 
 
 def look_here() -> None:
     """Let modules of the working folder be imported."""
-    sys.path[:0] = [str(Path.cwd())] * (str(Path.cwd()) not in sys.path)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def sample(prompts: int, group: int, tokens: int) -> Batch:
@@ -136,16 +182,23 @@ def sample(prompts: int, group: int, tokens: int) -> Batch:
     def noise(size: float) -> Tensor:
         return size * (2 * torch.rand(rows, tokens, generator=draw, dtype=torch.float64) - 1)
 
-    logps, rewards = noise(1.0) - 2, torch.arange(rows, dtype=torch.float64) % group
+    logps = noise(1.0) - 2
+    rewards = torch.arange(rows, dtype=torch.float64) % group
     rewards = rewards + 0.3 * torch.rand(rows, generator=draw, dtype=torch.float64)
     grouped = rewards.view(prompts, group)
     centered = (grouped - grouped.mean(1, keepdim=True)) / grouped.std(1, keepdim=True)
     lengths = tokens - torch.arange(rows) % (tokens - 1)  # never 1, so that a last token is one
     mask = (torch.arange(tokens) < lengths[:, None]).to(torch.float64)
-    batch = {"logps": logps, "old_logps": logps - noise(0.35), "ref_logps": logps - noise(0.2)}
-    batch |= {"rewards": rewards, "advantages": centered.flatten()}
-    batch["binary_rewards"] = (centered.flatten() > 0).to(torch.float64)
-    return batch | {"mask": mask, "num_generations": group}
+    return {
+        "logps": logps,
+        "old_logps": logps - noise(0.35),
+        "ref_logps": logps - noise(0.2),
+        "rewards": rewards,
+        "advantages": centered.flatten(),
+        "binary_rewards": (centered.flatten() > 0).to(torch.float64),
+        "mask": mask,
+        "num_generations": group,
+    }
 
 
 TOKENS = ("logps", "old_logps", "ref_logps", "mask")
@@ -183,103 +236,152 @@ def _order(batch: Batch, groups: bool) -> Tensor:
 
 
 def _properties(loss: Loss) -> dict[str, Callable[[Batch], str]]:
-    """Return the properties: what is wrong with a batch, "" if nothing."""
-
-    def same(
-        change: Callable[[Batch], Batch],
-        back: Callable[[Batch, Tensor], Tensor] = lambda _, slope: slope,
-    ) -> Callable[[Batch], str]:
-        def check(batch: Batch) -> str:
-            (value, slope), (other, moved) = loss(batch), loss(change(batch))
-            return unlike(value, slope, other, back(batch, moved))
-
-        return check
-
-    def reordered(groups: bool) -> Callable[[Batch], str]:
-        return same(lambda b: _picked(b, _order(b, groups)), lambda b, s: s[_order(b, groups)])
-
-    def wider(batch: Batch) -> Batch:
-        return batch | {n: torch.nn.functional.pad(batch[n], (0, 3)) for n in TOKENS}
-
-    def left(batch: Batch) -> Batch:
-        return batch | {n: batch[n].gather(1, turned(batch["mask"])) for n in TOKENS}
-
-    def right(batch: Batch, slope: Tensor) -> Tensor:
-        return torch.zeros_like(slope).scatter(1, turned(batch["mask"]), slope)
-
-    def split(batch: Batch) -> str:
-        size, rows = batch["num_generations"], torch.arange(len(batch["mask"]))
-        value, slope = loss(batch)
-        parts = [loss(_picked(batch, each)) for each in rows.split(size)]
-        mean = sum(each for each, _ in parts) / len(parts)
-        found = torch.cat([each for _, each in parts]) / len(parts)
-        scales = [
-            unlike(0, old, 0, new)
-            for old, new in zip(slope.split(size), found.split(size), strict=True)
-        ]
-        if any(each and not each.startswith(SCALED) for each in scales):
-            return unlike(value, slope, mean, found).replace(SCALED, "")
-        return max(scales)
-
-    def flat(batch: Batch) -> str:
-        rows = slice(0, batch["num_generations"])
-        now = {name: batch[name].clone() for name in ("rewards", "advantages", "binary_rewards")}
-        now["rewards"][rows], now["advantages"][rows], now["binary_rewards"][rows] = 0.7, 0.0, 1.0
-        worst = loss(_at_first(batch) | now)[1][rows].abs().max()
-        return "" if worst <= 1e-9 else f"prompt 0 has equal rewards and a gradient of {worst:.1e}"
-
-    def first(batch: Batch) -> str:
-        now = _at_first(batch)
-        shift = torch.linspace(-0.9, 0.4, batch["logps"].numel(), dtype=torch.float64)
-        moved = {n: now[n] + shift.view_as(batch["logps"]) for n in TOKENS[:3]}
-        return unlike(0, loss(now)[1], 0, loss(now | moved)[1])
-
-    def once(batch: Batch) -> str:
-        now = _at_first(batch)
-        slope, advantages = loss(now)[1], now["advantages"]
-        for row, each in enumerate(slope):
-            own = each[now["mask"][row] == 1]
-            if not (own - own.mean()).abs().max() <= 1e-7 * own.abs().max():
-                return f"the tokens of row {row}, all alike, have slopes of {_short(own)}"
-            if "advantages" in loss.names and (own * advantages[row]).mean() > 0:
-                return f"row {row} has advantage {advantages[row]:.2g} and is pushed the other way"
-        return ""
-
+    """Return a check of each property: it says what is wrong with a batch, "" for nothing."""
     return {
-        GARBAGE: same(partial(_filled, FAR)),
-        NAN: same(partial(_filled, math.nan)),
-        WIDER: same(wider, lambda batch, slope: slope[:, : batch["mask"].shape[1]]),
-        SIDE: same(left, right),
-        ORDER: reordered(groups=False),
-        PROMPTS: reordered(groups=True),
-        SPLIT: split,
-        FLAT: flat,
-        RATIO: first,
-        ONCE: once,
+        GARBAGE: partial(_unchanged, loss, partial(_filled, FAR)),
+        NAN: partial(_unchanged, loss, partial(_filled, math.nan)),
+        WIDER: partial(_unchanged, loss, _widened, back=_narrowed),
+        SIDE: partial(_unchanged, loss, _padded_left, back=_padded_right),
+        ORDER: partial(_unchanged_by_order, loss, groups=False),
+        PROMPTS: partial(_unchanged_by_order, loss, groups=True),
+        SPLIT: partial(_splits, loss),
+        FLAT: partial(_ignores_equal_rewards, loss),
+        RATIO: partial(_starts_at_ratio_one, loss),
+        ONCE: partial(_counts_tokens_once, loss),
     }
+
+
+def _unchanged(
+    loss: Loss,
+    change: Callable[[Batch], Batch],
+    batch: Batch,
+    back: Callable[[Batch, Tensor], Tensor] | None = None,
+) -> str:
+    """Check that a change of the batch changes neither loss nor gradient.
+
+    `back` brings the gradient of the changed batch into the order of the batch.
+    """
+    value, slope = loss(batch)
+    new_value, new_slope = loss(change(batch))
+    if back is not None:
+        new_slope = back(batch, new_slope)
+    return unlike(value, slope, new_value, new_slope)
+
+
+def _widened(batch: Batch) -> Batch:
+    """Add three tokens of padding on the right."""
+    return batch | {name: torch.nn.functional.pad(batch[name], (0, 3)) for name in TOKENS}
+
+
+def _narrowed(batch: Batch, slope: Tensor) -> Tensor:
+    return slope[:, : batch["mask"].shape[1]]
+
+
+def _padded_left(batch: Batch) -> Batch:
+    return batch | {name: batch[name].gather(1, turned(batch["mask"])) for name in TOKENS}
+
+
+def _padded_right(batch: Batch, slope: Tensor) -> Tensor:
+    return torch.zeros_like(slope).scatter(1, turned(batch["mask"]), slope)
+
+
+def _unchanged_by_order(loss: Loss, batch: Batch, groups: bool) -> str:
+    """Check that the order of prompts, or of the completions of each, does not matter."""
+    order = _order(batch, groups)
+    return _unchanged(loss, lambda b: _picked(b, order), batch, lambda _, slope: slope[order])
+
+
+def _splits(loss: Loss, batch: Batch) -> str:
+    """Check that micro-batches of one prompt each average to the batch's loss and gradient."""
+    size = batch["num_generations"]
+    value, slope = loss(batch)
+    rows = torch.arange(len(batch["mask"]))
+    parts = [loss(_picked(batch, rows_of_prompt)) for rows_of_prompt in rows.split(size)]
+    mean_value = sum(part_value for part_value, _ in parts) / len(parts)
+    mean_slope = torch.cat([part_slope for _, part_slope in parts]) / len(parts)
+    differences = [
+        unlike(0, whole, 0, part)
+        for whole, part in zip(slope.split(size), mean_slope.split(size), strict=True)
+    ]
+    if any(text and not text.startswith(SCALED) for text in differences):
+        return unlike(value, slope, mean_value, mean_slope).replace(SCALED, "")
+    return max(differences)
+
+
+def _ignores_equal_rewards(loss: Loss, batch: Batch) -> str:
+    """Check that a first prompt whose completions all have the same reward has no gradient."""
+    rows = slice(0, batch["num_generations"])
+    equal = {name: batch[name].clone() for name in ("rewards", "advantages", "binary_rewards")}
+    equal["rewards"][rows] = 0.7
+    equal["advantages"][rows] = 0.0
+    equal["binary_rewards"][rows] = 1.0
+    _, slope = loss(_at_first(batch) | equal)
+    worst = slope[rows].abs().max()
+    return "" if worst <= 1e-9 else f"prompt 0 has equal rewards and a gradient of {worst:.1e}"
+
+
+def _starts_at_ratio_one(loss: Loss, batch: Batch) -> str:
+    """Check that before the first update only ratios count, not the log-probabilities' level."""
+    first = _at_first(batch)
+    shift = torch.linspace(-0.9, 0.4, batch["logps"].numel(), dtype=torch.float64)
+    shift = shift.view_as(batch["logps"])
+    shifted = {name: first[name] + shift for name in ("logps", "old_logps", "ref_logps")}
+    return unlike(0, loss(first)[1], 0, loss(first | shifted)[1])
+
+
+def _counts_tokens_once(loss: Loss, batch: Batch) -> str:
+    """Check that all tokens of a completion are pushed alike, in the advantage's direction."""
+    first = _at_first(batch)
+    _, slope = loss(first)
+    advantages = first["advantages"]
+    for row, row_slope in enumerate(slope):
+        own = row_slope[first["mask"][row] == 1]
+        alike = (own - own.mean()).abs().max() <= 1e-7 * own.abs().max()
+        if not alike:
+            return f"the tokens of row {row}, all alike, have slopes of {_short(own)}"
+        if "advantages" in loss.names and (own * advantages[row]).mean() > 0:
+            return f"row {row} has advantage {advantages[row]:.2g} and is pushed the other way"
+    return ""
 
 
 SCALED = "scaled: "
 
 
-def unlike(value: float, slope: Tensor, other: float, moved: Tensor, rounding: float = 1e-7) -> str:
+def unlike(
+    value: float, slope: Tensor, new_value: float, new_slope: Tensor, rounding: float = 1e-7
+) -> str:
     """Say how a loss and its gradient differ from what they should be, "" if they do not.
 
-    A gradient is in log-probabilities, (B, T), or in parameters, (N,).
+    Args:
+        value: the loss as it should be.
+        slope: its gradient, in log-probabilities, (B, T), or in parameters, (N,).
+        new_value: the loss to judge.
+        new_slope: its gradient.
+        rounding: relative difference that is none.
+
+    Returns:
+        A sentence, which begins with SCALED where the gradient only has another length.
     """
-    if not math.isfinite(other) or not moved.isfinite().all():
-        return f"the loss is {other:.3g}, its gradient has {int((~moved.isfinite()).sum())} NaN"
-    losses = f", the loss {value:.4g} and {other:.4g}" * (value != other)
-    size, length, apart = (float(each.norm()) for each in (slope, moved, slope - moved))
-    if apart <= rounding * max(size, length):
-        alike = abs(value - other) <= rounding * (1 + abs(value))
+    if not math.isfinite(new_value) or not new_slope.isfinite().all():
+        count = int((~new_slope.isfinite()).sum())
+        return f"the loss is {new_value:.3g}, its gradient has {count} NaN"
+    losses = "" if value == new_value else f", the loss {value:.4g} and {new_value:.4g}"
+    length = float(slope.norm())
+    new_length = float(new_slope.norm())
+    apart = float((slope - new_slope).norm())
+    if apart <= rounding * max(length, new_length):
+        alike = abs(value - new_value) <= rounding * (1 + abs(value))
         return "" if alike else f"the gradient is the same{losses}"
-    if size and float((slope * length / size - moved).norm()) <= rounding * length:
-        return f"{SCALED}the gradient is {length / size:.4g} times as long{losses}"
+    if length:
+        stretched = slope * new_length / length
+        if float((stretched - new_slope).norm()) <= rounding * new_length:
+            times = f"{new_length / length:.4g} times as long"
+            return f"{SCALED}the gradient is {times}{losses}"
     if slope.ndim == 1:
-        return f"the gradients of lengths {size:.4g} and {length:.4g} are {apart:.4g} apart{losses}"
-    row, token = divmod(int((slope - moved).abs().argmax()), slope.shape[1])
-    slopes = f"{slope[row, token]:.4g} and {moved[row, token]:.4g}"
+        lengths = f"{length:.4g} and {new_length:.4g}"
+        return f"the gradients of lengths {lengths} are {apart:.4g} apart{losses}"
+    row, token = divmod(int((slope - new_slope).abs().argmax()), slope.shape[1])
+    slopes = f"{slope[row, token]:.4g} and {new_slope[row, token]:.4g}"
     return f"the gradient of row {row}, token {token} is {slopes}{losses}"
 
 
@@ -300,21 +402,27 @@ def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
 
 
 def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) -> Verdict:
-    """Return the verdict on a property; `batches` are named, the smallest first."""
-    found = Verdict(name, "holds")
-    for batch, where in batches.items():
+    """Return the verdict on a property.
+
+    Args:
+        name: the property.
+        check: says what is wrong with a batch, "" for nothing.
+        batches: how each batch is called, the smallest first.
+    """
+    verdict = Verdict(name, "holds")
+    for batch, batch_name in batches.items():
         try:
-            told = check(batch)
+            fault = check(batch)
         except InputError:
             raise
         except Exception as error:  # whatever is probed raises
-            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if told and not told.startswith(SCALED):
-            return Verdict(name, "broken", f"{where}: {told}")
-        if told and found.verdict == "holds":
-            example = f"{where}: {told.removeprefix(SCALED)}"
-            found = Verdict(name, "normalizer not invariant", example)
-    return found
+            fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if fault and not fault.startswith(SCALED):
+            return Verdict(name, "broken", f"{batch_name}: {fault}")
+        if fault and verdict.verdict == "holds":
+            example = f"{batch_name}: {fault.removeprefix(SCALED)}"
+            verdict = Verdict(name, "normalizer not invariant", example)
+    return verdict
 
 
 def report(found: Sequence[Verdict]) -> str:

@@ -6,7 +6,8 @@ the parameters; its TRL base decides which properties it can show.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +27,17 @@ SIZES = ((1, 2), (2, 2), (2, 4))
 ROUNDING, FIT = 3e-5, 1e-3  # float32's, of a gradient and of what is left of it by a fit
 Inputs = dict[str, Any]
 Size = tuple[int, int]
-Run = tuple[float, Tensor, Tensor, Any]  # loss, gradient, each micro-batch's share of it, window
+Change = Callable[[Inputs], Inputs]
+Prepare = Callable[[Any], None]  # of a trainer
+
+
+class Run(NamedTuple):
+    """What one window gives."""
+
+    loss: float
+    gradient: Tensor  # (N,) in all parameters
+    shares: Tensor  # (N, micro-batches) what each micro-batch adds to the gradient
+    window: Any
 
 
 class Trained:
@@ -41,7 +52,8 @@ class Trained:
         self.config = config_class(self.cls, pairs.trainer_classes(self.base)[1])
         self.fields, self.also, self.row = dict(settings), {}, None
         own_config = getattr(self.cls, "config_class", None)
-        if default := getattr(own_config, "default_row", None):
+        default = getattr(own_config, "default_row", None)
+        if default:
             name = self.fields.pop("algorithm", default)
             which = self.fields.pop("formulation", "chapter")
             self.row, self.config = formulation(name, which), self.cls.config_class
@@ -55,64 +67,84 @@ class Trained:
     @property
     def left_out(self) -> dict[str, str]:
         """The properties that do not apply, and why."""
-        found = {shared.NAN: "no NaN can stand there: it makes its own log-probabilities"}
+        reasons = {shared.NAN: "no NaN can stand there: it makes its own log-probabilities"}
         row, base = self.row, self.base
 
-        def leave(why: str, *names: str) -> None:
-            found.update(dict.fromkeys(names, why))
+        def leave_out(reason: str, *properties: str) -> None:
+            for name in properties:
+                reasons[name] = reason
 
         if not self.online:
-            leave("it has no groups and no ratio", shared.ORDER, shared.FLAT, shared.RATIO)
+            leave_out("it has no groups and no ratio", shared.ORDER, shared.FLAT, shared.RATIO)
         elif row and (row.family == "distillation" or row.value_loss != "none"):
-            leave("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
+            leave_out("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
         if base == "RewardTrainer":
-            leave("it scores, and makes no text more or less likely", shared.ONCE)
+            leave_out("it scores, and makes no text more or less likely", shared.ONCE)
             if not row or row.aggregation == "none":
-                leave("its model tells padding from the token", shared.GARBAGE)
+                leave_out("its model tells padding from the token", shared.GARBAGE)
         if base == "KTOTrainer":
-            why = "an example meets the completion of its neighbor in the micro-batch"
-            leave(why, shared.PROMPTS, shared.SPLIT)
+            reason = "an example meets the completion of its neighbor in the micro-batch"
+            leave_out(reason, shared.PROMPTS, shared.SPLIT)
         if base in ("ORPOTrainer", "CPOTrainer") and not row:
-            why = "its likelihood is a mean over all tokens of the micro-batch but the first"
-            leave(why, shared.SIDE, shared.SPLIT)
-        return found
+            reason = "its likelihood is a mean over all tokens of the micro-batch but the first"
+            leave_out(reason, shared.SIDE, shared.SPLIT)
+        return reasons
 
-    def run(self, size: Size, change: Any = None, ready: Any = None, **how: Any) -> Run:
-        """Measure a batch; `change` is one of what the loss sees, `ready` one of the trainer."""
-        key = size, change, ready, *how.items()
+    def run(
+        self,
+        size: Size,
+        change: Change | None = None,
+        prepare: Prepare | None = None,
+        **fields: Any,
+    ) -> Run:
+        """Measure a window, once for the same arguments.
+
+        Args:
+            size: prompts, and completions of each.
+            change: returns other inputs of the loss, for those of each micro-batch.
+            prepare: changes the trainer before it runs.
+            fields: of the `PolicyBatch` in place of the usual ones.
+        """
+        key = size, change, prepare, *fields.items()
         if key in self._runs:
             return self._runs[key]
-        count = size[0] * size[1]
-        usual = {"ragged": True, "drift": 0.1, "group": size[1], "rows": count, "iterations": 2}
-        usual["temperature"] = self.fields.get("temperature", 1.0)
-        self.batch = batch = replace(policy.BATCHES[0], **usual | how)
+        batch = self.batch = self._batch(size, fields)
         if batch not in self._windows:
             self._windows[batch] = self._window(batch)
         window = self._windows[batch]
         build = policy.build_trainer if self.online else pairs.build_trainer
         trainer = build(self.cls, self.config, self.fields, batch, **self.also)
-        if ready:
-            ready(trainer)
-        original, step, sums = trainer.compute_loss, trainer.training_step, []
-
-        def changed(model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
-            return original(model, change(inputs) if change else inputs, *args, **kwargs)
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            loss = step(*args, **kwargs)
-            sums.append(measure.flat_gradient(trainer.model))
-            return loss
-
-        trainer.compute_loss, trainer.training_step = changed, noted
-        found = window.run(trainer)[0] if self.online else window.stock(trainer)
-        shares = torch.stack(sums, 1).diff(dim=1, prepend=torch.zeros(len(sums[0]), 1).double())
-        self._runs[key] = found.loss, found.gradient, shares, window
+        if prepare is not None:
+            prepare(trainer)
+        if change is not None:
+            _change_inputs(trainer, change)
+        gradients = _noted_gradients(trainer)
+        measured = window.run(trainer)[0] if self.online else window.stock(trainer)
+        before_first = torch.zeros_like(gradients[0])
+        shares = torch.stack([before_first, *gradients], 1).diff(dim=1)
+        self._runs[key] = Run(measured.loss, measured.gradient, shares, window)
         return self._runs[key]
 
+    def _batch(self, size: Size, fields: Mapping[str, Any]) -> policy.PolicyBatch:
+        """Return the usual batch of a size, with some fields changed."""
+        prompts, group = size
+        usual = {
+            "ragged": True,
+            "drift": 0.1,
+            "group": group,
+            "rows": prompts * group,
+            "iterations": 2,
+            "temperature": self.fields.get("temperature", 1.0),
+        }
+        return replace(policy.BATCHES[0], **{**usual, **fields})
+
     def _window(self, batch: policy.PolicyBatch) -> Any:
-        if not self.online:  # ours order and cut their examples
+        """Prepare the window of a batch for this trainer."""
+        if not self.online:
+            hand_made = pairs.made_kind(self.also)
             ours = [c.__name__ for c in self.cls.__mro__ if c.__name__ in pairs.OURS]
-            return pairs.PairWindow(pairs.made_kind(self.also) or [*ours, self.base][0], batch)
+            collator = ours[0] if ours else self.base  # ours order and cut their examples
+            return pairs.PairWindow(hand_made or collator, batch)
         window = policy.PolicyWindow(batch, _IN_ORDER)
         if not batch.drift:  # before the first step the reference is the policy
             window.generating = window.current = window.generating | untrained().state_dict()
@@ -125,103 +157,181 @@ class Trained:
         stock = not self.row or self.also.get("formulation") == "trl"
         if stock and self.base in ("ORPOTrainer", "CPOTrainer"):  # which count whole texts, too
             masks.append(view.micro[0].text)
-        rows = [mask * one[:, None] for mask in masks for one in torch.eye(len(mask)).double()]
-        return torch.stack([view.gradient(r if self.online else [r]) for r in rows], 1)
+        columns = []
+        for mask in masks:
+            for only_row in torch.eye(len(mask)).double():
+                weights = mask * only_row[:, None]
+                columns.append(view.gradient(weights if self.online else [weights]))
+        return torch.stack(columns, 1)
 
     def checks(self) -> dict[str, Callable[[Size], str]]:
-        """Return the properties: what is wrong with a batch, "" if nothing."""
-        first = {"drift": 0.0, "iterations": 1}
-
-        def same(change: Any = None, ready: Any = None) -> Callable[[Size], str]:
-            return lambda size: _unlike(self.run(size), self.run(size, change, ready))
-
-        def left(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
-            return tensor.gather(1, shared.turned(mask))
-
-        def turned(trainer: Any) -> None:
-            answer = policy.completion(self.batch.ragged)
-            last = self.batch.group - 1
-            measure.fix_completions(trainer, lambda ids, i, call: answer(ids, last - i, call))
-
-        def backward(trainer: Any) -> None:
-            count = self.batch.rows // self.batch.group
-            trainer.train_dataset = trainer.train_dataset.select(reversed(range(count)))
-
-        def split(size: Size) -> str:
-            count, group = size
-            micro = {"rows": group, "accumulation": count, "per_generation": count}
-            whole, found = self.run(size), self.run(size, **micro)
-            told = _unlike(whole, found).removeprefix(SCALED)
-            # where a micro-batch has a normalizer of its own, a number makes its share right
-            return (SCALED if told and _left(found[2], whole[1])[1] <= FIT else "") + told
-
-        def equal(trainer: Any) -> None:
-            trainer.reward_funcs = [_of_the_prompt] * len(trainer.reward_funcs)
-
-        def flat(size: Size) -> str:
-            usual, now = self.run(size, **first), self.run(size, ready=equal, **first)
-            small = float(now[1].norm()) <= FIT * max(float(usual[1].norm()), FIT)
-            return "" if small else f"all groups have equal rewards; {_unlike(usual, now)}"
-
-        def once(size: Size) -> str:
-            _, gradient, _, window = self.run(size, **first)
-            weights, left = _left(self.columns(window), gradient)
-            if left > FIT:
-                return f"equal weights of a completion's tokens leave {left:.1%} of the gradient"
-            best = int(window.view().rewards.argmax()) if self.online else 0
-            if self.online and weights[best] > FIT * weights.abs().max():
-                return f"completion {best}, which has the highest reward, is made less likely"
-            return ""
-
+        """Return a check of each property: it says what is wrong with a batch, "" for nothing."""
+        if self.online:
+            padded_left = _of_each_tensor(_padded(3, 0), prompts=True)
+        else:
+            padded_left = _of_each_tensor(_turned)
+        if self.online:
+            other_order = partial(self._unchanged, prepare=self._prompts_backward)
+        else:
+            other_order = partial(self._unchanged, change=_flipped)
         return {
-            shared.GARBAGE: same(_each(_garbage)),
-            shared.WIDER: same(_each(_padded(0, 3))),
-            shared.SIDE: same(_each(_padded(3, 0), True) if self.online else _each(left)),
-            shared.ORDER: same(ready=turned),
-            shared.PROMPTS: same(ready=backward) if self.online else same(_flipped),
-            shared.SPLIT: split,
-            shared.FLAT: flat,
-            shared.RATIO: lambda s: _unlike(self.run(s, **first), self.run(s, drift=0.0)),
-            shared.ONCE: once,
+            shared.GARBAGE: partial(self._unchanged, change=_of_each_tensor(_garbage)),
+            shared.WIDER: partial(self._unchanged, change=_of_each_tensor(_padded(0, 3))),
+            shared.SIDE: partial(self._unchanged, change=padded_left),
+            shared.ORDER: partial(self._unchanged, prepare=self._completions_backward),
+            shared.PROMPTS: other_order,
+            shared.SPLIT: self._splits,
+            shared.FLAT: self._ignores_equal_rewards,
+            shared.RATIO: self._starts_at_ratio_one,
+            shared.ONCE: self._counts_tokens_once,
         }
+
+    def _unchanged(
+        self, size: Size, change: Change | None = None, prepare: Prepare | None = None
+    ) -> str:
+        """Check that a change of the inputs, or of the trainer, changes no gradient."""
+        return _unlike(self.run(size), self.run(size, change, prepare))
+
+    def _completions_backward(self, trainer: Any) -> None:
+        """Let a trainer generate the completions of each prompt in the other order."""
+        answer = policy.completion(self.batch.ragged)
+        last = self.batch.group - 1
+        measure.fix_completions(trainer, lambda ids, place, call: answer(ids, last - place, call))
+
+    def _prompts_backward(self, trainer: Any) -> None:
+        """Turn around the prompts of the generation."""
+        count = self.batch.rows // self.batch.group
+        trainer.train_dataset = trainer.train_dataset.select(reversed(range(count)))
+
+    def _splits(self, size: Size) -> str:
+        """Check that micro-batches of one prompt each average to the gradient of the batch."""
+        prompts, group = size
+        whole = self.run(size)
+        parts = self.run(size, rows=group, accumulation=prompts, per_generation=prompts)
+        fault = _unlike(whole, parts).removeprefix(SCALED)
+        if not fault:
+            return ""
+        # where a micro-batch has a normalizer of its own, a number makes its share right
+        _, rest = _fit(parts.shares, whole.gradient)
+        return SCALED + fault if rest <= FIT else fault
+
+    def _ignores_equal_rewards(self, size: Size) -> str:
+        """Check that there is no gradient where all completions of a prompt have one reward."""
+        usual = self.run(size, **_FIRST_STEP)
+        equal = self.run(size, prepare=_reward_prompts, **_FIRST_STEP)
+        usual_norm, equal_norm = float(usual.gradient.norm()), float(equal.gradient.norm())
+        if equal_norm <= FIT * max(usual_norm, FIT):
+            return ""
+        return f"all groups have equal rewards; {_unlike(usual, equal)}"
+
+    def _starts_at_ratio_one(self, size: Size) -> str:
+        """Check that the first and the second update agree where the policy has not moved."""
+        return _unlike(self.run(size, **_FIRST_STEP), self.run(size, drift=0.0))
+
+    def _counts_tokens_once(self, size: Size) -> str:
+        """Check that the gradient gives all tokens of a completion one weight.
+
+        The completion with the highest reward must not become less likely.
+        """
+        run = self.run(size, **_FIRST_STEP)
+        weights, rest = _fit(self.columns(run.window), run.gradient)
+        if rest > FIT:
+            return f"equal weights of a completion's tokens leave {rest:.1%} of the gradient"
+        if self.online:
+            best = int(run.window.view().rewards.argmax())
+            if weights[best] > FIT * weights.abs().max():
+                return f"completion {best}, which has the highest reward, is made less likely"
+        return ""
 
 
 _IN_ORDER = {"shuffle_dataset": False}
+_FIRST_STEP = {"drift": 0.0, "iterations": 1}
 
 
-def _left(columns: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
-    """Return the weights with which columns make a gradient, and what they leave of it."""
+def _change_inputs(trainer: Any, change: Change) -> None:
+    """Let a trainer's loss see changed inputs."""
+    compute_loss = trainer.compute_loss
+
+    def compute_changed_loss(model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
+        return compute_loss(model, change(inputs), *args, **kwargs)
+
+    trainer.compute_loss = compute_changed_loss
+
+
+def _noted_gradients(trainer: Any) -> list[Tensor]:
+    """Return a list that fills with the gradient, (N,), that stands after each micro-batch."""
+    gradients: list[Tensor] = []
+    training_step = trainer.training_step
+
+    def noted_step(*args: Any, **kwargs: Any) -> Any:
+        loss = training_step(*args, **kwargs)
+        gradients.append(measure.flat_gradient(trainer.model))
+        return loss
+
+    trainer.training_step = noted_step
+    return gradients
+
+
+def _reward_prompts(trainer: Any) -> None:
+    """Let all completions of a prompt have one reward."""
+    trainer.reward_funcs = [_of_the_prompt] * len(trainer.reward_funcs)
+
+
+def _fit(columns: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
+    """Return the weights with which columns make a gradient, and the share that they leave."""
     weights = torch.linalg.pinv(columns.T @ columns) @ (columns.T @ gradient)
     size = float(gradient.norm())
     return weights, float((columns @ weights - gradient).norm()) / size if size else 0.0
 
 
-def _unlike(one: Run, other: Run) -> str:
-    return shared.unlike(*one[:2], *other[:2], ROUNDING)
+def _unlike(run: Run, other: Run) -> str:
+    return shared.unlike(run.loss, run.gradient, other.loss, other.gradient, ROUNDING)
 
 
-def _each(how: Callable[[str, Tensor, Tensor], Tensor], prompts: bool = False) -> Any:
-    """Return a change of tensors of tokens by name, tensor and mask; of `prompts`, or the rest."""
+def _of_each_tensor(how: Callable[[str, Tensor, Tensor], Tensor], prompts: bool = False) -> Change:
+    """Return a change of the inputs of a loss, tensor by tensor.
+
+    Args:
+        how: returns the changed tensor, for its name, the tensor and the mask of its tokens.
+        prompts: of generated data, whether to change the prompts' tensors or the completions'.
+    """
 
     def change(inputs: Inputs) -> Inputs:
-        new, generated = dict(inputs), "completion_ids" in inputs
-        starts = ("teacher_prompt_", "prompt_", *(() if generated else ("KL_", *_SIDES)))
+        generated = "completion_ids" in inputs
+        changed = dict(inputs)
         for name, tensor in inputs.items():
-            start = next((each for each in starts if name.startswith(each)), "")
-            whole = "completion_mask" if generated and not start else f"{start}mask"
-            mask = inputs.get(whole if generated else f"{start}attention_mask")
-            told = not generated or bool(start) == prompts
-            if told and mask is not None and getattr(tensor, "shape", None) == mask.shape:
-                new[name] = how(name, tensor, mask)
-        return new
+            prefix = _prefix(name, generated)
+            if generated:
+                mask = inputs.get(f"{prefix}mask" if prefix else "completion_mask")
+            else:
+                mask = inputs.get(f"{prefix}attention_mask")
+            is_meant = not generated or bool(prefix) == prompts
+            has_tokens = mask is not None and getattr(tensor, "shape", None) == mask.shape
+            if is_meant and has_tokens:
+                changed[name] = how(name, tensor, mask)
+        return changed
 
     return change
 
 
-_SIDES = ("chosen_", "rejected_")
+def _prefix(name: str, generated: bool) -> str:
+    """Return how the names of a tensor and its mask begin, where a batch has several masks."""
+    prefixes = ["teacher_prompt_", "prompt_"]
+    if not generated:
+        prefixes += ["KL_", "chosen_", "rejected_"]
+    for prefix in prefixes:
+        if name.startswith(prefix):
+            return prefix
+    return ""
+
+
+def _turned(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
+    """Move the padding to the left."""
+    return tensor.gather(1, shared.turned(mask))
 
 
 def _garbage(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
+    """Put other tokens, or log-probabilities far away, where the mask is 0."""
     if "mask" in name or "labels" in name:
         return tensor
     sign = 1 - 2 * (torch.arange(mask.shape[1]) % 2)
@@ -229,8 +339,13 @@ def _garbage(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask == 0, other, tensor).to(tensor)
 
 
-def _padded(left: int, right: int) -> Any:
-    return lambda name, t, _: pad(t, (left, right), value=-100 if "labels" in name else 0)
+def _padded(left: int, right: int) -> Callable[[str, Tensor, Tensor], Tensor]:
+    """Return how to add tokens of padding on both sides of a tensor."""
+
+    def padded(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
+        return pad(tensor, (left, right), value=-100 if "labels" in name else 0)
+
+    return padded
 
 
 def _flipped(inputs: Inputs) -> Inputs:

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from itertools import groupby, zip_longest
 from typing import Any
 
-from rlhf_trl.compare import policy
+from rlhf_trl.compare import as_stock, policy
+from rlhf_trl.compare.as_stock import AsStock
 from rlhf_trl.compare.closest import Distance, Subject
 from rlhf_trl.compare.matrix import EQUAL, RESIDUAL, Result
 from rlhf_trl.evaluation import tables
@@ -122,28 +123,49 @@ def number(value: float, how: str) -> str:
 
 
 def render(
-    results: Sequence[Result], how: str, verbose: bool = False, by_batch: bool = False
+    results: Sequence[Result],
+    stocks: Sequence[AsStock],
+    how: str,
+    verbose: bool = False,
+    by_batch: bool = False,
 ) -> str:
-    """Write results, rows together, in one of FORMATS.
+    """Write results, rows together, in one of FORMATS; a table of `stocks`, if any, comes first.
 
-    A line is a row on the batch where it differs most, with the number of those on which it is
-    equal, or each batch: with `verbose`, and what each term changes alone below it, or `by_batch`.
+    Without `verbose` and `by_batch` a line is a row on the batch where it differs most, with the
+    number of the batches on which it is equal.
+
+    Args:
+        results: of all rows on all batches.
+        how: the format.
+        verbose: write a line for each batch, and what each term changes alone below it.
+        by_batch: write a line for each batch.
     """
     if how == "json":
-        return json.dumps([record(result) for result in results], indent=2)
+        records = [as_stock.record(result) for result in stocks]
+        return json.dumps(records + [record(result) for result in results], indent=2)
     if by_batch or verbose:
         lines = [_cells(result) for result in results]
     else:
-        groups = summary(results)
-        lines = [_cells(shown(g), f"{sum(r.agrees for r in g)}/{len(g)}") for g in groups]
-    said = "{0.term}: {0.says} (alone: {0.relative_change:.1e} of the gradient)".format
-    terms = [[said(part) for part in r.contributions] for r in results] if verbose else []
+        lines = []
+        for group in summary(results):
+            equal_on = f"{sum(result.agrees for result in group)}/{len(group)}"
+            lines.append(_cells(shown(group), equal_on))
+    terms = []
+    if verbose:
+        term = "{0.term}: {0.says} (alone: {0.relative_change:.1e} of the gradient)"
+        terms = [[term.format(part) for part in result.contributions] for result in results]
     written = table(lines, how, terms)
-    for line, steps in zip(lines, terms, strict=False):
-        if how == "markdown" and steps:
-            written += f"\n\n{line['algorithm']}, {line['batch']}:\n"
-            written += "\n".join(f"- {step}" for step in steps)
-    return written
+    if how == "markdown" and verbose:
+        for line, steps in zip(lines, terms, strict=True):
+            if steps:
+                written += f"\n\n{line['algorithm']}, {line['batch']}:\n"
+                written += "\n".join(f"- {step}" for step in steps)
+    if not stocks:
+        return written
+    first = table(as_stock.lines(stocks), how)
+    if how == "html":
+        return f"{first}\n{written}"
+    return f"formulation trl against stock\n\n{first}\n\nthe book against TRL\n\n{written}"
 
 
 def table(lines: Sequence[Line], how: str, below: Sequence[Sequence[str]] = ()) -> str:
@@ -154,15 +176,17 @@ def table(lines: Sequence[Line], how: str, below: Sequence[Sequence[str]] = ()) 
 
 
 def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
+    """Write lines as a page with one table, and what is `below` each as a list in a row."""
+
     def cell(tag: str, text: str) -> str:
         return f"<{tag}>{html.escape(text)}</{tag}>"
 
-    rows = ["<tr>" + "".join(cell("th", c) for c in lines[0]) + "</tr>"]
+    rows = ["<tr>" + "".join(cell("th", name) for name in lines[0]) + "</tr>"]
     for line, more in zip_longest(lines, below, fillvalue=()):
-        rows.append("<tr>" + "".join(cell("td", c) for c in line.values()) + "</tr>")
+        rows.append("<tr>" + "".join(cell("td", text) for text in line.values()) + "</tr>")
         if more:
-            inner = "".join(cell("li", each) for each in more)
-            rows.append(f'<tr><td colspan="{len(line)}"><ul>{inner}</ul></td></tr>')
+            items = "".join(cell("li", sentence) for sentence in more)
+            rows.append(f'<tr><td colspan="{len(line)}"><ul>{items}</ul></td></tr>')
     style = "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:2px 6px}"
     return (
         f'<!doctype html><meta charset="utf-8"><title>The book against TRL</title>'
@@ -173,27 +197,40 @@ def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
 # --- a config or a trainer -----------------------------------------------------------------------
 
 
-def render_distances(subject: Subject, found: Sequence[Distance], how: str) -> str:
+def render_distances(subject: Subject, distances: Sequence[Distance], how: str) -> str:
     """Write down how far a config or a trainer is from algorithms, the closest first."""
     if how == "json":
-        return json.dumps([_distance_record(subject, each) for each in found], indent=2)
-    written = table([_distance_cells(each) for each in found], how)
+        return json.dumps([_distance_record(subject, distance) for distance in distances], indent=2)
+    written = table([_distance_cells(distance) for distance in distances], how)
     if how == "html":
         return written
-    equal = [each.name for each in found if each.equal]
-    head = f"{subject.label}: as {subject.trainer}, equal to {', '.join(equal)}"
-    if not equal:
-        cells = _gradient_cells(found[0].worst)
-        head += f"none of these; closest to {found[0].name}: its gradient at a cosine of "
-        head += f"{cells['cosine']}, {cells['ratio']} times as long"
-    used = ", ".join(
-        f"{batch.name} ({batch.text})" if batch is policy.EXTREME else batch.name
-        for batch in subject.batches
-    )
-    says = [head, f"measured on {used}; each line shows the batch where it is worst"]
+    batches = []
+    for batch in subject.batches:
+        is_extreme = batch is policy.EXTREME
+        batches.append(f"{batch.name} ({batch.text})" if is_extreme else batch.name)
+    sentences = [
+        _closest(subject, distances),
+        f"measured on {', '.join(batches)}; each line shows the batch where it is worst",
+    ]
     if subject.left_out:
-        says.append(f"not measured: {', '.join(subject.left_out)} (the batches have their own)")
-    return "\n".join([*(line for each in says for line in tables.wrapped(each)), "", written])
+        left_out = ", ".join(subject.left_out)
+        sentences.append(f"not measured: {left_out} (the batches have their own)")
+    head = [line for sentence in sentences for line in tables.wrapped(sentence)]
+    return "\n".join([*head, "", written])
+
+
+def _closest(subject: Subject, distances: Sequence[Distance]) -> str:
+    """Say what a subject is equal to, or else how far the closest one is."""
+    measured_as = f"{subject.label}: as {subject.trainer}, equal to"
+    equal = [distance.name for distance in distances if distance.equal]
+    if equal:
+        return f"{measured_as} {', '.join(equal)}"
+    closest = distances[0]
+    cells = _gradient_cells(closest.worst)
+    return (
+        f"{measured_as} none of these; closest to {closest.name}: its gradient at a cosine of "
+        f"{cells['cosine']}, {cells['ratio']} times as long"
+    )
 
 
 def as_text(fields: Mapping[str, Any]) -> str:
@@ -202,42 +239,46 @@ def as_text(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}: {json.dumps(value).replace(chr(34), '')}" for name, value in pairs)
 
 
-def _distance_cells(each: Distance) -> dict[str, str]:
-    worst = each.worst
-    what = "equal" if each.equal else verdict(worst)
-    if each.untested:
-        what = f"not settled: {', '.join(each.untested)} set"
-    elif not each.equal and each.on_policy:
-        what += ", equal on-policy"
-    then = "-" if each.then is None else "equal"
-    if each.then and not each.then.agrees:
-        then = f"{each.then.verdict}, {each.then.grad_rel_error:.1e}"
+def _distance_cells(distance: Distance) -> dict[str, str]:
+    """Return the cells of a line by column."""
+    worst = distance.worst
+    verdict_cell = "equal" if distance.equal else verdict(worst)
+    if distance.untested:
+        verdict_cell = f"not settled: {', '.join(distance.untested)} set"
+    elif not distance.equal and distance.on_policy:
+        verdict_cell += ", equal on-policy"
+    after_changes = "-"
+    if distance.then is not None:
+        after_changes = "equal"
+        if not distance.then.agrees:
+            after_changes = f"{distance.then.verdict}, {distance.then.grad_rel_error:.1e}"
     return {
-        "algorithm": each.algorithm,
-        "formulation": each.formulation,
-        "verdict": what,
+        "algorithm": distance.algorithm,
+        "formulation": distance.formulation,
+        "verdict": verdict_cell,
         **_gradient_cells(worst),
         "batch": worst.batch,
-        "to get there": as_text(each.changes) or "-",
-        "then": then,
-        "why not": each.why or "-",
+        "to get there": as_text(distance.changes) or "-",
+        "then": after_changes,
+        "why not": distance.why or "-",
     }
 
 
-def _distance_record(subject: Subject, each: Distance) -> dict[str, Any]:
-    worst = record(each.worst)
-    keep = ("batch", "grad_rel_error", "grad_cosine", "grad_norm_ratio", "verdict")
+def _distance_record(subject: Subject, distance: Distance) -> dict[str, Any]:
+    """Return a distance for programs."""
+    worst = record(distance.worst)
+    keys = ("batch", "grad_rel_error", "grad_cosine", "grad_norm_ratio", "verdict")
     return {
         "subject": subject.label,
         "trainer": subject.base,
-        "algorithm": each.algorithm,
-        "formulation": each.formulation,
-        "equal": each.equal,
-        "equal_on_policy": each.on_policy,
-        **{key: worst[key] for key in keep},
-        "changes": dict(each.changes),
-        "error_after_changes": None if each.then is None else each.then.grad_rel_error,
-        "why_not": each.why,
-        "untested": list(each.untested),
+        "algorithm": distance.algorithm,
+        "formulation": distance.formulation,
+        "equal": distance.equal,
+        "equal_on_policy": distance.on_policy,
+        **{key: worst[key] for key in keys},
+        "changes": dict(distance.changes),
+        "error_after_changes": None if distance.then is None else distance.then.grad_rel_error,
+        "why_not": distance.why,
+        "untested": list(distance.untested),
         "not_measured": list(subject.left_out),
     }

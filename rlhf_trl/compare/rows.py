@@ -149,6 +149,11 @@ POLICY_ROWS = (
         with_kl=_AVERAGE_SAYS,
     ),
     Row(
+        *(Book("rloo", "trl"), Stock({"beta": 0.0}, *_TRL_RLOO)),
+        settings="beta: 0, where no KL is wanted",
+        variant="as TRL",
+    ),
+    Row(
         *(Book("rloo"), Stock({"beta": 0.0}, *_TRL_RLOO), (to.CLIPPED_WHOLE_RATIO,)),
         "Off-policy TRL clips the ratio of the whole completion's probability; the book has none.",
         f"num_iterations: 1, {_ONE_WINDOW}",
@@ -536,14 +541,23 @@ def _own(name: str, which: str, row: Formulation) -> Row:
     return Row(Book(name, which, _PPO if name == "ppo" else {}), right, batches=batches)
 
 
+def _own_rloo(which: str) -> Row:
+    also = pairs.arguments("rloo", which)
+    right = Stock({"beta": 0.0}, "BookRLOOTrainer", "BookRLOOTrainer", also=also)
+    batches = ("heavy", "accumulation", "steps_per_generation", "beta")
+    return Row(Book("rloo", which), right, batches=batches)
+
+
 OWN_ROWS = (
     *(
         _own(name, which, row)
         for name in ALGORITHMS
         for which, row in ALGORITHMS[name].formulations.items()
         if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
+        if (name, which) != ("rloo", "trl")  # below
         if which != "code" or not same_code(ALGORITHMS[name])
     ),
+    *(_own_rloo(which) for which in ALGORITHMS["rloo"].formulations),
     _sft("BookSFTTrainer", batches=("ragged", "accumulation")),
 )
 """Our trainers, against the functions that they are to compute."""

@@ -12,7 +12,7 @@ import json
 import pkgutil
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import MISSING, Field, fields, replace
 from functools import cache
@@ -79,22 +79,21 @@ def read(known: Surface | None = None) -> Surface:
     with quiet():
         places = sorted({*known["signatures"], *relied_on()[0]})
         homes = {name: _home(name, home) for name, home in known["homes"].items()}
-        config_fields = {
-            name: {f.name: f for f in fields(_get(name, homes))}
-            for name, home in homes.items()
-            if home and name.endswith("Config")
-        }
-        defaults = {
-            f"{config}.{name}": _default(by_name[name])
-            for config, by_name in config_fields.items()
-            for name in sorted(by_name.keys() & _WATCHED)
-        }
+        config_fields = {}
+        defaults = {}
+        for name, home in homes.items():
+            if not home or not name.endswith("Config"):
+                continue
+            by_name = {f.name: f for f in fields(_get(name, homes))}
+            config_fields[name] = sorted(by_name)
+            for watched in sorted(by_name.keys() & _WATCHED):
+                defaults[f"{name}.{watched}"] = _default(by_name[watched])
         return {
             "versions": {name: version(name) for name in LIBRARIES},
             "homes": homes,
             "signatures": {place: _signature(place, homes) for place in places},
             "defaults": defaults,
-            "fields": {config: sorted(by_name) for config, by_name in config_fields.items()},
+            "fields": config_fields,
             "losses": _losses(known["losses"], homes, {**defaults, **known["defaults"]}),
         }
 
@@ -110,32 +109,47 @@ def dump(surface: Surface) -> str:
 
 @cache
 def relied_on() -> tuple[dict[str, set[type]], dict[str, str]]:
-    """Return methods that our trainers override or call, and who; and modules without import."""
-    found: dict[str, set[type]] = defaultdict(set)
+    """Return what of the libraries our trainers rely on.
+
+    Returns:
+        The methods that our classes override or call, as places, with the classes that do; and the
+        modules of ours that cannot be imported, with the error.
+    """
+    users: dict[str, set[type]] = defaultdict(set)
     failed: dict[str, str] = {}
     for module in pkgutil.iter_modules(trainers.__path__, f"{trainers.__name__}."):
         try:
-            classes = vars(import_module(module.name)).values()
+            members = vars(import_module(module.name)).values()
         except Exception as error:  # whatever another release breaks is what is reported
             failed[module.name] = sentence(error)
             continue
-        for cls in (c for c in classes if inspect.isclass(c) and c.__module__ == module.name):
-            theirs = [c for c in cls.__mro__ if c.__module__.startswith("trl.")]
-            if not theirs or not theirs[0].__name__.endswith("Trainer"):
+        for cls in members:
+            if not inspect.isclass(cls) or cls.__module__ != module.name:
                 continue
-            for owner in cls.__mro__[: cls.__mro__.index(theirs[0])]:
-                for name, value in vars(owner).items():
-                    if callable(value) and hasattr(theirs[0], name):
-                        found[_place(theirs[0], name)].add(owner)
-                calls = inspect.getsource(owner)
-                for library_class, pattern in (
-                    (theirs[0], r"(?:self|super\(\))\.(\w+)\("),
-                    (Accelerator, r"self\.accelerator\.(\w+)\("),
-                ):
-                    for name in re.findall(pattern, calls):
-                        if inspect.isfunction(getattr(library_class, name, None)):
-                            found[_place(library_class, name)].add(owner)
-    return found, failed
+            trl_bases = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
+            if not trl_bases or not trl_bases[0].__name__.endswith("Trainer"):
+                continue
+            stock = trl_bases[0]
+            for owner in cls.__mro__[: cls.__mro__.index(stock)]:
+                for place in _places_used(owner, stock):
+                    users[place].add(owner)
+    return users, failed
+
+
+def _places_used(owner: type, stock: type) -> Iterator[str]:
+    """Yield the methods of a stock trainer, and of Accelerator, that a class overrides or calls."""
+    for name, value in vars(owner).items():
+        if callable(value) and hasattr(stock, name):
+            yield _place(stock, name)
+    source = inspect.getsource(owner)
+    calls = {
+        stock: r"(?:self|super\(\))\.(\w+)\(",
+        Accelerator: r"self\.accelerator\.(\w+)\(",
+    }
+    for library_class, pattern in calls.items():
+        for name in re.findall(pattern, source):
+            if inspect.isfunction(getattr(library_class, name, None)):
+                yield _place(library_class, name)
 
 
 def _place(cls: type, name: str) -> str:
@@ -192,7 +206,8 @@ def _default(field: Field) -> Any:
 
 def settings(case: str) -> dict[str, Any]:
     """Return a case, such as "GRPOTrainer loss_type=grpo beta=0.1", as fields and values."""
-    return {name: _value(text) for name, text in (pair.split("=") for pair in case.split()[1:])}
+    pairs = (setting.split("=") for setting in case.split()[1:])
+    return {name: _value(text) for name, text in pairs}
 
 
 def batch_of(case: str) -> tuple[policy.PolicyBatch, tuple[str, ...]]:
@@ -214,30 +229,56 @@ def _losses(
 ) -> dict[str, Any]:
     """Compute loss and gradient norm of the cases whose trainers are there.
 
-    A loss that cannot be computed is the sentence of the error.
+    A case in a batch of `policy.RARE` is computed as on a large machine (see `at_scale`), where TRL
+    takes paths that no other batch reaches: several processes, and a vocabulary in parts.
+
+    Args:
+        cases: a trainer, fields of its config and a batch, such as "GRPOTrainer loss_type=grpo
+            beta=0.1 batch=temperature"; see `settings` and `batch_of`.
+        homes: the modules of trainers and configs, by name.
+        defaults: values of fields, such as "GRPOConfig.beta", that a case leaves open.
+
+    Returns:
+        By case [loss, gradient norm], or the sentence of the error that keeps it from being
+        computed.
     """
-    matrix, found = Matrix(), {}
+    matrix = Matrix()
+    losses: dict[str, Any] = {}
     for case in cases:
-        names = case.split()[0], case.split()[0].replace("Trainer", "Config")
-        trainer, config = (_get(f"{homes.get(name)}.{name}", {}) for name in names)
+        trainer_name = case.split()[0]
+        config_name = trainer_name.replace("Trainer", "Config")
+        trainer = _get(f"{homes.get(trainer_name)}.{trainer_name}", {})
+        config = _get(f"{homes.get(config_name)}.{config_name}", {})
         if trainer is None or config is None:
             continue
-        known = {f.name for f in fields(config)}
-        watched = {n: f"{names[1]}.{n}" for n in known & (LOSS_FIELDS | SHARED_FIELDS)}
-        given = {n: defaults[p] for n, p in watched.items() if p in defaults}
-        given = {n: v for n, v in given.items() if n not in _OF_THE_WINDOW}
-        online = ONLINE if names[0] in POLICY else {}
-        given |= {n: v for n, v in online.items() if n in known} | settings(case)
         batch, columns = batch_of(case)
-        given = {n: v for n, v in given.items() if n not in ("batch", "columns")}
-        side = Stock(given, case, names[0], columns, (trainer, config))
+        case_fields = _case_fields(case, config, defaults)
+        side = Stock(case_fields, case, trainer_name, columns, (trainer, config))
         try:
-            parts = at_scale() if batch in policy.RARE else nullcontext()
-            # TRL has a bar for the reference's log-probabilities
-            with parts, redirect_stderr(StringIO()):
+            machine = at_scale() if batch in policy.RARE else nullcontext()
+            # TRL shows a progress bar for the reference's log-probabilities
+            with machine, redirect_stderr(StringIO()):
                 window = matrix.window(kind_of_stock(side), columns, batch)
                 loss, gradient = matrix.side(side, window)
-            found[case] = [float(f"{x:.7g}") for x in (loss, float(gradient.norm()))]
+            losses[case] = [float(f"{x:.7g}") for x in (loss, float(gradient.norm()))]
         except Exception as error:  # whatever another release breaks is what is reported
-            found[case] = sentence(error)
-    return found
+            losses[case] = sentence(error)
+    return losses
+
+
+def _case_fields(case: str, config: type, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the config fields of a case: its own, then those of ONLINE, then the defaults."""
+    trainer_name = case.split()[0]
+    config_name = trainer_name.replace("Trainer", "Config")
+    names = {f.name for f in fields(config)}
+    case_fields = {}
+    for name in names & (LOSS_FIELDS | SHARED_FIELDS) - _OF_THE_WINDOW:
+        place = f"{config_name}.{name}"
+        if place in defaults:
+            case_fields[name] = defaults[place]
+    if trainer_name in POLICY:
+        case_fields |= {name: value for name, value in ONLINE.items() if name in names}
+    case_fields |= settings(case)
+    for name in ("batch", "columns"):  # which are no fields
+        case_fields.pop(name, None)
+    return case_fields

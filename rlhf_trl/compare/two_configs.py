@@ -50,25 +50,24 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
     A field that one config leaves out has its class's default there, or its algorithm's.
     """
     values = [read_config(path) for path in (first, second)]
-    subjects: list[Subject] = []
-    why_not = ""
     try:
         subjects = [read_subject(path, None) for path in (first, second)]
-    except InputError as error:
-        why_not = str(error)
-    if subjects:
-        values = [
-            _defaults(subjects[0], values[1]) | values[0],
-            _defaults(subjects[1], values[0]) | values[1],
-        ]
-    changed = differences(*values)
+    except InputError as error:  # the fields can be compared all the same
+        changed = differences(*values)
+        unseen = tuple(key for key in changed if key not in ("algorithm", "formulation"))
+        return TwoConfigs((first, second), changed, unseen, (), why_not=str(error))
+    changed = differences(
+        _defaults(subjects[0], values[1]) | values[0],
+        _defaults(subjects[1], values[0]) | values[1],
+    )
     results: tuple[OnBatch, ...] = ()
-    if subjects and _kind(subjects[0]) != _kind(subjects[1]):
-        why_not = f"{subjects[0].base} and {subjects[1].base} train on different kinds of data"
-    elif subjects:
+    why_not = ""
+    if _kind(subjects[0]) == _kind(subjects[1]):
         results = _measured(*subjects)
-    measured = {"algorithm", "formulation"}.union(*(subject.fields for subject in subjects))
-    unseen = tuple(key for key in changed if key not in measured - UNSHOWN.keys())
+    else:
+        why_not = f"{subjects[0].base} and {subjects[1].base} train on different kinds of data"
+    seen = {"algorithm", "formulation", *subjects[0].fields, *subjects[1].fields} - UNSHOWN.keys()
+    unseen = tuple(key for key in changed if key not in seen)
     return TwoConfigs((first, second), changed, unseen, results, why_not)
 
 
@@ -94,7 +93,6 @@ def _kind(subject: Subject) -> str:
 def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
     """Return loss and gradient of both on each batch that says something about both."""
     matrix = Matrix()
-    sides = side_of(first), side_of(second)
     kind = pairs.made_kind(first.also) or first.base
     batches = [batch for batch in first.batches if batch in second.batches]
     # the baseline of REINFORCE spans the generation, which no window of several sees whole
@@ -105,18 +103,26 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
         for batch in batches:
             window = matrix.window(kind, (), batch)
             try:
-                first_loss, left = matrix.side(sides[0], window)
-                second_loss, right = matrix.side(sides[1], window)
+                first_loss, first_gradient = matrix.side(side_of(first), window)
+                second_loss, second_gradient = matrix.side(side_of(second), window)
             except InputError:
                 raise
             except Exception as error:  # whatever a config makes a trainer raise
                 both = f"{first.label} and {second.label}"
                 message = f"{both} cannot both be run on the fixed batches: {sentence(error)}"
                 raise InputError(message) from error
-            away, cosine, ratio, verdict = judge(left, right)
-            losses = {"first_loss": first_loss, "second_loss": second_loss}
-            numbers = {"error": away, "cosine": cosine, "ratio": ratio, "verdict": verdict}
-            results.append(OnBatch(batch.name, **losses, **numbers))
+            error, cosine, ratio, verdict = judge(first_gradient, second_gradient)
+            results.append(
+                OnBatch(
+                    batch=batch.name,
+                    first_loss=first_loss,
+                    second_loss=second_loss,
+                    error=error,
+                    cosine=cosine,
+                    ratio=ratio,
+                    verdict=verdict,
+                )
+            )
     return tuple(results)
 
 
@@ -126,24 +132,27 @@ def render(compared: TwoConfigs, how: str) -> str:
         content = {**vars(compared), "batches": [_finite(result) for result in compared.batches]}
         return json.dumps(content, indent=2, default=str)
     first, second = compared.paths
-    count = len(compared.fields)
-    head = f"{first} and {second} differ in {count} field{'s' * (count > 1)}:"
-    parts = [head if count else f"{first} and {second}: no field differs"]
-    if count and how == "markdown":
-        parts.append(tables.markdown([_field_line(key, compared) for key in compared.fields]))
-    elif count:
-        lines = [_field_line(key, compared) for key in compared.fields]
-        parts.append("\n".join("  {field}: {first} -> {second}".format(**line) for line in lines))
+    field_lines = [_field_line(key, compared) for key in compared.fields]
+    parts = []
+    if not field_lines:
+        parts.append(f"{first} and {second}: no field differs")
+    else:
+        count = len(field_lines)
+        noun = "field" if count == 1 else "fields"
+        parts.append(f"{first} and {second} differ in {count} {noun}:")
+        if how == "markdown":
+            parts.append(tables.markdown(field_lines))
+        else:
+            line = "  {field}: {first} -> {second}"
+            parts.append("\n".join(line.format(**cells) for cells in field_lines))
     if compared.why_not:
         parts.append(f"loss and gradient are not compared: {compared.why_not}")
-    else:
-        parts.append("loss and gradient on the same batches, of the first and of the second:")
-        parts.append(report.table([_batch_line(result) for result in compared.batches], how))
-        if compared.unseen:
-            unseen = ", ".join(compared.unseen)
-            parts.append(
-                f"not measured (the batches have their own, or it acts elsewhere): {unseen}"
-            )
+        return "\n\n".join(parts)
+    parts.append("loss and gradient on the same batches, of the first and of the second:")
+    parts.append(report.table([_batch_line(result) for result in compared.batches], how))
+    if compared.unseen:
+        unseen = ", ".join(compared.unseen)
+        parts.append(f"not measured (the batches have their own, or it acts elsewhere): {unseen}")
     return "\n\n".join(parts)
 
 

@@ -1,7 +1,10 @@
-"""The blocks `dataset:` and `samples:` of configs, apart from what loads the data they name."""
+"""The blocks `dataset:` and `samples:` of configs, apart from what loads the data they name.
+
+Those of reward models are in judgment_blocks.py.
+"""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from rlhf_trl.errors import within
 
@@ -25,9 +28,9 @@ class GymData:
 
     specs: list[Spec]  # reasoning-gym tasks: name, weight, config
     source: Literal["reasoning_gym"] = "reasoning_gym"  # or files and hub sets: path
-    size: int = within("1 or more", 2000)  # training rows
+    size: int = within("1 to 1000000", 2000)  # training rows
     seed: int = 0  # of the training rows
-    eval_size: int = within("1 or more", 256)  # held-out rows; of files: prompts
+    eval_size: int = within("1 to 1000000", 256)  # held-out rows; of files: prompts
     eval_seed: int = 1000  # of the held-out rows
     system_prompt: str = "none"  # none, deepseek_zero (the gym's) or a text
 
@@ -101,103 +104,3 @@ class AnswersToLearn(FileData):
 
 
 DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervised fine-tuning
-
-
-@dataclass
-class _Ranks:
-    """Evaluation ranks `candidates` sampled answers of each held-out question (0: none)."""
-
-    candidates: int = within("0 (none), or 2 or more", 8)  # sampled answers to rank in evaluation
-    sampled_from: str | None = None  # null: the model that is trained
-
-
-@dataclass
-class OfflineRewardPairs(_Ranks, OfflinePairs):
-    """`OfflinePairs` for a Bradley-Terry model."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
-
-
-@dataclass
-class SampledRewardPairs(_Ranks, SampledPairs):
-    """`SampledPairs` for a Bradley-Terry model."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
-
-
-@dataclass
-class RankedLists(_Ranks, GymData):
-    """Lists for a K-wise model: `list_length` demonstrations of one question in `ORDER`."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
-
-    list_length: int = within("2 or more", 4)  # answers in a ranked list
-
-
-@dataclass
-class RewardPairsFile(FileData):
-    """A file or hub data set of pairs, with a column `margin` where it has one."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("reward",)}
-
-
-@dataclass
-class RankedFile(FileData):
-    """A file or hub data set of ranked lists; `list_length` is that of lists made from scores."""
-
-    ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
-
-    list_length: int = within("2 or more", 4)  # answers in a ranked list
-
-
-RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairsFile | RankedFile
-
-
-@dataclass
-class SampledAnswers(_Ranks, GymData):
-    """`samples_per_prompt` answers of each question, labeled by exact match."""
-
-    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
-
-
-@dataclass
-class AnswersFile(FileData):
-    """A file or hub data set of labeled answers; evaluation ranks those of one prompt."""
-
-    candidates: int = within("0 (none), or 2 or more", 8)
-
-
-OutcomeData = SampledAnswers | AnswersFile
-
-
-@dataclass
-class _Steps:
-    """How steps are put together; all rows of a long trace have its prompt."""
-
-    step_separator: str = "\n"  # follows every step
-    step_split: str = r"\n+"  # regular expression that cuts completions
-    max_steps: int | None = within("1 or more", None)  # of a row; longer traces become several rows
-
-
-@dataclass
-class SyntheticTraces(_Steps, _Ranks, GymData):
-    """One demonstration of each question, a share of `errors` of them with an error."""
-
-    traces: Literal["synthetic"] = "synthetic"  # demonstrations, or the model's answers
-    errors: float = within("a number between 0 and 1", 0.6)  # share of traces with an error
-
-
-@dataclass
-class SampledTraces(_Steps, _Ranks, GymData):
-    """`samples_per_prompt` answers of a model to each question."""
-
-    traces: Literal["sampled"] = "sampled"
-    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
-
-
-@dataclass
-class TracesFile(_Steps, FileData):
-    """A file or hub data set of traces."""
-
-
-ProcessData = SyntheticTraces | SampledTraces | TracesFile

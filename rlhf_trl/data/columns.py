@@ -306,14 +306,27 @@ def with_template_columns(dataset: "Dataset", where: str) -> "Dataset":
     if not names:
         return dataset
     features = {**dataset.features, **{name: Json() for name in names}}
+    # Arrow gives all values of a nested column the same keys, those a row lacks with None
     padded = [name for name in names if not isinstance(dataset.features[name], Json | Value)]
     return converted(dataset, _template_row, where, features, numbered=True, padded=padded)
 
 
 def _template_row(row: Row, padded: list[str]) -> list[Row]:
+    """Return a row with its `TEMPLATE` columns parsed, in a list as `converted` takes it.
+
+    Empty `tools` are None, which chat templates read as no tools; empty `chat_template_kwargs` are
+    {}, since TRL unpacks them as keywords.
+
+    Args:
+        row: a row; `TEMPLATE` columns that it lacks are not added.
+        padded: the columns in which keys that hold None were added by Arrow, and are removed.
+
+    Raises:
+        WrongRow: a cell is neither a list of tools, or a mapping, nor the JSON text of one.
+    """
     from trl.trainer.utils import remove_none_values
 
-    values = {}
+    values: dict[str, Any] = {}
     for name, kind in zip(TEMPLATE, (list, dict), strict=True):
         if name not in row:
             continue
@@ -328,7 +341,8 @@ def _template_row(row: Row, padded: list[str]) -> list[Row]:
             raise WrongRow(f"{name} is {value!r:.80}; write a {word}, or its JSON")
         if value and name in padded:
             value = remove_none_values(value)
-        values[name] = value or (None if kind is list else {})
+        empty = None if name == "tools" else {}
+        values[name] = value or empty
     return [{**row, **values}]
 
 
@@ -567,16 +581,16 @@ def check_cell(name: str, value: Any) -> None:
     wrong = None
     if name == "label":
         if not isinstance(value, bool):
-            told = "write true for desirable and false for undesirable"
-            wrong = f"label is {value!r}, which is not boolean; {told}"
+            remedy = "write true for desirable and false for undesirable"
+            wrong = f"label is {value!r}, which is not boolean; {remedy}"
     elif name == "margin":
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value):
-            told = "which is not a number; write how much better chosen is, or remove the column"
-            wrong = f"margin is {value!r}, {told}"
+            reason = "which is not a number; write how much better chosen is, or remove the column"
+            wrong = f"margin is {value!r}, {reason}"
         elif value < 0:
-            told = "which makes rejected the better one; swap the two, or remove the row"
-            wrong = f"margin is {value!r}, {told}"
+            reason = "which makes rejected the better one; swap the two, or remove the row"
+            wrong = f"margin is {value!r}, {reason}"
     elif isinstance(value, list) and value:
         if not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
             wrong = f"{name} is a list, but not of messages with role and content"
@@ -590,7 +604,7 @@ def check_cell(name: str, value: Any) -> None:
     elif not isinstance(value, str):
         wrong = f"{name} is {value!r}; write a text or a list of messages"
     elif re.match(WRITTEN_CHAT, value):
-        told = "save them as messages, in JSON lines or Parquet"
-        wrong = f"{name} is a text that spells out messages, as a CSV file has them; {told}"
+        remedy = "save them as messages, in JSON lines or Parquet"
+        wrong = f"{name} is a text that spells out messages, as a CSV file has them; {remedy}"
     if wrong:
         raise WrongRow(wrong)

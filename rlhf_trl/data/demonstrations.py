@@ -51,32 +51,38 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     The last of the `messages` is the completion, and those before it the prompt. Columns of chat
     templates (`TEMPLATE`) stay.
     """
-    there, columns = dataset.column_names, dict(columns)
-    messages = columns.pop("messages", None)
-    if messages is None and "messages" in there and "completion" not in {*there, *columns}:
+    columns = dict(columns)
+    messages = columns.pop("messages", None)  # the data set's name of that column
+    has_completion = "completion" in (*dataset.column_names, *columns)
+    if messages is None and "messages" in dataset.column_names and not has_completion:
         messages = "messages"
     if messages is not None:
         columns["completion"] = messages
-    elif "text" in there and "completion" not in {*there, *columns}:
+    elif "text" in dataset.column_names and not has_completion:
         raise InputError(
             f"dataset: {where} has texts alone, which do not tell the prompt from the answer to "
             "learn; give prompt and completion, or messages."
         )
-    split = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
-    written = {"completion": "completion" if messages is None else "messages"}
-    check_cells(split, ["completion"], where, written)
-    given = {"input_columns": list(ANSWERED), "fn_kwargs": {"code": code()}}
-    found = split.filter(_asked, batched=True, desc="Leaving out rows", **given)
-    if not len(found):
+    answered = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
+    names_in_errors = {"completion": "completion" if messages is None else "messages"}
+    check_cells(answered, ["completion"], where, names_in_errors)
+    asked = answered.filter(
+        _asked,
+        batched=True,
+        input_columns=list(ANSWERED),
+        fn_kwargs={"code": code()},
+        desc="Leaving out rows",
+    )
+    if not len(asked):
         raise InputError(f"dataset: in all {len(dataset)} rows of {where} {UNASKED}.")
     dropped = {
-        _naming_rows(UNANSWERED, dataset, split): len(dataset) - len(split),
-        UNASKED: len(split) - len(found),
+        _naming_rows(UNANSWERED, dataset, answered): len(dataset) - len(answered),
+        UNASKED: len(answered) - len(asked),
     }
     if not dropped[UNASKED]:
-        found = split  # whose rows are neighbors in the file
-    check_cells(found, ["prompt"], where)
-    return unnumbered(found), dropped
+        asked = answered  # whose rows are neighbors in the file
+    check_cells(asked, ["prompt"], where)
+    return unnumbered(asked), dropped
 
 
 def _naming_rows(reason: str, whole: "Dataset", rest: "Dataset") -> str:

@@ -39,6 +39,11 @@ class Examples:
         return isinstance(self.train[0]["prompt"], list)
 
 
+def may_hold_tools(rows: "Dataset") -> bool:
+    """Whether there are tools, or messages with other keys than role and content."""
+    return "tools" in rows.column_names or any("Json" in str(f) for f in rows.features.values())
+
+
 def examples(
     train: list[Row],
     held_out: list[Row],

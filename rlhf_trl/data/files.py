@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LEFT_OUT = "left_out"  # a column: why a reader makes nothing of a row
+DEEP = 500  # brackets in a row of JSON that make it worth a look
 PART = 1 << 20  # bytes of a file to hash at once
 BAD = "dataset.skip_bad: "  # how the reason of rows that are left out as bad begins
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -59,10 +60,15 @@ def read(
     reader: str | None = None,
     key: str = "path",
 ) -> Counted:
-    """Return the first `count` rows of a file, folder or hub data set, and what was left out.
+    """Return the rows of a file, folder or hub data set, and how many were left out, by reason.
 
-    With a `reader`, return the examples that it makes of these rows, and count by reason the rows
-    of which it makes none. `key` is the field that named the path or the split.
+    Args:
+        path: of the file or folder, or the name on the hub.
+        split: of the data set, or a slice of one.
+        count: rows to read, the first ones; None: all.
+        name: the config of a hub data set.
+        reader: makes examples of the rows; those of which it makes none are counted.
+        key: the field of the block that named the path or the split, for errors.
     """
     rows = _rows(path, split, count, name, reader, key)
     if not reader:
@@ -82,23 +88,36 @@ def read_examples(
     key: str,
     convert: Callable[..., Counted],
     answers: Sequence[str] = (),
-    **how: Any,
+    **options: Any,
 ) -> Counted:
     """Return the examples made of the first `count` rows, and how many rows were left out.
 
-    See `read` and `read_sides`. Columns of `answers` hold the texts that stand in the file. Up to
-    `config.skip_bad` bad rows are left out, and listed in the reason for it.
+    Rows are left out by the reader, by `convert`, or because they are bad: up to `config.skip_bad`
+    of these, which are listed in the reason for it. More of them raise `BadRows`.
+
+    Args:
+        config: the block, with reader, columns and system prompt.
+        path: see `read`, as are split, count and key.
+        split: see `read`.
+        count: see `read`.
+        key: see `read`.
+        convert: see `read_sides`; it takes the `options`, too.
+        answers: columns whose cells stay the texts that stand in the file.
+        options: further arguments of `convert`.
     """
     rows = _rows(path, split, count, config.name, config.reader, key)
-    dataset, bad = rows.dataset, {}
+    dataset = rows.dataset
     if not config.reader:
-        dataset = _answers_as_written(rows, [config.columns.get(name, name) for name in answers])
-    while True:
+        own_names = [config.columns.get(name, name) for name in answers]
+        dataset = _answers_as_written(rows, own_names)
+    bad: dict[int, str] = {}  # number of a row -> what is wrong with it, of all passes
+    places: dict[int, str] = {}
+    while True:  # a pass finds some bad rows, which the next one goes without
         try:
-            made, left_out = dataset, {}
+            readable, unread = dataset, {}
             if config.reader:
-                made, left_out = _made(dataset, config.reader, path)
-            examples, dropped = convert(made, path, config.columns, **how)
+                readable, unread = _made(dataset, config.reader, path)
+            examples, unconverted = convert(readable, path, config.columns, **options)
             break
         except BadRows as error:
             bad |= error.reasons
@@ -112,45 +131,63 @@ def read_examples(
             f"dataset: {path} has tools or chat_template_kwargs, which only chat templates read, "
             "and prompts that are texts; write messages, or remove these columns."
         )
+    counts = dict(unread)  # by reason
     if bad:
-        dropped = {f"{BAD}{path}: {listed(bad, places)}": len(bad), **dropped}
-    return examples, left_out | dropped
+        counts[f"{BAD}{path}: {listed(bad, places)}"] = len(bad)
+    return examples, counts | unconverted
 
 
 def _rows(
     path: str, split: str, count: int | None, name: str | None, reader: str | None, key: str
 ) -> Rows:
+    """Load the rows of a file, folder or hub data set: see `read`.
+
+    Raises:
+        InputError: they cannot be read; where a line of a file is why, it is named.
+    """
     from datasets import load_dataset
 
-    lines = forms(reader)[0].lines if reader else ()
     kind, files = _files(path, name, key)
-    folder = Path(path).is_dir()
+    if kind == "json":
+        _check_nesting(files, key)
     try:
-        if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
-            source = {"path": "text", **_line_files(path, split, lines)}
-        elif kind and (not folder or any(f.suffix != f.suffix.lower() for f in files)):
-            source = {"path": kind, "data_files": list(map(str, files))}
-        else:
-            source = {"path": path, "name": name}
-        if kind == "csv":
-            source |= _csv_as_texts(files[0])
-        if Path(path).exists():
-            source["cache_dir"] = _cache_of(Path(path))
+        source = _source(path, split, name, reader, kind, files)
         dataset = load_dataset(**source, split=split)
         table(dataset).validate(full=True)  # what is not UTF-8 is read all the same
     except InputError:
         raise
     except Exception as error:  # the libraries below raise many kinds
         _find_fault(kind, files, key)
-        said = reason_in_short(error.__cause__ or error)
+        reason = reason_in_short(error.__cause__ or error)
         raise InputError(
             f"dataset.{key}: {path} cannot be read at split {split!r} ({type(error).__name__}: "
-            f"{said}); write the path of a file ({', '.join(FORMATS)}) or of a copy of a hub set, "
-            "dataset.name where it has several configs, and a split or slice that is not empty."
+            f"{reason}); write the path of a file ({', '.join(FORMATS)}) or of a copy of a hub "
+            "set, dataset.name where it has several configs, and a split or slice that is not "
+            "empty."
         ) from error
     if source["path"] == "json" and dataset.column_names == ["text"]:  # what a list of anything is
         _find_fault(kind, files, key)
-    return Rows(dataset.select(range(len(dataset))[:count]), path, kind, source, split)
+    first_rows = dataset.select(range(len(dataset))[:count])
+    return Rows(first_rows, path, kind, source, split)
+
+
+def _source(
+    path: str, split: str, name: str | None, reader: str | None, kind: str | None, files: list[Path]
+) -> dict[str, Any]:
+    """Return the arguments of `load_dataset` but the split; `_files` returned kind and files."""
+    lines = forms(reader)[0].lines if reader else ()  # of a reader of line files: their names
+    has_odd_suffix = any(file.suffix != file.suffix.lower() for file in files)
+    if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
+        source = {"path": "text", **_line_files(path, split, lines)}
+    elif kind and (has_odd_suffix or not Path(path).is_dir()):
+        source = {"path": kind, "data_files": list(map(str, files))}
+    else:
+        source = {"path": path, "name": name}
+    if kind == "csv":
+        source |= _csv_as_texts(files[0])
+    if Path(path).exists():
+        source["cache_dir"] = _cache_of(Path(path))
+    return source
 
 
 def _csv_as_texts(file: Path) -> dict[str, Any]:
@@ -209,11 +246,14 @@ def _places_in(file: Path, kind: str) -> list[str]:
     """Return the line at which each row of a file begins; of a JSON list, its row."""
     if kind == "json" and _is_list(file):
         return [f"row {number}" for number, _ in enumerate(json.loads(file.read_bytes()), 1)]
+    places: list[str] = []
     if kind in ("json", "text"):
         with file.open("rb") as stream:
-            lines = enumerate(stream, 1)
-            return [f"line {n}" for n, line in lines if kind == "text" or line.strip()]
-    places, start = [], 1
+            for number, line in enumerate(stream, 1):
+                if kind == "text" or line.strip():
+                    places.append(f"line {number}")
+        return places
+    start = 1
     with file.open(encoding="utf-8-sig", newline="") as stream, suppress(csv.Error):
         reader = csv.reader(stream)  # which refuses cells of more than 128 KiB
         for cells_of_row in reader:
@@ -275,29 +315,32 @@ def _answers_in(file: Path, name: str) -> list[Any]:
 
 
 def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path]]:
-    """Return the kind of a file, or of those in a folder, and the files; None: a hub name."""
+    """Return the kind of a file, or of those in a folder, and the files; None: a hub name.
+
+    Raises:
+        InputError: there is no such file, it is of another kind, or a folder has several kinds.
+    """
     from datasets.data_files import FILES_TO_IGNORE
 
-    source, wrong = Path(path), None
+    source = Path(path)
     there = sorted(source.iterdir()) if source.is_dir() else [source]
     files = [f for f in there if f.suffix.lower() in FORMATS and f.name not in FILES_TO_IGNORE]
     kinds = list(dict.fromkeys(FORMATS[file.suffix.lower()] for file in files))
     if len(kinds) > 1:
-        kinds_said = " and ".join(kinds)
-        wrong = (
-            f"{path} has files of several kinds ({kinds_said}); write the path of a folder with one"
+        raise InputError(
+            f"dataset.{key}: {path} has files of several kinds ({' and '.join(kinds)}); write the "
+            "path of a folder with one."
         )
-    elif files == [source] and not source.is_file():
-        wrong = f"there is no file {path!r}; write the path of one"
-    elif source.is_file() and not files:
-        wrong = (
-            f"{path} is a file of a kind that is not read; save it as one of {', '.join(FORMATS)}"
+    if files == [source] and not source.is_file():
+        raise InputError(f"dataset.{key}: there is no file {path!r}; write the path of one.")
+    if source.is_file() and not files:
+        raise InputError(
+            f"dataset.{key}: {path} is a file of a kind that is not read; save it as one of "
+            f"{', '.join(FORMATS)}."
         )
-    elif name and source.is_file():
-        key, wrong = "name", f"{path} is a file, which has no configs; remove it"
-    if wrong:
-        raise InputError(f"dataset.{key}: {wrong}.")
-    return next(iter(kinds), None), files
+    if source.is_file() and name:
+        raise InputError(f"dataset.name: {path} is a file, which has no configs; remove it.")
+    return kinds[0] if kinds else None, files
 
 
 def _cache_of(path: Path) -> str:
@@ -321,33 +364,51 @@ def _cache_of(path: Path) -> str:
 
 
 def _find_fault(kind: str | None, files: list[Path], key: str) -> None:
-    """Name the line that is not UTF-8, not JSON or no object, or the file with other columns."""
+    """Name what keeps files from being read, if that is found.
+
+    Raises:
+        InputError: a line is not UTF-8, not JSON or no object, or a file has other columns.
+    """
+    if kind in ("json", "csv"):
+        for file in files:
+            content = file.read_bytes()
+            _check_utf8(file, content, key)
+            if kind == "json":
+                _check_json(file, content, key)
+    if len(files) > 1:
+        _check_columns(kind, files, key)
+
+
+def _check_utf8(file: Path, content: bytes, key: str) -> None:
+    """Name the line of a file that is not UTF-8."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise InputError(
+            f"dataset.{key}: {file}, line {line} is not UTF-8 text (byte {error.start}: "
+            f"{error.reason}); save the file as UTF-8."
+        ) from error
+
+
+def _check_columns(kind: str | None, files: list[Path], key: str) -> None:
+    """Name the file of a folder that has other columns than the first."""
     from datasets import load_dataset
 
-    for file in files if kind in ("json", "csv") else ():
-        content = file.read_bytes()
+    names_of = {}
+    for file in files:
         try:
-            content.decode()
-        except UnicodeDecodeError as error:
-            line = content[: error.start].count(b"\n") + 1
-            raise InputError(
-                f"dataset.{key}: {file}, line {line} is not UTF-8 text (byte {error.start}: "
-                f"{error.reason}); save the file as UTF-8."
-            ) from error
-        if kind == "json":
-            _check_json(file, content, key)
-    if len(files) > 1:
-        given = {"path": kind, "split": "train"}
-        try:
-            each = {f: load_dataset(**given, data_files=str(f)).column_names for f in files}
-        except Exception:  # one is broken by itself, which the caller says
+            rows = load_dataset(path=kind, split="train", data_files=str(file))
+        except Exception:  # the file is broken by itself, which the caller says
             return
-        for file, names in each.items():
-            if differ := {*names} ^ {*each[files[0]]}:
-                raise InputError(
-                    f"dataset.{key}: {file} and {files[0]} differ in the columns "
-                    f"{', '.join(sorted(differ))}; write the same in all files of the folder."
-                )
+        names_of[file] = set(rows.column_names)
+    for file, names in names_of.items():
+        differing = sorted(names ^ names_of[files[0]])
+        if differing:
+            raise InputError(
+                f"dataset.{key}: {file} and {files[0]} differ in the columns "
+                f"{', '.join(differing)}; write the same in all files of the folder."
+            )
 
 
 def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
@@ -363,46 +424,61 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
     return {"data_files": found}
 
 
-def _made(dataset: "Dataset", name: str, where: str) -> Counted:
-    """Return the examples that a reader makes of rows, and how many rows it leaves out."""
-    there = [column for column in dataset.column_names if column != ROW]
-    check_unread(there, where)
-    each = [("text",) if form.lines and there == ["text"] else form.needs for form in forms(name)]
-    number = next((n for n, needs in enumerate(each) if set(needs) <= set(there)), None)
-    if number is None:
-        lacking = next(column for column in each[0] if column not in there)
+def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
+    """Return the examples that a reader makes of rows, and how many rows it leaves out.
+
+    Args:
+        dataset: the rows.
+        reader: its name; of its forms, the first whose columns are there is read.
+        where: the path or name of the data set, for errors.
+    """
+    names = [name for name in dataset.column_names if name != ROW]
+    check_unread(names, where)
+    needs_of_forms = [
+        ("text",) if form.lines and names == ["text"] else form.needs for form in forms(reader)
+    ]
+    fitting = [number for number, needs in enumerate(needs_of_forms) if set(needs) <= set(names)]
+    if not fitting:
+        lacking = next(column for column in needs_of_forms[0] if column not in names)
+        needed = " or ".join(", ".join(needs) for needs in needs_of_forms)
         raise InputError(
-            f"dataset: {where} has no column {lacking} but {', '.join(there)}; the reader "
-            f"{name} needs {' or '.join(map(', '.join, each))}; name another, or none."
+            f"dataset: {where} has no column {lacking} but {', '.join(names)}; the reader "
+            f"{reader} needs {needed}; name another, or none."
         )
-    needs, kinds = list(each[number]), {**forms(name)[number].makes, LEFT_OUT: "string"}
-    features = {column: _feature(kind) for column, kind in kinds.items()}
-    given = {"name": name, "form": number}
+    form = fitting[0]
     numbers = [ROW] if ROW in dataset.column_names else []
-    rows = dataset.select_columns([*needs, *numbers])
-    made = converted(rows, _make, where, features, numbered=True, **given)
+    rows = dataset.select_columns([*needs_of_forms[form], *numbers])
+    features = {column: _feature(kind) for column, kind in forms(reader)[form].makes.items()}
+    features[LEFT_OUT] = _feature("string")
+    made = converted(rows, _make, where, features, numbered=True, name=reader, form=form)
     counts = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
-    dropped = {each["values"]: each["counts"] for each in counts.to_pylist()}
+    dropped = {count["values"]: count["counts"] for count in counts.to_pylist()}
     if sum(dropped.values()) == len(made):
         raise InputError(
-            f"dataset: the reader {name} makes no example of the {len(made)} rows of {where} "
+            f"dataset: the reader {reader} makes no example of the {len(made)} rows of {where} "
             f"({', '.join(dropped)}); there is nothing to train on."
         )
     if not dropped:
         return made.remove_columns(LEFT_OUT), {}
-    given = {"batched": True, "remove_columns": [LEFT_OUT], "fn_kwargs": {"code": code()}}
-    given["desc"] = "Leaving out rows"
     # `filter` would leave neighbors apart, which makes all that follows slow
-    return made.with_format("arrow").map(_kept, **given).with_format(None), dropped
+    examples = made.with_format("arrow").map(
+        _kept,
+        batched=True,
+        remove_columns=[LEFT_OUT],
+        fn_kwargs={"code": code()},
+        desc="Leaving out rows",
+    )
+    return examples.with_format(None), dropped
 
 
 def _make(row: Row, name: str, form: int) -> list[Row]:
+    """Return the examples that a form of a reader makes of a row, or why it makes none."""
     try:
-        made = examples_of(row, forms(name)[form])
+        examples = examples_of(row, forms(name)[form])
     except Misfit as error:
-        told = f"{error}; the reader {name} reads rows of another form"
-        raise WrongRow(f"{told}, so fix or remove the row, or name another reader") from error
-    return [{LEFT_OUT: one} if isinstance(one, str) else one for one in made]
+        problem = f"{error}; the reader {name} reads rows of another form"
+        raise WrongRow(f"{problem}, so fix or remove the row, or name another reader") from error
+    return [{LEFT_OUT: made} if isinstance(made, str) else made for made in examples]
 
 
 def _kept(batch: "pa.Table", code: str) -> "pa.Table":
@@ -420,30 +496,65 @@ def _feature(kind: Any) -> Any:
     return Value(kind)
 
 
+def _check_nesting(files: list[Path], key: str) -> None:
+    """Refuse JSON that is nested so deeply that its readers in C++ would crash."""
+    for file in files:
+        with file.open("rb") as stream:
+            for part in [stream.read()] if _is_list(file) else stream:
+                if part.count(b"[") + part.count(b"{") < DEEP:
+                    continue
+                try:
+                    json.loads(part)
+                except RecursionError as error:
+                    raise InputError(
+                        f"dataset.{key}: {file} is nested too deeply; write flatter rows."
+                    ) from error
+                except ValueError:  # whoever reads it says so
+                    continue
+
+
 def _check_json(file: Path, content: bytes, key: str) -> None:
-    """Name the line of a JSON file, or the element of its list, that is not an object."""
+    """Name the lines of a JSON file, or the elements of its list, that are not objects."""
     if content.strip() in (b"", b"[]"):
         raise InputError(f"dataset.{key}: {file} has no rows; there is nothing to train on.")
-    whole = file.suffix.lower() == ".json" and _is_list(file)
-    wrong: list[str] = []
-    for number, line in enumerate([content] if whole else content.splitlines(), 1):
-        try:
-            value = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError as error:
-            wrong.append(
-                f"is not JSON ({error})" if whole else f"line {number} is not JSON ({error})"
-            )
-            continue
-        for place, row in enumerate(value if whole else [value], 1):
-            if not isinstance(row, dict):
-                at = f"element {place}" if whole else f"line {number}"
-                wrong.append(f"{at} is not an object of columns")
-    if wrong:
-        more = f", and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+    is_list = file.suffix.lower() == ".json" and _is_list(file)
+    faults = _faults_of_list(content) if is_list else _faults_of_lines(content)
+    if faults:
+        separator = " " if is_list else ", "
+        more = f", and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
         raise InputError(
-            f"dataset.{key}: {file}{' ' if whole else ', '}{', '.join(wrong[:LISTED])}{more}; "
+            f"dataset.{key}: {file}{separator}{', '.join(faults[:LISTED])}{more}; "
             "write an object of columns there."
         )
+
+
+def _faults_of_list(content: bytes) -> list[str]:
+    """Return what is wrong with a JSON list of rows."""
+    try:
+        rows = json.loads(content)
+    except json.JSONDecodeError as error:
+        return [f"is not JSON ({error})"]
+    return [
+        f"element {place} is not an object of columns"
+        for place, row in enumerate(rows, 1)
+        if not isinstance(row, dict)
+    ]
+
+
+def _faults_of_lines(content: bytes) -> list[str]:
+    """Return what is wrong with the lines of JSON, of which blank ones are none."""
+    faults = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            faults.append(f"line {number} is not JSON ({error})")
+            continue
+        if not isinstance(row, dict):
+            faults.append(f"line {number} is not an object of columns")
+    return faults
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -461,55 +572,95 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_sides(
-    config: FileData, count: int | None, convert: Callable[..., Counted], *shapes: str, **how: Any
+    config: FileData,
+    count: int | None,
+    convert: Callable[..., Counted],
+    *shapes: str,
+    **options: Any,
 ) -> Examples:
-    """Read what a block with `source: path` names; its reader, if any, makes one of the `shapes`.
+    """Read what a block with `source: path` names, and hold some prompts out.
 
-    `convert` makes examples of what was read, and counts what it leaves out; it also takes the path
-    or name, `config.columns` and the rest (but for `answers`: see `read_examples`). No training
-    example, of the first `count` rows, asks what a held-out one asks (see `prompt_key`).
+    No training example asks what a held-out one asks (see `prompt_key`).
+
+    Args:
+        config: the block.
+        count: rows to train on, the first ones; None: all.
+        convert: makes examples of what was read, and counts what it leaves out; it takes the rows,
+            the path or name, `config.columns` and the options but `answers`.
+        shapes: what the block's reader, if it has one, may make.
+        options: see `read_examples`.
     """
     import numpy as np
 
     check_reader(config.reader, *shapes)
-
-    def side(key: str, path: str, split: str, limit: int | None) -> Any:
-        return read_examples(config, path, split, limit, key, convert, **how)
-
-    size = 256 if config.eval_size is None else config.eval_size
-    train, dropped = side("path", config.path, config.split, count)
+    train, dropped = read_examples(
+        config, config.path, config.split, count, "path", convert, **options
+    )
     columns.check_alike(train, train[0], config.path)
     turns = getattr(config, "turns", "last")  # only demonstrations have the choice
     keys = _keys(train, turns)
     if config.eval_path or config.eval_split:
-        key, path = "eval_path" if config.eval_path else "eval_split", config.eval_path
-        path, split = path or config.path, config.eval_split or config.split.partition("[")[0]
-        found, there = side(key, path, split, None)
-        dropped |= {f"{why} (to evaluate on)": n for why, n in there.items() if why.startswith(BAD)}
-        found = found.select_columns([n for n in found.column_names if n in train.column_names])
-        columns.check_alike(found, train[0], path)
-        others = _keys(found, turns)
-        fresh = np.flatnonzero(~np.isin(others, keys))
-        if not len(fresh):
-            raise InputError(
-                f"dataset.{key}: every prompt of {path} to evaluate on is trained on; write other "
-                "slices, such as train[:90%] and train[90%:], another file, or eval_size alone."
-            )
-        chosen = list(dict.fromkeys(others[fresh].tolist()))[:size]
-        held_out = found.select(fresh[np.isin(others[fresh], chosen)])
-        dropped["to evaluate on: the prompt is trained on"] = len(found) - len(fresh)
-        return Examples(train, held_out, None, dropped)
+        held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
+        return Examples(train, held_out, None, dropped | dropped_held_out)
     if config.eval_size is None:
         return Examples(train, None, None, dropped)
-    held = np.isin(keys, np.unique(keys)[:size])
-    if held.all():
+    different = np.unique(keys)  # in the order of their hashes
+    is_held_out = np.isin(keys, different[: config.eval_size])
+    if is_held_out.all():
         raise InputError(
-            f"dataset.eval_size: {config.path} has {len(np.unique(keys))} different prompts "
-            f"(system text, letter case and white space aside), and {size} held out leave nothing "
-            "to train on; hold out fewer."
+            f"dataset.eval_size: {config.path} has {len(different)} different prompts "
+            f"(system text, letter case and white space aside), and {config.eval_size} held out "
+            "leave nothing to train on; hold out fewer."
         )
-    sides = [train.select(np.flatnonzero(which)) for which in (~held, held)]
-    return Examples(*sides, None, dropped)
+    held_out = train.select(np.flatnonzero(is_held_out))
+    return Examples(train.select(np.flatnonzero(~is_held_out)), held_out, None, dropped)
+
+
+def _read_held_out(
+    config: FileData,
+    train: "Dataset",
+    train_keys: "np.ndarray",
+    turns: str,
+    convert: Callable[..., Counted],
+    options: Mapping[str, Any],
+) -> Counted:
+    """Read `eval_path` or `eval_split`: the first prompts there that are not trained on.
+
+    Args:
+        config: the block.
+        train: the training examples, with (N,) `train_keys`.
+        train_keys: what they ask: see `_keys`.
+        turns: which turns are trained on.
+        convert: see `read_sides`.
+        options: see `read_sides`.
+
+    Returns:
+        The examples, and how many were left out, by reason.
+    """
+    import numpy as np
+
+    key = "eval_path" if config.eval_path else "eval_split"
+    path = config.eval_path or config.path
+    split = config.eval_split or config.split.partition("[")[0]
+    examples, left_out = read_examples(config, path, split, None, key, convert, **options)
+    dropped = {}
+    for reason, number in left_out.items():
+        if reason.startswith(BAD):
+            dropped[f"{reason} (to evaluate on)"] = number
+    shared = [name for name in examples.column_names if name in train.column_names]
+    examples = examples.select_columns(shared)
+    columns.check_alike(examples, train[0], path)
+    keys = _keys(examples, turns)
+    fresh = np.flatnonzero(~np.isin(keys, train_keys))
+    if not len(fresh):
+        raise InputError(
+            f"dataset.{key}: every prompt of {path} to evaluate on is trained on; write other "
+            "slices, such as train[:90%] and train[90%:], another file, or eval_size alone."
+        )
+    dropped["to evaluate on: the prompt is trained on"] = len(examples) - len(fresh)
+    size = 256 if config.eval_size is None else config.eval_size
+    chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]
+    return examples.select(fresh[np.isin(keys[fresh], chosen)]), dropped
 
 
 def _keys(dataset: "Dataset", turns: str) -> "np.ndarray":

@@ -36,29 +36,33 @@ def fit(
 ) -> tuple[Any, dict[str, int]]:
     """Shorten or drop over-long rows of a tokenized data set, then drop pairs without contrast.
 
-    The rows have `prompt_ids` and the columns `sides`; see `shortened`. The result is the rows that
-    are left, and how many were cut or dropped, by reason.
+    Args:
+        dataset: rows with `prompt_ids` and the columns `sides`.
+        sides: the columns of completions, such as "chosen_ids" and "rejected_ids".
+        max_length: tokens of prompt and completion at most.
+        rule: see `shortened`.
+
+    Returns:
+        The rows that are left, and how many were cut or dropped, by reason.
     """
     if not hasattr(dataset, "select"):
         raise InputError(
             "dataset: a streamed data set cannot be counted or ordered; load it whole."
         )
     options = {"sides": list(sides), "max_length": max_length, "rule": rule}
-    counts = {"cut": 0, "over-long": 0, "identical": 0}
-    prompts, *wholes = (lengths(dataset, name) for name in ("prompt_ids", *sides))
-    longest = np.max(wholes, axis=0)
-    over = np.flatnonzero(prompts + longest > (max_length or np.inf)).tolist()
-    lost = {n for n in over if _short(dataset[n], **options) is None}
-    counts["over-long"], counts["cut"] = len(lost), len(over) - len(lost)
+    longest_sides = np.max([lengths(dataset, side) for side in sides], axis=0)
+    row_lengths = lengths(dataset, "prompt_ids") + longest_sides
+    over_long = np.flatnonzero(row_lengths > (max_length or np.inf)).tolist()
+    lost = {number for number in over_long if _short(dataset[number], **options) is None}
+    counts = {"cut": len(over_long) - len(lost), "over-long": len(lost), "identical": 0}
     if lost:
         dataset = dataset.select([n for n in range(len(dataset)) if n not in lost])
     if counts["cut"]:
-        how = {"batched": True, "fn_kwargs": options, "desc": "Cutting long rows"}
-        dataset = dataset.map(_shorten, **how)
+        dataset = dataset.map(_shorten, batched=True, fn_kwargs=options, desc="Cutting long rows")
     if len(sides) == 2:
-        found = differing(dataset, *sides)
-        counts["identical"] = len(dataset) - len(found)
-        dataset = found
+        different = differing(dataset, *sides)
+        counts["identical"] = len(dataset) - len(different)
+        dataset = different
     if not len(dataset):
         reasons = ", ".join(f"{n} {why}" for why, n in counts.items() if n and why != "cut")
         raise InputError(
@@ -108,12 +112,11 @@ def kto_order(
         interleave: False: all desirable before all undesirable, to show what goes wrong then.
     """
     rng = random.Random(seed)
-    classes = [
-        [i for i, label in enumerate(labels) if bool(label) is want] for want in (True, False)
-    ]
-    if not all(classes):
+    desirable = [i for i, label in enumerate(labels) if label]
+    undesirable = [i for i, label in enumerate(labels) if not label]
+    if not (desirable and undesirable):
         raise InputError(
-            f"dataset: label is {str(bool(classes[0])).lower()} in all {len(labels)} examples; KTO "
+            f"dataset: label is {str(bool(desirable)).lower()} in all {len(labels)} examples; KTO "
             "needs both desirable and undesirable ones."
         )
     if batch < 2:
@@ -123,13 +126,9 @@ def kto_order(
         )
     keys = [hash(tuple(ids)) for ids in prompts]
     for _ in range(ATTEMPTS):
-        places = []
-        for side, members in enumerate(classes):
-            rng.shuffle(members)
-            spread = len(members) if interleave else 1
-            first = 0 if interleave else side * len(labels)
-            places += [(first + (k + 0.5) / spread, side, i) for k, i in enumerate(members)]
-        order = [i for _, _, i in sorted(places)]
+        rng.shuffle(desirable)
+        rng.shuffle(undesirable)
+        order = _spread(desirable, undesirable) if interleave else desirable + undesirable
         if len(order) % batch == 1:
             order.pop()
         if _separate(order, labels, keys, batch):
@@ -141,31 +140,51 @@ def kto_order(
     )
 
 
-def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: int) -> bool:
-    """Swap examples of one label until no neighbors share a key; tell whether that worked."""
+def _spread(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Return the examples of two lists mixed evenly, each list in its order."""
+    places = [((k + 0.5) / len(first), 0, example) for k, example in enumerate(first)]
+    places += [((k + 0.5) / len(second), 1, example) for k, example in enumerate(second)]
+    return [example for _, _, example in sorted(places)]
 
+
+def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: int) -> bool:
+    """Swap examples of one label until no neighbors share a key; tell whether that worked.
+
+    Args:
+        order: of the examples; it is changed in place.
+        labels: of the examples.
+        keys: equal for examples that may not be neighbors.
+        batch: examples of a batch, in which the first and the last are neighbors, too.
+    """
     count = len(order)
 
-    def beside(place: int, step: int) -> int:
+    def neighbor(place: int, step: int) -> int:
+        """Return the place so many steps further in the same batch."""
         first = place - place % batch
-        return first + (place - first + step) % min(batch, count - first)
+        size = min(batch, count - first)
+        return first + (place - first + step) % size
 
     def clashes(place: int) -> bool:
-        return keys[order[place]] == keys[order[beside(place, -1)]]
+        return keys[order[place]] == keys[order[neighbor(place, -1)]]
 
-    def settles(one: int, other: int) -> bool:
-        if labels[order[one]] != labels[order[other]]:
+    def swap(place: int, other: int) -> None:
+        order[place], order[other] = order[other], order[place]
+
+    def settles(place: int, other: int) -> bool:
+        """Swap two examples if none of both clashes there."""
+        if labels[order[place]] != labels[order[other]]:
             return False
-        order[one], order[other] = order[other], order[one]
-        if not any(map(clashes, (one, beside(one, 1), other, beside(other, 1)))):
-            return True
-        order[one], order[other] = order[other], order[one]
-        return False
+        swap(place, other)
+        if any(clashes(p) for p in (place, neighbor(place, 1), other, neighbor(other, 1))):
+            swap(place, other)
+            return False
+        return True
 
-    return all(
-        not clashes(place) or any(settles(place, (place + n) % count) for n in range(1, count))
-        for place in range(count)
-    )
+    for place in range(count):
+        others = ((place + step) % count for step in range(1, count))
+        if clashes(place) and not any(settles(place, other) for other in others):
+            return False
+    return True
 
 
 def rotated(dataset: Any, batch: int) -> Any:

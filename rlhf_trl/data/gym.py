@@ -68,29 +68,41 @@ class GymTasks:
     def _draw(
         self, config: GymData, seed: int, count: int, held_out: bool
     ) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield the scorer and the entry of `count` questions of one side."""
         candidates = 100 * count + 10_000
         dataset = _mixture(config.specs, seed, candidates)
         seen: set[str] = set()
-        found = 0
+        drawn = 0
         for index in range(candidates):
-            entry = dataset[index]
-            key = prompt_key(entry["question"])
+            try:
+                entry = dataset[index]
+            except (IndexError, ValueError) as error:
+                names = [spec.name for spec in config.specs]
+                raise InputError(
+                    f"dataset.specs: {names} can draw nothing ({error}); widen the tasks' config."
+                ) from error
             if is_held_out(entry) != held_out:
-                self.passed_over += not held_out
-            elif not (held_out and key in seen):
-                seen.add(key)
-                found += 1
-                yield dataset.score_answer, entry
-                if found == count:
-                    return
-        side, key = ("held-out", "eval_size") if held_out else ("training", "size")
+                if not held_out:
+                    self.passed_over += 1
+                continue
+            key = prompt_key(entry["question"])
+            if held_out and key in seen:
+                continue
+            seen.add(key)
+            drawn += 1
+            yield dataset.score_answer, entry
+            if drawn == count:
+                return
+        side, field_name = ("held-out", "eval_size") if held_out else ("training", "size")
         raise InputError(
-            f"dataset.{key}: the tasks {[s.name for s in config.specs]} gave only {found} {side} "
-            f"questions for the {count} asked; write {key}: {found} or widen the tasks' config."
+            f"dataset.{field_name}: the tasks {[s.name for s in config.specs]} gave only {drawn} "
+            f"{side} questions for the {count} asked; write {field_name}: {drawn} or widen the "
+            "tasks' config."
         )
 
 
 def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
+    """Return `size` entries of a mixture of tasks, as a data set of reasoning-gym."""
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import DATASETS
@@ -103,7 +115,8 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
             raise InputError(
                 f"{where}.name: there is no task {spec.name!r}{nearest(spec.name, DATASETS)}."
             )
-        known = {f.name for f in fields(DATASETS[spec.name][1])} - {"seed", "size"}
+        config_class = DATASETS[spec.name][1]
+        known = {f.name for f in fields(config_class)} - {"seed", "size"}
         for option in spec.config:
             if option not in known:
                 raise InputError(
@@ -114,7 +127,7 @@ def _mixture(specs: list[Spec], seed: int, size: int) -> Any:
     if len(set(names)) < len(names):
         raise InputError(f"dataset.specs names a task twice ({names}); give each task one entry.")
     try:
-        found = [DatasetSpec(s.name, s.weight, s.config) for s in specs]
-        return reasoning_gym.create_dataset("composite", size=size, seed=seed, datasets=found)
+        tasks = [DatasetSpec(spec.name, spec.weight, spec.config) for spec in specs]
+        return reasoning_gym.create_dataset("composite", size=size, seed=seed, datasets=tasks)
     except (AssertionError, TypeError, ValueError) as error:
         raise InputError(f"dataset.specs: reasoning-gym refused {names}: {error}.") from error

@@ -4,7 +4,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.data import made
-from rlhf_trl.data.blocks import (
+from rlhf_trl.data.blocks import SampledPairs
+from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, renamed
+from rlhf_trl.data.examples import Examples, examples
+from rlhf_trl.data.files import read_sides
+from rlhf_trl.data.gym import GYM_COLUMNS, GymTasks, Row
+from rlhf_trl.data.judgment_blocks import (
     AnswersFile,
     OutcomeData,
     ProcessData,
@@ -12,17 +17,14 @@ from rlhf_trl.data.blocks import (
     RankedLists,
     RewardData,
     SampledAnswers,
-    SampledPairs,
     SampledTraces,
+    SyntheticTraces,
     TracesFile,
 )
-from rlhf_trl.data.columns import UNSPLIT, Counted, Names, check_cell, converted, renamed
-from rlhf_trl.data.examples import Examples, examples
-from rlhf_trl.data.files import read_sides
-from rlhf_trl.data.gym import GYM_COLUMNS, GymTasks, Row
 from rlhf_trl.data.pair_files import UNPAIRED
 from rlhf_trl.data.pairs import Sample, load_preferences
 from rlhf_trl.data.readers import PARTED, WrongRow, split_prompt
+from rlhf_trl.data.sampled import groups
 from rlhf_trl.data.steps import LABELS, check_step_split
 from rlhf_trl.errors import InputError
 
@@ -35,38 +37,47 @@ BLANK = "a blank answer has no steps"  # why a sampled trace is left out
 def load_pairs_or_ranked(
     config: RewardData, max_samples: int | None, sample: Sample, margin: bool = True
 ) -> Examples:
-    """Make or read pairs, or lists for a K-wise model, of at most `max_samples` questions.
+    """Make or read pairs, or lists for a K-wise model.
 
-    `sample` returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
-    each, and their side, "train" or "held-out". `margin` says whether that column is read.
+    Args:
+        config: the block.
+        max_samples: questions to train on at most.
+        sample: returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
+            each, and their side, "train" or "held-out".
+        margin: whether that column of pairs is read.
     """
     _check_source(config)
-    held: dict[str, list[Row]] = {}
     if isinstance(config, RankedFile):
         length = config.list_length
         return read_sides(config, max_samples, checked_ranked, "ranked lists", length=length)
+    held_out_outcomes: list[Row] | None = None
     if isinstance(config, RankedLists):
-        found = _ranked(config, GymTasks(config), max_samples)
+        data = _ranked(config, GymTasks(config), max_samples)
     else:
 
-        def answers(rows: list[Row], count: int, side: str) -> list[Row]:
-            number = max(count, config.candidates) if side == "held-out" else count
-            held[side] = sample(rows, number, side)
-            return held[side]
+        def sample_both_uses(rows: list[Row], count: int, side: str) -> list[Row]:
+            """Sample held-out answers for pairs and as candidates at once."""
+            nonlocal held_out_outcomes
+            if side != "held-out":
+                return sample(rows, count, side)
+            held_out_outcomes = sample(rows, max(count, config.candidates), side)
+            return held_out_outcomes
 
-        found = load_preferences(config, max_samples, sample=answers, margin=margin)
-    found.candidates = _candidates(config, found.tasks, sample, held.get("held-out"))
-    return found
+        data = load_preferences(config, max_samples, sample=sample_both_uses, margin=margin)
+    data.candidates = _candidates(config, data.tasks, sample, held_out_outcomes)
+    return data
 
 
 def _ranked(config: RankedLists, tasks: GymTasks, max_samples: int | None) -> Examples:
-    length, asked = config.list_length, tasks.train[:max_samples]
-    train = made.ranked_demonstrations(asked, length, config.seed)
+    """Make lists of demonstrations of the first `max_samples` questions, the best one first."""
+    length = config.list_length
+    questions = tasks.train[:max_samples]
+    train = made.ranked_demonstrations(questions, length, config.seed)
     if not train:
         raise InputError(f"dataset.list_length: no question has {length} demonstrations; lower it.")
     held_out = made.ranked_demonstrations(tasks.held_out, length, config.eval_seed)
     reason = f"not {length} different demonstrations"
-    dropped = {reason: len(asked) - len(train)}
+    dropped = {reason: len(questions) - len(train)}
     dropped_held_out = {reason: len(tasks.held_out) - len(held_out)}
     return examples(train, held_out, tasks, dropped, dropped_held_out=dropped_held_out)
 
@@ -78,18 +89,19 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     """
     _check_source(config)
     if isinstance(config, AnswersFile):
-        found = read_sides(config, max_samples, checked_outcomes, "outcomes")
-        _check_labels(found.train.unique("label"), config.path)
-        together: dict[str, list[Row]] = {}
-        for row in found.held_out or () if config.candidates else ():
-            together.setdefault(repr(row["prompt"]), []).append(row)
-        found.candidates = [row for group in together.values() if len(group) > 1 for row in group]
-        return found
+        data = read_sides(config, max_samples, checked_outcomes, "outcomes")
+        _check_labels(data.train.unique("label"), config.path)
+        of_prompt: dict[str, list[Row]] = {}
+        for row in data.held_out or () if config.candidates else ():
+            of_prompt.setdefault(repr(row["prompt"]), []).append(row)
+        data.candidates = [row for rows in of_prompt.values() if len(rows) > 1 for row in rows]
+        return data
     tasks = GymTasks(config)
-    train, held = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
+    train, held_out = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
     _check_labels((row["label"] for row in train), "the answers that were sampled")
-    held_out = _first(held, tasks, config.samples_per_prompt)
-    return examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
+    first_held_out = _first(held_out, tasks, config.samples_per_prompt)
+    candidates = _candidates(config, tasks, sample, held_out)
+    return examples(train, first_held_out, tasks, {}, candidates)
 
 
 def load_traces(
@@ -97,40 +109,79 @@ def load_traces(
 ) -> Examples:
     """Make, sample or read answers with a label for each of their steps.
 
-    See `load_pairs_or_ranked`; rows are chunks of `max_steps`, and `neutral` says whether the model
-    learns from neutral steps.
+    Rows are chunks of `max_steps`.
+
+    Args:
+        config: the block.
+        max_samples: questions, or chunks of a file, to train on at most.
+        sample: see `load_pairs_or_ranked`.
+        neutral: whether the model learns from neutral steps.
     """
     _check_source(config)
     check_step_split(config.step_split)
     if isinstance(config, TracesFile):
-        where, found = config.path, read_sides(config, max_samples, checked_traces, "traces")
+        where = config.path
+        data = read_sides(config, max_samples, checked_traces, "traces")
+    elif isinstance(config, SampledTraces):
+        where = "the sampled traces"
+        data = _sampled_traces(config, max_samples, sample, where)
     else:
-        tasks, held = GymTasks(config), None
-        asked = tasks.train[:max_samples]
-        made.check_cut(asked, config.step_split)
-        if isinstance(config, SampledTraces):
-            where = "the sampled traces"
-            train, held = _samples_of_both(config, tasks, asked, sample)
-            held_out = _first(held, tasks, config.samples_per_prompt)
-        else:
-            where = "the synthetic traces"
-            train = made.synthetic_traces(asked, config.errors, config.seed)
-            held_out = made.synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
-        answered = {"train": len(train), "held-out": len(held_out)}
-        train, held_out = (made.labeled_traces(x, config.step_split) for x in (train, held_out))
-        if not train:  # sampled, and all blank
-            _check_labels((), where)
-        found = examples(train, held_out, tasks, {}, _candidates(config, tasks, sample, held))
-        found.dropped[BLANK] = answered["train"] - len(train)
-        found.dropped_held_out[BLANK] = answered["held-out"] - len(held_out)
-    found.train = chunked(found.train, config.max_steps)
-    if found.held_out is not None:
-        found.held_out = chunked(found.held_out, config.max_steps)
-    if found.tasks is None:
-        found.train = found.train.select(range(len(found.train))[:max_samples])
-    labels = {label for labels in found.train["labels"][:] for label in labels}
-    _check_labels(*((labels, where) if neutral else (labels - {0}, where, " that is not neutral")))
-    return found
+        where = "the synthetic traces"
+        data = _synthetic_traces(config, max_samples, sample, where)
+    data.train = chunked(data.train, config.max_steps)
+    if data.held_out is not None:
+        data.held_out = chunked(data.held_out, config.max_steps)
+    if data.tasks is None:
+        data.train = data.train.select(range(len(data.train))[:max_samples])
+    labels = {label for of_row in data.train["labels"][:] for label in of_row}
+    if neutral:
+        _check_labels(labels, where)
+    else:
+        _check_labels(labels - {0}, where, " that is not neutral")
+    return data
+
+
+def _sampled_traces(
+    config: SampledTraces, max_samples: int | None, sample: Sample, where: str
+) -> Examples:
+    """Sample answers to questions, and label their steps."""
+    tasks = GymTasks(config)
+    questions = tasks.train[:max_samples]
+    made.check_cut(questions, config.step_split)
+    train, held_out = _samples_of_both(config, tasks, questions, sample)
+    first_held_out = _first(held_out, tasks, config.samples_per_prompt)
+    data = _labeled(train, first_held_out, tasks, config.step_split, where)
+    data.candidates = _candidates(config, tasks, sample, held_out)
+    return data
+
+
+def _synthetic_traces(
+    config: SyntheticTraces, max_samples: int | None, sample: Sample, where: str
+) -> Examples:
+    """Make demonstrations, some with an error, and label their steps."""
+    tasks = GymTasks(config)
+    questions = tasks.train[:max_samples]
+    made.check_cut(questions, config.step_split)
+    train = made.synthetic_traces(questions, config.errors, config.seed)
+    held_out = made.synthetic_traces(tasks.held_out, config.errors, config.eval_seed)
+    data = _labeled(train, held_out, tasks, config.step_split, where)
+    data.candidates = _candidates(config, tasks, sample)
+    return data
+
+
+def _labeled(
+    train: list[Row], held_out: list[Row], tasks: GymTasks, step_split: str, where: str
+) -> Examples:
+    """Return answers with labeled steps; blank ones, which have none, are left out and counted."""
+    train_traces = made.labeled_traces(train, step_split)
+    held_out_traces = made.labeled_traces(held_out, step_split)
+    if not train_traces:
+        _check_labels((), where)
+    dropped = {BLANK: len(train) - len(train_traces)}
+    dropped_held_out = {BLANK: len(held_out) - len(held_out_traces)}
+    return examples(
+        train_traces, held_out_traces, tasks, dropped, dropped_held_out=dropped_held_out
+    )
 
 
 def chunked(dataset: "Dataset", max_steps: int | None) -> "Dataset":
@@ -169,7 +220,7 @@ def _candidates(
 
 
 def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
-    return [row for group in made.groups(held, len(tasks.held_out)) for row in group[:count]]
+    return [row for group in groups(held, len(tasks.held_out)) for row in group[:count]]
 
 
 def _check_source(config: Any) -> None:
@@ -194,17 +245,19 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
     them), of which the best `length` of different scores are kept.
     """
-    shapes, dropped = (("prompt", "ranked"), ("prompt", "completions")), {}
-    scored = columns.get("completions", "completions") in dataset.column_names
-    dataset = renamed(dataset, where, columns, shapes if scored else shapes[:1])
+    shapes = [("prompt", "ranked")]
+    if columns.get("completions", "completions") in dataset.column_names:
+        shapes.append(("prompt", "completions"))
+    dataset = renamed(dataset, where, columns, tuple(shapes))
+    dropped = {}
     if "completions" in dataset.column_names:
-        found = converted(dataset, _by_score, where, numbered=True, length=length)
-        dropped = {f"not {length} different scores": len(dataset) - len(found)}
-        if not len(found):
+        ranked = converted(dataset, _by_score, where, numbered=True, length=length)
+        dropped = {f"not {length} different scores": len(dataset) - len(ranked)}
+        if not len(ranked):
             raise InputError(
                 f"dataset.list_length: no row of {where} has {length} different scores; lower it."
             )
-        dataset = found
+        dataset = ranked
     length = len(dataset[0]["ranked"] or ())
     return converted(dataset, _ranked_row, where, length=length), dropped
 

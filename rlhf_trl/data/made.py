@@ -1,10 +1,10 @@
-"""Examples of the tiny world: what its demonstrator shows, and what is made of sampled answers."""
+"""Examples of the tiny world: what its demonstrator shows."""
 
 import random
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from rlhf_trl.data.answers import completion_text, same_answer
+from rlhf_trl.data.answers import as_completion, completion_text
 from rlhf_trl.data.gym import Row
 from rlhf_trl.data.steps import LETTERS, label_steps, split_steps
 from rlhf_trl.errors import InputError
@@ -28,7 +28,7 @@ def demonstrations(rows: Iterable[Row], kind: str, seed: int = 0) -> list[Row]:
         return demonstrations(rows, "imperfect", seed) + [_copied(row, rng) for row in rows]
     kinds = demonstrator.ONLY_RIGHT if kind == "right" else None
     return [
-        {"prompt": row["prompt"], "completion": _said(_demonstration(row, rng, kinds))}
+        {"prompt": row["prompt"], "completion": as_completion(_demonstration(row, rng, kinds))}
         for row in rows
     ]
 
@@ -41,21 +41,11 @@ def _copied(row: Row, rng: random.Random) -> Row:
     text = demonstrator.COMPLETION.format("".join(letters))
     *before, last = row["prompt"]
     hinted = {**last, "content": f"{last['content']}\n{text}"}
-    return {"prompt": [*before, hinted], "completion": _said(text)}
+    return {"prompt": [*before, hinted], "completion": as_completion(text)}
 
 
 def _demonstration(row: Row, rng: random.Random, kinds: Mapping[str, float] | None) -> str:
     return demonstrator.demonstrate(row["task"], row["question"], row["answer"], rng, kinds)
-
-
-def _said(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
-
-
-def groups(rows: list[Row], number: int) -> list[list[Row]]:
-    """Cut rows into `number` groups of neighbors of equal size."""
-    size = len(rows) // number
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
@@ -64,38 +54,13 @@ def offline_pairs(rows: Iterable[Row], seed: int) -> list[Row]:
     return [
         {
             "prompt": row["prompt"],
-            "chosen": _said(_demonstration(row, rng, demonstrator.ONLY_RIGHT)),
-            "rejected": _said(_demonstration(row, rng, demonstrator.only_errors(row["task"]))),
+            "chosen": as_completion(_demonstration(row, rng, demonstrator.ONLY_RIGHT)),
+            "rejected": as_completion(
+                _demonstration(row, rng, demonstrator.only_errors(row["task"]))
+            ),
         }
         for row in rows
     ]
-
-
-def on_policy_pairs(
-    rows: Sequence[Row], completions: Sequence[Sequence[str]], seed: int
-) -> list[Row]:
-    """Return a pair for each row that has right and wrong completions.
-
-    `seed` draws one of the right ones and one of the wrong ones.
-    """
-    rng = random.Random(seed)
-    pairs = []
-    for row, texts in zip(rows, completions, strict=True):
-        right = [text for text in texts if same_answer(text, row["answer"], row["task"])]
-        wrong = [text for text in texts if not same_answer(text, row["answer"], row["task"])]
-        if right and wrong:
-            chosen = _said(rng.choice(right))
-            rejected = _said(rng.choice(wrong))
-            pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
-    return pairs
-
-
-def mixed_pairs(offline: list[Row], on_policy: list[Row], seed: int) -> list[Row]:
-    """Return both kinds of pairs, shuffled; the column `kind` says which one a pair is."""
-    rows = [{**row, "kind": "offline"} for row in offline]
-    rows += [{**row, "kind": "on_policy"} for row in on_policy]
-    random.Random(seed).shuffle(rows)
-    return rows
 
 
 def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[Row]:
@@ -117,7 +82,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
         if len(texts) < length:
             continue
         chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
-        found.append({"prompt": row["prompt"], "ranked": [_said(texts[i]) for i in chosen]})
+        found.append({"prompt": row["prompt"], "ranked": [as_completion(texts[i]) for i in chosen]})
     return found
 
 
@@ -138,7 +103,7 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
             text = demonstrator.COMPLETION.format(answer[:place] + answer[place - 1 :])
         else:
             text = _demonstration(row, rng, {kind: 1.0})
-        found.append({**row, "completion": _said(text)})
+        found.append({**row, "completion": as_completion(text)})
     return found
 
 

@@ -25,39 +25,53 @@ UNPAIRED = ("prompt", "completion", "label")
 def checked_pairs(
     dataset: "Dataset", where: str, columns: Names, unpaired: bool = False, margin: bool = False
 ) -> Counted:
-    """Return pairs, or `unpaired` examples where accepted, and how many were left out.
+    """Return pairs, or labeled examples, and how many rows were left out.
 
     They have the columns of chat templates (`TEMPLATE`) where the data set has them.
+
+    Args:
+        dataset: the rows.
+        where: the path or name of the data set, for errors.
+        columns: the data set's names of columns, by ours.
+        unpaired: whether examples with `UNPAIRED` columns are accepted beside pairs.
+        margin: whether that column of pairs is read.
     """
+    shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
+    optional = ("margin", *TEMPLATE) if margin else TEMPLATE
+    split = renamed(dataset, where, columns, shapes, optional)
+    dropped = {UNSPLIT: len(dataset) - len(split)}
+    checked = [name for name in split.column_names if name not in (*TEMPLATE, ROW)]
+    check_cells(split, checked, where)
+    split = unnumbered(split)
+    if "label" in split.column_names:
+        labels = split.unique("label")
+        if len(labels) == 1:
+            raise InputError(
+                f"dataset: label is {str(labels[0]).lower()} in all of {where}; KTO needs both."
+            )
+        return split, dropped
+    pairs = differing(split, "chosen", "rejected")
+    if not len(pairs):
+        raise InputError(
+            f"dataset: chosen and rejected are the same in all {len(split)} rows of {where}."
+        )
+    dropped["chosen identical to rejected"] = len(split) - len(pairs)
+    if "margin" in pairs.column_names:
+        preferred = _without_ties(pairs, where)
+        if len(preferred) < len(pairs):
+            dropped["a tie: margin is 0"] = len(pairs) - len(preferred)
+        pairs = preferred
+    return pairs, dropped
+
+
+def _without_ties(pairs: "Dataset", where: str) -> "Dataset":
+    """Return the pairs whose margin is not 0."""
     from datasets import Value
 
-    shapes, count = (PAIRED, UNPAIRED) if unpaired else (PAIRED,), len(dataset)
-    optional = ("margin", *TEMPLATE) if margin else TEMPLATE
-    dataset = renamed(dataset, where, columns, shapes, optional)
-    dropped = {UNSPLIT: count - len(dataset)}
-    checked = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
-    check_cells(dataset, checked, where)
-    dataset = unnumbered(dataset)
-    if "label" in dataset.column_names:
-        if len(labels := dataset.unique("label")) == 1:
-            raise InputError(
-                f"dataset: label is {str(labels.pop()).lower()} in all of {where}; KTO needs both."
-            )
-        return dataset, dropped
-    if "margin" in dataset.column_names:
-        dataset = dataset.cast_column("margin", Value("float64"))
-    found = differing(dataset, "chosen", "rejected")
-    if not len(found):
+    pairs = pairs.cast_column("margin", Value("float64"))
+    preferred = [number for number, margin in enumerate(pairs["margin"]) if margin]
+    if not preferred:
         raise InputError(
-            f"dataset: chosen and rejected are the same in all {len(dataset)} rows of {where}."
+            f"dataset: margin is 0 in all {len(pairs)} rows of {where}: nothing is preferred."
         )
-    dropped["chosen identical to rejected"] = len(dataset) - len(found)
-    if "margin" in found.column_names:
-        apart = [n for n, margin in enumerate(found["margin"]) if margin]
-        if not apart:
-            raise InputError(
-                f"dataset: margin is 0 in all {len(found)} rows of {where}: nothing is preferred."
-            )
-        if ties := len(found) - len(apart):
-            found, dropped = found.select(apart), dropped | {"a tie: margin is 0": ties}
-    return found, dropped
+    return pairs if len(preferred) == len(pairs) else pairs.select(preferred)

@@ -6,7 +6,7 @@ from rlhf_trl.data.answers import completion_text
 from rlhf_trl.data.blocks import FileData, PreferenceData
 from rlhf_trl.data.examples import Examples, examples
 from rlhf_trl.data.gym import GymTasks, Row
-from rlhf_trl.data.made import groups, mixed_pairs, offline_pairs, on_policy_pairs
+from rlhf_trl.data.sampled import groups, mixed_pairs, on_policy_pairs
 from rlhf_trl.errors import InputError
 
 Sample = Callable[[list[Row], int, str], list[Row]]
@@ -19,43 +19,52 @@ def load_preferences(
     sample: Sample | None = None,
     margin: bool = False,
 ) -> Examples:
-    """Make or read the pairs that a `dataset:` block describes, of the first `max_samples` rows.
+    """Make or read the pairs that a `dataset:` block describes.
 
-    `unpaired` says whether examples with `UNPAIRED` columns are accepted beside pairs, and `margin`
-    whether that column is read. `sample` returns answers, as rows with a `completion`, those of one
-    question in a row; it takes rows of `GymTasks`, the number of answers to each, and their side,
-    "train" or "held-out". Answers beyond that number are ignored.
+    Args:
+        config: the block.
+        max_samples: rows to train on at most, the first ones.
+        unpaired: whether examples with `UNPAIRED` columns are accepted beside pairs.
+        sample: returns answers, as rows with a `completion`, those of one question in a row; it
+            takes rows of `GymTasks`, the number of answers to each, and their side, "train" or
+            "held-out". Answers beyond that number are ignored.
+        margin: whether that column is read.
     """
     if isinstance(config, FileData):
         from rlhf_trl.data.files import read_sides
         from rlhf_trl.data.pair_files import checked_pairs
 
-        shapes, how = ("pairs", "unpaired"), {"unpaired": unpaired, "margin": margin}
-        return read_sides(config, max_samples, checked_pairs, *shapes[: 1 + unpaired], **how)
+        shapes = ("pairs", "unpaired") if unpaired else ("pairs",)
+        options = {"unpaired": unpaired, "margin": margin}
+        return read_sides(config, max_samples, checked_pairs, *shapes, **options)
     tasks = GymTasks(config)
-    asked = tasks.train[:max_samples]
+    questions = tasks.train[:max_samples]
+    if config.pairs != "on_policy":
+        from rlhf_trl.data.made import offline_pairs
     if config.pairs == "offline":
-        train = offline_pairs(asked, config.seed)
+        train = offline_pairs(questions, config.seed)
         return examples(train, offline_pairs(tasks.held_out, config.eval_seed), tasks)
     count = config.samples_per_prompt
 
-    def pairs(rows: list[Row], side: str) -> list[Row]:
-        each = groups(sample(rows, count, side), len(rows))
-        texts = [[completion_text(row["completion"]) for row in group[:count]] for group in each]
+    def sampled_pairs(rows: list[Row], side: str) -> list[Row]:
+        texts = [
+            [completion_text(row["completion"]) for row in answers[:count]]
+            for answers in groups(sample(rows, count, side), len(rows))
+        ]
         return on_policy_pairs(rows, texts, config.seed)
 
-    rows = pairs(asked, "train")
-    if not rows:
+    train = sampled_pairs(questions, "train")
+    if not train:
         raise InputError(
             "dataset.pairs: the model gave no prompt both a right and a wrong answer, so there is "
             "no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
         )
-    held_out = pairs(tasks.held_out, "held-out")
+    held_out = sampled_pairs(tasks.held_out, "held-out")
     reason = f"right and wrong not both among {count} samples"
-    dropped = {reason: len(asked) - len(rows)}
+    dropped = {reason: len(questions) - len(train)}
     dropped_held_out = {reason: len(tasks.held_out) - len(held_out)}
     if config.pairs == "mixed":
-        rows = mixed_pairs(offline_pairs(asked, config.seed), rows, config.seed)
-        offline = offline_pairs(tasks.held_out, config.eval_seed)
-        held_out = mixed_pairs(offline, held_out, config.eval_seed)
-    return examples(rows, held_out, tasks, dropped, dropped_held_out=dropped_held_out)
+        train = mixed_pairs(offline_pairs(questions, config.seed), train, config.seed)
+        offline_held_out = offline_pairs(tasks.held_out, config.eval_seed)
+        held_out = mixed_pairs(offline_held_out, held_out, config.eval_seed)
+    return examples(train, held_out, tasks, dropped, dropped_held_out=dropped_held_out)

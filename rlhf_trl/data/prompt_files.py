@@ -60,12 +60,15 @@ def _nulls(dataset: "Dataset", name: str) -> int:
 
 
 def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
-    """Return prompts, texts or messages, and all other columns under the names that are asked."""
+    """Return prompts, texts or messages, and all other columns under the names that are asked.
+
+    `columns` has the data set's names by ours; `where` is its path or name, for errors.
+    """
     there = [name for name in dataset.column_names if name != ROW]
     check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
-    replaced = [ours for ours in columns if ours in there and ours not in columns.values()]
+    replaced = [name for name in columns if name in there and name not in columns.values()]
     dataset = dataset.remove_columns(replaced)
     dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})
     if "prompt" not in dataset.column_names:
@@ -73,11 +76,12 @@ def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
             f"dataset: {where} has no column prompt, but {', '.join(there)}; "
             f"{mapping_hint(['prompt'], there, columns, dataset)}."
         )
-    if taken := [name for name in dataset.column_names if name in TAKEN]:
-        raise InputError(
-            f"dataset: {where} has a column {taken[0]}, which is something else to the trainer; "
-            f"read it as another with dataset.columns, as in {{my_{taken[0]}: {taken[0]}}}."
-        )
+    for name in dataset.column_names:
+        if name in TAKEN:
+            raise InputError(
+                f"dataset: {where} has a column {name}, which is something else to the trainer; "
+                f"read it as another with dataset.columns, as in {{my_{name}: {name}}}."
+            )
     dataset = without_none(with_template_columns(dataset, where), ["prompt"], where)
     check_cells(dataset, ["prompt"], where)
     return unnumbered(dataset), {}

@@ -25,11 +25,14 @@ def load_prompts(
     else:
         tasks = GymTasks(config)
         data = examples(tasks.train, tasks.held_out, tasks)
-    if template_arguments:
-        column = {"chat_template_kwargs": dict(template_arguments)}
-        desc = "Adding chat_template_kwargs"
-        data.train = data.train.map(lambda _: column, desc=desc)
-        data.held_out = data.held_out and data.held_out.map(lambda _: column, desc=desc)
-        for row in data.tasks.held_out if data.tasks else ():
+    if not template_arguments:
+        return data
+    column = {"chat_template_kwargs": dict(template_arguments)}
+    description = "Adding chat_template_kwargs"
+    data.train = data.train.map(lambda _: column, desc=description)
+    if data.held_out is not None:
+        data.held_out = data.held_out.map(lambda _: column, desc=description)
+    if data.tasks is not None:
+        for row in data.tasks.held_out:
             row.update(column)
     return data

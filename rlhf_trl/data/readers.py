@@ -242,6 +242,23 @@ def rated_pair(row: Row) -> Made:
     return split_prompt({**sides, "margin": float(better - worse)})
 
 
+def book_pairs(row: Row) -> Made:
+    """Pairs as the book's code takes them (direct_alignment/data.py): a question and two answers.
+
+    `prompt` is a text; of an answer in messages, the assistant's first one counts.
+    """
+    prompt = [_said("user", _text(row["prompt"], "prompt"))]
+    sides = ("chosen", "rejected")
+    return {"prompt": prompt} | {side: [_first_answer(row[side], side)] for side in sides}
+
+
+def _first_answer(value: Any, column: str) -> dict[str, str]:
+    if isinstance(value, str):
+        return _said("assistant", value)
+    turns = _conversation(value, column)
+    return next((m for m in turns if m["role"] == "assistant"), _said("assistant", ""))
+
+
 def ultrafeedback_openbmb(row: Row) -> Made:
     """openbmb/UltraFeedback: scored completions, from which ranked lists are made."""
     prompt = [_said("user", _text(row["instruction"], "instruction"))]
@@ -269,6 +286,7 @@ _TRACES = {"prompt": "string", "completions": ["string"], "labels": ["int64"]}
 _WHOLE = {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES}
 READERS: dict[str, tuple[Reader, ...]] = {
     "hh": (Reader(hh, ("chosen", "rejected"), PAIR, _PAIRS),),
+    "book_pairs": (Reader(book_pairs, ("prompt", "chosen", "rejected"), PAIR, _PAIRS),),
     # prompt/completion with columns: {completion: solution}
     "gsm8k": (Reader(gsm8k, ("question", "answer"), _ANSWERS, ("prompts", "prompt/completion")),),
     "gsm8k_rollouts": (

@@ -51,21 +51,23 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
     if len(steps) == 1:
         return [BAD]
     labels: list[int] = []
-    given = right = ""  # the letters so far, with and without those that only repeat
+    spelled = ""  # the letters so far
+    right = ""  # those without letters that only repeat
     for n, step in enumerate(steps):
         letters = step
         if n == 0:
             letters = step.removeprefix(OPENING) if step.startswith(OPENING) else ""
+        is_closing = n > 0 and n == len(steps) - 1 and step == CLOSING
         if n > 0 and labels[-1] == BAD:
             labels.append(BAD)
-        elif n > 0 and n == len(steps) - 1 and step == CLOSING:
-            labels.append(GOOD if given == answer else BAD)
+        elif is_closing:
+            labels.append(GOOD if spelled == answer else BAD)
         elif letters and answer[len(right) :].startswith(letters):
             labels.append(GOOD)
             right += letters
-        elif len(letters) == 1 and given.endswith(letters):
+        elif len(letters) == 1 and spelled.endswith(letters):
             labels.append(NEUTRAL)
         else:
             labels.append(BAD)
-        given += letters
+        spelled += letters
     return labels

@@ -31,55 +31,75 @@ def best_of_n(runs: Sequence[str | Path], seeds: bool = False) -> list[Line]:
     for the majority where there are very many. With `seeds`, each folder holds a run per seed, in
     seed-*, and the table is mean and standard deviation over them, each on its own candidates.
     """
-    named = _named(runs)
+    folders = _named(runs)
     if not seeds:
-        return _table([_compare(named)])
-    by_run = {n: {p.name: p for p in sorted(at.glob("seed-*"))} for n, at in named.items()}
-    if lacking := [named[name] for name, found in by_run.items() if not found]:
-        told = f"{lacking[0]} holds no seed-* folders"
-        raise InputError(f"{told}; leave --seeds out for a single run.")
+        return _table([_compare(folders)])
+    by_run = {
+        name: {path.name: path for path in sorted(folder.glob("seed-*"))}
+        for name, folder in folders.items()
+    }
+    for name, seed_folders in by_run.items():
+        if not seed_folders:
+            problem = f"{folders[name]} holds no seed-* folders"
+            raise InputError(f"{problem}; leave --seeds out for a single run.")
     first, *others = by_run
     for name in others:
         if set(by_run[name]) != set(by_run[first]):
             raise InputError(
-                f"{named[first]} holds {', '.join(by_run[first])} and {named[name]} "
+                f"{folders[first]} holds {', '.join(by_run[first])} and {folders[name]} "
                 f"{', '.join(by_run[name])}; name runs with the same seeds."
             )
-    return _table(
-        [_compare({n: folders[seed] for n, folders in by_run.items()}) for seed in by_run[first]]
-    )
+    compared = []
+    for seed in by_run[first]:
+        compared.append(_compare({name: by_run[name][seed] for name in by_run}))
+    return _table(compared)
 
 
 def read_candidates(folder: str | Path) -> Candidates:
-    """Return what stands in the scores.jsonl of a run."""
+    """Return what stands in the scores.jsonl of a run.
+
+    Raises:
+        InputError: there is no such file, or a line of it is not a scored candidate.
+    """
     path = Path(folder) / FILE
     if not path.is_file():
-        hint = "; add --seeds, since it holds seeds" if any(Path(folder).glob("seed-*")) else ""
-        raise InputError(f"{folder} holds no {FILE}{hint or '; name a finished reward model run'}.")
-    rows = []
+        hint = "; name a finished reward model run"
+        if any(Path(folder).glob("seed-*")):
+            hint = "; add --seeds, since it holds seeds"
+        raise InputError(f"{folder} holds no {FILE}{hint}.")
+    candidates = Candidates([], [], [], [], {})
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
-            text, task = completion_text(row["completion"]), row.get("task") or ""
-            found, scores = extract_answer(text), {k: float(v) for k, v in row["scores"].items()}
-            answer = None if found is None else normalize(task, found)
-            if not isinstance(row["label"], bool) or not scores:
+            text = completion_text(row["completion"])
+            answer = extract_answer(text)
+            if answer is not None:
+                answer = normalize(row.get("task") or "", answer)
+            scores = {name: float(score) for name, score in row["scores"].items()}
+            label = row["label"]
+            if not isinstance(label, bool) or not scores:
                 raise ValueError("its label is not true or false, or it has no scores")
-            rows.append((row["prompt"], text, answer, row["label"], scores))
+            prompt = row["prompt"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}: line {number} is not a scored candidate ({type(error).__name__}: "
                 f"{error}); evaluate the run again."
             ) from error
-        if scores.keys() != rows[0][4].keys():
+        if number == 1:
+            candidates.scores.update({name: [] for name in scores})
+        if scores.keys() != candidates.scores.keys():
             raise InputError(
                 f"{path}: line {number} has other scores than line 1; evaluate the run again."
             )
-    if not rows:
+        candidates.prompts.append(prompt)
+        candidates.completions.append(text)
+        candidates.labels.append(label)
+        candidates.answers.append(answer)
+        for name, score in scores.items():
+            candidates.scores[name].append(score)
+    if not candidates.prompts:
         raise InputError(f"{path} is empty; evaluate the run again.")
-    prompts, completions, answers, labels, scores = map(list, zip(*rows, strict=True))
-    by_name = {name: [s[name] for s in scores] for name in scores[0]}
-    return Candidates(prompts, completions, labels, answers, by_name)
+    return candidates
 
 
 def _named(runs: Sequence[str | Path]) -> dict[str, Path]:
@@ -98,34 +118,45 @@ def _named(runs: Sequence[str | Path]) -> dict[str, Path]:
 def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
     """Return the table's numbers by row and column, of runs that scored the same candidates."""
     runs = {name: read_candidates(folder) for name, folder in folders.items()}
-    (first, one), *others = runs.items()
-    for name, other in others:
-        if other[:3] != one[:3]:  # they are the same, whoever scores them
+    first_name, *other_names = runs
+    first = runs[first_name]
+    for name in other_names:
+        other = runs[name]
+        same_prompts = other.prompts == first.prompts
+        same_answers = other.completions == first.completions and other.labels == first.labels
+        if not (same_prompts and same_answers):
             raise InputError(
-                f"{folders[first] / FILE} and {folders[name] / FILE} hold other candidates; let "
-                "both runs score the same samples-held-out.jsonl."
+                f"{folders[first_name] / FILE} and {folders[name] / FILE} hold other candidates; "
+                "let both runs score the same samples-held-out.jsonl."
             )
-    groups, labels = metrics.prompt_groups(one.prompts), one.labels
+    labels = first.labels
+    groups = metrics.prompt_groups(first.prompts)
     sizes = metrics.budgets(groups)
-
-    def row(scores: Sequence[float]) -> dict[str, float]:
-        budget = metrics.ranking_by_budget(scores, labels, groups, sizes)
-        over_all = metrics.ranking_metrics(scores, labels, groups)
-        found = {f"n = {n}": share for n, share in budget.items()}
-        columns = {"AUC": "auc", "pairwise": "pairwise_accuracy"}
-        return found | {name: over_all[key] for name, key in columns.items() if key in over_all}
-
-    table = {"random": row([0.0] * len(labels))}
-    if any(answer is not None for answer in one.answers):  # else there is nothing to vote on
-        votes = metrics.majority_by_budget(one.answers, labels, groups, sizes)
+    table = {"random": _row([0.0] * len(labels), labels, groups, sizes)}
+    if any(answer is not None for answer in first.answers):  # else there is nothing to vote on
+        votes = metrics.majority_by_budget(first.answers, labels, groups, sizes)
         table["majority of n"] = {f"n = {n}": share for n, share in votes.items()}
     for name, run in runs.items():
-        for score, scores in run.scores.items():
+        for score_name, scores in run.scores.items():
             try:
-                table[f"{name} ({score})"] = row(scores)
+                table[f"{name} ({score_name})"] = _row(scores, labels, groups, sizes)
             except InputError as error:
-                raise InputError(f"{folders[name] / FILE}, {score}: {error}") from error
-    return table | {"oracle": row([float(label) for label in labels])}
+                raise InputError(f"{folders[name] / FILE}, {score_name}: {error}") from error
+    table["oracle"] = _row([float(label) for label in labels], labels, groups, sizes)
+    return table
+
+
+def _row(
+    scores: Sequence[float], labels: Sequence[bool], groups: Sequence[int], sizes: Sequence[int]
+) -> dict[str, float]:
+    """Return the numbers of the candidates that scores choose, by column."""
+    by_budget = metrics.ranking_by_budget(scores, labels, groups, sizes)
+    row = {f"n = {n}": share for n, share in by_budget.items()}
+    over_all = metrics.ranking_metrics(scores, labels, groups)
+    for column, key in (("AUC", "auc"), ("pairwise", "pairwise_accuracy")):
+        if key in over_all:
+            row[column] = over_all[key]
+    return row
 
 
 def _table(seeds: list[dict[str, dict[str, float]]]) -> list[Line]:

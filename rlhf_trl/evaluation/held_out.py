@@ -1,15 +1,12 @@
 """Evaluation by answering: held-out prompts, greedily and by sampling, scored by the task."""
 
-import asyncio
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import TrainerState
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation
 from typing_extensions import override
@@ -17,7 +14,6 @@ from typing_extensions import override
 from rlhf_trl import book
 from rlhf_trl.data.answers import completion_text
 from rlhf_trl.rewards.checked import checked
-from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts import generate as rollouts
 from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
 from rlhf_trl.rollouts.store import Store
@@ -154,10 +150,19 @@ class AnswersHeldOut:
     def complete(
         self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> tuple[list[Completion], list[Completion]]:
-        """Return a greedy and a sampled completion of every row, in order."""
-        mine, found, device = self.share(rows), [], self.accelerator.device
-        how = {"max_new_tokens": max_new_tokens or self.max_completion_length, "device": device}
-        how["template"] = self.template
+        """Return a greedy and a sampled completion of every row, in order.
+
+        The processes share the rows. Without `max_new_tokens`, the run's `max_completion_length`
+        holds.
+        """
+        places = self.share(rows)
+        device = self.accelerator.device
+        options = {
+            "max_new_tokens": max_new_tokens or self.max_completion_length,
+            "device": device,
+            "template": self.template,
+        }
+        completed = []  # place, greedy and sampled completion
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -171,35 +176,15 @@ class AnswersHeldOut:
             ),
         ):
             size = self.args.per_device_eval_batch_size
-            for batch in (mine[i : i + size] for i in range(0, len(mine), size)):
-                given = (model, self.processing_class, [rows[i] for i in batch])
-                greedy, sampled = (
-                    rollouts.generate(*given, sampling=each, **how) for each in (GREEDY, sampling)
-                )
-                found += zip(batch, greedy, sampled, strict=True)
-        by_row = {i: pair for i, *pair in gather_object(found)}
-        greedy, sampled = zip(*(by_row[i] for i in range(len(rows))), strict=True)
+            for first in range(0, len(places), size):
+                batch = places[first : first + size]
+                inputs = (model, self.processing_class, [rows[place] for place in batch])
+                greedy = rollouts.generate(*inputs, sampling=GREEDY, **options)
+                sampled = rollouts.generate(*inputs, sampling=sampling, **options)
+                completed += zip(batch, greedy, sampled, strict=True)
+        by_place = {place: pair for place, *pair in gather_object(completed)}
+        greedy, sampled = zip(*(by_place[place] for place in range(len(rows))), strict=True)
         return list(greedy), list(sampled)
-
-
-def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) -> Scores:
-    """Score answers to rows with functions, by name, that take what TRL gives reward functions."""
-    texts: list[Any] = [one.text for one in said]
-    if not isinstance(rows[0]["prompt"], str):
-        texts = [[{"role": "assistant", "content": text}] for text in texts]
-    given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
-        "prompts": [row["prompt"] for row in rows],
-        "completions": texts,
-        "completion_ids": [list(one.ids) for one in said],
-        "trainer_state": TrainerState(),
-        **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
-    }
-    finished = [one.finished for one in said]
-    results = {
-        name: with_finished(function, lambda: finished)(**given)
-        for name, function in functions.items()
-    }
-    return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in results.items()}
 
 
 def with_penalties(
@@ -211,17 +196,20 @@ def with_penalties(
     lengths (in tokens) of completions and whether the model ended them. Without a penalty, the
     result is empty: a config holds None in what its row does not read.
     """
-    columns = {}
-    if (cache := getattr(args, "soft_punish_cache", None)) is not None:
+    penalties = {}
+    cache = getattr(args, "soft_punish_cache", None)
+    if cache is not None:
         limit = args.max_completion_length
-        columns["overlong_penalty"] = book.rewards.overlong_penalty(lengths, limit, cache)
-    if penalty := getattr(args, "missing_eos_penalty", None):
-        columns["missing_eos_penalty"] = torch.where(finished.bool(), 0.0, -penalty)
-    if not columns:
+        penalties["overlong_penalty"] = book.rewards.overlong_penalty(lengths, limit, cache)
+    missing_eos = getattr(args, "missing_eos_penalty", None)
+    if missing_eos:
+        penalties["missing_eos_penalty"] = torch.where(finished.bool(), 0.0, -missing_eos)
+    if not penalties:
         return {}
-    for penalty in columns.values():
-        rewards = rewards + penalty
-    return {**columns, WITH_PENALTIES: rewards}
+    total = rewards
+    for penalty in penalties.values():
+        total = total + penalty
+    return {**penalties, WITH_PENALTIES: total}
 
 
 def named_rewards(
@@ -255,45 +243,3 @@ def shown(rows: Rows, greedy: Said, sampled: Said) -> list[dict[str, Any]]:
         }
         for row, one, other in zip(rows, greedy, sampled, strict=True)
     ]
-
-
-class AnswersBesideLoss(AnswersHeldOut):
-    """`AnswersHeldOut` for trainers whose own evaluation, on an `eval_dataset`, is of use, too.
-
-    Both end in one set of metrics; where there is no `held_out`, nothing is answered.
-    """
-
-    # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
-    @override
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
-        """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
-        if eval_dataset is None and self.eval_dataset is None:
-            return super().evaluate(None, ignore_keys, metric_key_prefix)
-        self._answers = []
-        metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        names = (*getattr(self, "scores", ()), "length", "cut_off")
-        known = (
-            "loss",
-            "pair_accuracy",
-            "rewards/",
-            "logps/",
-            *names,
-            *(f"sampled_{name}" for name in names),
-        )
-        told = {
-            key: value
-            for key, value in metrics.items()
-            if key.removeprefix(f"{metric_key_prefix}_").startswith(known)
-        }
-        self._tell(told, self._answers)
-        return metrics
-
-    # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
-    @override
-    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
-        """Run the loop, then answer."""
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        if self.held_out:
-            metrics, self._answers = self._scored_answers(metric_key_prefix)
-            output.metrics.update(metrics)
-        return output

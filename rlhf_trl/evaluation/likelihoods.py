@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_trl.algorithms import Preference, Resolved
 from rlhf_trl.evaluation.held_out import Scores
@@ -31,29 +32,37 @@ Readings = Sequence[Reading | None]  # a row each; None: nothing of the row is l
 
 @torch.no_grad()
 def read(policy: Policy, texts: Sequence[Text | None]) -> list[Reading | None]:
-    """Let a model read texts, `per_device_eval_batch_size` at once."""
+    """Let a model read texts, `per_device_eval_batch_size` at once; None for a text stays None."""
     readings: list[Reading | None] = [None] * len(texts)
     places = [place for place, text in enumerate(texts) if text is not None]
-    size, device = policy.args.per_device_eval_batch_size, policy.accelerator.device
-    padding = policy.processing_class.pad_token_id
-    for batch in (places[first : first + size] for first in range(0, len(places), size)):
-        longest = max(len(texts[place].ids) for place in batch)
-        ids = torch.full((len(batch), longest), padding, device=device)
-        mask = torch.zeros_like(ids)
-        for row, place in enumerate(batch):
-            length = len(texts[place].ids)
-            ids[row, :length] = torch.tensor(texts[place].ids, device=device)
-            mask[row, :length] = 1
-        logits = policy.model_wrapped(input_ids=ids, attention_mask=mask).logits
-        for row, place in enumerate(batch):
-            # before the first token there is nothing to predict it from
-            counted = torch.tensor(texts[place].counted[1:], device=device).nonzero().squeeze(1)
-            wanted = ids[row, counted + 1].unsqueeze(1)
-            predicted = logits[row, counted].float().log_softmax(-1)
-            likeliest = predicted.argmax(-1, keepdim=True) == wanted
-            logps = predicted.gather(1, wanted)
-            readings[place] = Reading(logps.squeeze(1).cpu(), likeliest.squeeze(1).cpu())
+    size = policy.args.per_device_eval_batch_size
+    device = policy.accelerator.device
+    for first in range(0, len(places), size):
+        batch = places[first : first + size]
+        ids = [torch.tensor(texts[place].ids, device=device) for place in batch]
+        padding = policy.processing_class.pad_token_id
+        inputs = pad_sequence(ids, batch_first=True, padding_value=padding)
+        mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+        logits = policy.model_wrapped(input_ids=inputs, attention_mask=mask).logits
+        for place, row_ids, row_logits in zip(batch, ids, logits, strict=True):
+            readings[place] = _reading(row_ids, texts[place].counted, row_logits)
     return readings
+
+
+def _reading(ids: Tensor, counted: list[bool], logits: Tensor) -> Reading:
+    """Return how the counted tokens of a text are predicted.
+
+    Args:
+        ids: (S,) tokens.
+        counted: (S,) which of them count; before the first there is nothing to predict it from.
+        logits: (S or more, V) the logits behind each token.
+    """
+    places = torch.tensor(counted[1:], device=ids.device).nonzero().squeeze(1)
+    targets = ids[places + 1].unsqueeze(1)
+    predicted = logits[places].float().log_softmax(-1)
+    is_likeliest = predicted.argmax(-1, keepdim=True) == targets
+    logps = predicted.gather(1, targets)
+    return Reading(logps.squeeze(1).cpu(), is_likeliest.squeeze(1).cpu())
 
 
 def answer_scores(answers: Readings) -> tuple[Scores, list[int]]:
@@ -79,18 +88,27 @@ def labeled_scores(
     """Return implicit rewards and log-probabilities of labeled answers: `chosen` if desirable.
 
     KTO's loss is none of an answer, since its reference point is a mean over others, and left out.
+
+    Args:
+        resolved: the row, whose beta scales the rewards.
+        answers: how the policy predicts them.
+        reference: how the reference does; without it there are no rewards.
+        labels: whether each is desirable.
     """
     scores: Scores = {}
-    for side, wanted in (("chosen", True), ("rejected", False)):
-        rows = zip(answers, labels, strict=True)
-        mine = [answer if label is wanted else None for answer, label in rows]
+    for side, side_label in (("chosen", True), ("rejected", False)):
+        rewards: list[float | None] = [None] * len(answers)
+        logps: list[float | None] = [None] * len(answers)
+        for place, (answer, label) in enumerate(zip(answers, labels, strict=True)):
+            if answer is None or label is not side_label:
+                continue
+            logps[place] = float(answer.logps.sum())
+            if reference is not None:
+                log_ratio = float(answer.logps.sum() - reference[place].logps.sum())
+                rewards[place] = resolved.parameters["beta"] * log_ratio
         if reference is not None:
-            beta = resolved.parameters["beta"]
-            scores[f"rewards/{side}"] = [
-                policy and beta * float(policy.logps.sum() - before.logps.sum())
-                for policy, before in zip(mine, reference, strict=True)
-            ]
-        scores[f"logps/{side}"] = [policy and float(policy.logps.sum()) for policy in mine]
+            scores[f"rewards/{side}"] = rewards
+        scores[f"logps/{side}"] = logps
     return scores
 
 
@@ -106,36 +124,49 @@ def pair_scores(
     The accuracy is 1 where the chosen answer has the larger implicit reward, and 1/2 in a tie.
     Loss, accuracy and margin are left out where the row reads a reference and there is none. The
     loss is left out in formulation "trl", whose own loss fields decide it, and where it is none of
-    a pair (KTO). `nll_weight` adds the chosen answer's mean NLL to it.
+    a pair (KTO).
+
+    Args:
+        resolved: the row with its parameters.
+        chosen: how the policy predicts the chosen answers.
+        rejected: how it predicts the rejected ones.
+        reference: how the reference predicts both, if there is one.
+        nll_weight: adds the chosen answer's mean NLL, so weighted, to the loss.
     """
     row = resolved.row
-    has_loss = resolved.formulation != "trl" and row.trainer != "KTOTrainer"
+    beta = resolved.parameters["beta"]
     comparable = reference is not None or not row.reference
-    scores: Scores = {}
-    names = ["loss"] if has_loss and comparable else []
-    names += ["pair_accuracy", "rewards/margins"] if comparable else []
-    for name in (*names, "logps/chosen", "logps/rejected"):
-        scores[name] = [None] * len(chosen)
-    for place, pair in enumerate(zip(chosen, rejected, strict=True)):
-        if pair[0] is None or pair[1] is None:
+    has_loss = comparable and resolved.formulation != "trl" and row.trainer != "KTOTrainer"
+    names = ["logps/chosen", "logps/rejected"]
+    if comparable:
+        names = ["pair_accuracy", "rewards/margins", *names]
+    if has_loss:
+        names = ["loss", *names]
+    scores: Scores = {name: [None] * len(chosen) for name in names}
+    for place, (chosen_reading, rejected_reading) in enumerate(zip(chosen, rejected, strict=True)):
+        if chosen_reading is None or rejected_reading is None:
             continue
-        tensors = {}
-        rewards = []
-        for number, (side, policy) in enumerate(zip(("chosen", "rejected"), pair, strict=True)):
-            scores[f"logps/{side}"][place] = float(policy.logps.sum())
-            tensors[f"policy_{side}_logps"] = _completion(policy, row)
-            reward = tensors[f"policy_{side}_logps"]
-            if row.reference and reference is not None:
-                tensors[f"ref_{side}_logps"] = _completion(reference[number][place], row)
-                reward = reward - tensors[f"ref_{side}_logps"]
-            rewards.append(resolved.parameters["beta"] * float(reward))
-        if comparable:
-            margin = rewards[0] - rewards[1]
-            scores["rewards/margins"][place] = margin
-            scores["pair_accuracy"][place] = 0.5 if margin == 0 else float(margin > 0)
-        if "loss" in scores:
-            nll = -pair[0].logps.mean(0, keepdim=True)
-            loss = completions_loss(row, resolved.parameters, **tensors, chosen_nll=nll).loss
+        scores["logps/chosen"][place] = float(chosen_reading.logps.sum())
+        scores["logps/rejected"][place] = float(rejected_reading.logps.sum())
+        if not comparable:
+            continue
+        logps = {
+            "policy_chosen_logps": _completion(chosen_reading, row),
+            "policy_rejected_logps": _completion(rejected_reading, row),
+        }
+        chosen_reward, rejected_reward = logps.values()
+        if row.reference:
+            of_chosen, of_rejected = reference
+            logps["ref_chosen_logps"] = _completion(of_chosen[place], row)
+            logps["ref_rejected_logps"] = _completion(of_rejected[place], row)
+            chosen_reward = chosen_reward - logps["ref_chosen_logps"]
+            rejected_reward = rejected_reward - logps["ref_rejected_logps"]
+        margin = beta * float(chosen_reward) - beta * float(rejected_reward)
+        scores["rewards/margins"][place] = margin
+        scores["pair_accuracy"][place] = 0.5 if margin == 0 else float(margin > 0)
+        if has_loss:
+            nll = -chosen_reading.logps.mean(0, keepdim=True)
+            loss = completions_loss(row, resolved.parameters, **logps, chosen_nll=nll).loss
             scores["loss"][place] = float(loss + nll_weight * nll)
     return scores
 

@@ -194,18 +194,26 @@ def table(evaluations: dict[int, dict[str, Any]]) -> str:
     width = max(24, *map(len, names.values()))
     lines = [" " * width + "".join(f"{f'step {step}':>12}" for step in ends)]
     for key, name in names.items():
-        # AUC and its like are not defined where only one class is left
-        values = [each["metrics"].get(key) for each in ends.values()]
-        cells = [f"{'-':>12}" if value is None else f"{value:12.3f}" for value in values]
-        lines.append(f"{name:{width}}{''.join(cells)}")
-    said = {step: {a["question"]: a for a in each["answers"]} for step, each in ends.items()}
-    first, last = said[min(said)], said[max(said)]
-    if asked := [question for question in last if question in first][:SAMPLES_SHOWN]:
+        cells = ""
+        for end in ends.values():
+            # AUC and its like are not defined where only one class is left
+            value = end["metrics"].get(key)
+            cells += f"{'-':>12}" if value is None else f"{value:12.3f}"
+        lines.append(f"{name:{width}}{cells}")
+    answers = {
+        step: {answer["question"]: answer for answer in end["answers"]}
+        for step, end in ends.items()
+    }
+    first, last = answers[min(answers)], answers[max(answers)]
+    questions = [question for question in last if question in first][:SAMPLES_SHOWN]
+    if questions:
         lines += ["", "greedy answers to held-out questions"]
-    for question in asked:
+    for question in questions:
         right = last[question]["answer"]
-        lines.append(f"  {question}{'' if right is None else f'   (right: {right})'}")
-        lines += [f"    step {step:<6} {each[question]['greedy']!r}" for step, each in said.items()]
+        note = "" if right is None else f"   (right: {right})"
+        lines.append(f"  {question}{note}")
+        for step in answers:
+            lines.append(f"    step {step:<6} {answers[step][question]['greedy']!r}")
     return "\n".join(lines)
 
 
@@ -223,34 +231,25 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     from matplotlib.figure import Figure
 
     key = "reward" if any("reward" in entry for entry in log) else "loss"
-    pairs = any("logps/chosen" in entry for entry in log)
-    figure = Figure(figsize=(7, 9 if pairs else 4), layout="constrained")
-    axis, *below = figure.subplots(1 + 2 * pairs, 1, squeeze=False)[:, 0]
-    points = _points(log, key)
-    few = "." if len(points[0]) < 30 else ""  # a line through one point is not seen
-    axis.plot(*points, f"{few}-", color="tab:blue", label=f"training {key}")
+    sides = {}
+    if any("logps/chosen" in entry for entry in log):
+        sides = {"chosen": "tab:green", "rejected": "tab:red"}
+    figure = Figure(figsize=(7, 9 if sides else 4), layout="constrained")
+    top, *below = figure.subplots(1 + len(sides), 1, squeeze=False)[:, 0]
+    dot = "." if len(_points(log, key)[0]) < 30 else ""  # a line through one point is not seen
+    top.plot(*_points(log, key), f"{dot}-", color="tab:blue", label=f"training {key}")
     if any("reward_with_penalties" in entry for entry in log):
         points = _points(log, "reward_with_penalties")
-        axis.plot(*points, f"{few}:", color="tab:blue", label="training reward with penalties")
-    axis.set(xlabel="optimizer step", ylabel=key, title=title)
-    measured = [{"step": n, **e["metrics"]} for n, e in evaluations.items()]
-    shares = [(_points(measured, f"eval_{name}"), *look) for name, *look in SHARES]
-    if shares := [each for each in shares if each[0][0]]:
-        right = axis.twinx()
-        for (points, style, label), color in zip(shares, cycle(WARM), strict=False):
-            right.plot(*points, style, color=color, label=label)
-        right.set(ylabel="held out", ylim=(0, 1.02))
-        for scale, color in ((axis, "tab:blue"), (right, WARM[0])):  # whose lines are whose
-            scale.yaxis.label.set_color(color)
-            scale.tick_params(axis="y", colors=color)
-    else:
+        top.plot(*points, f"{dot}:", color="tab:blue", label="training reward with penalties")
+    top.set(xlabel="optimizer step", ylabel=key, title=title)
+    measured = [{"step": step, **end["metrics"]} for step, end in evaluations.items()]
+    if not _draw_shares(top, measured):
         for name, style in ((key, "o-"), (f"sampled_{key}", "s--")):
             points = _points(measured, f"eval_{name}")
-            axis.plot(*points, style, color="tab:orange", label=f"held-out {name}")
-    sides = {"chosen": "tab:green", "rejected": "tab:red"}
-    for axis, (side, color) in zip(below, sides.items(), strict=bool(below)):
+            top.plot(*points, style, color="tab:orange", label=f"held-out {name}")
+    for axis, (side, color) in zip(below, sides.items(), strict=True):
         points = _points(log, f"eval_logps/{side}") if evaluations else ((), ())
-        axis.plot(*_points(log, f"logps/{side}"), f"{few}-", color=color, alpha=0.4)
+        axis.plot(*_points(log, f"logps/{side}"), f"{dot}-", color=color, alpha=0.4)
         axis.plot(*points, "o-", color=color, label=f"log-probability, {side}")
         axis.set(xlabel="optimizer step", ylabel=f"{side}, nats")
     for axis in figure.axes:
@@ -260,9 +259,32 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
 
 
+def _draw_shares(left: Any, measured: list[dict]) -> bool:
+    """Draw what was measured of SHARES on an axis of its own; return whether there was anything.
+
+    The labels of both axes, of which `left` is the other one, get the color of their lines.
+    """
+    curves = []
+    for name, style, label in SHARES:
+        steps, values = _points(measured, f"eval_{name}")
+        if steps:
+            curves.append((steps, values, style, label))
+    if not curves:
+        return False
+    right = left.twinx()
+    for (steps, values, style, label), color in zip(curves, cycle(WARM), strict=False):
+        right.plot(steps, values, style, color=color, label=label)
+    right.set(ylabel="held out", ylim=(0, 1.02))
+    for axis, color in ((left, "tab:blue"), (right, WARM[0])):
+        axis.yaxis.label.set_color(color)
+        axis.tick_params(axis="y", colors=color)
+    return True
+
+
 def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
-    found = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
-    return [step for step, _ in found], [value for _, value in found]
+    """Return steps and values of a metric, where it was logged."""
+    logged = [entry for entry in log if entry.get(key) is not None]
+    return [entry["step"] for entry in logged], [entry[key] for entry in logged]
 
 
 def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
@@ -284,46 +306,55 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run: of its evaluations, or of `training_metrics`."""
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
-    ends = [each["metrics"] for each in _ends(evaluations).values()]
+    ends = [end["metrics"] for end in _ends(evaluations).values()]
     measured = ends[0].keys() & ends[-1].keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
-    names = ((f"{prefix}{key}", name) for key, name in (*HEADLINES, ("cut_off", "cut off")))
-    key, name = next((key, name) for key, name in names if key in measured)
+    names = {f"{prefix}{key}": name for key, name in (*HEADLINES, ("cut_off", "cut off"))}
+    key = next(key for key in names if key in measured)
+    values = " -> ".join(f"{end[key]:.3f}" for end in ends)
     count = len(evaluations[max(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"
-    how = f"greedy, {count} held-out {noun}, " if count else "" if prefix else "of training; "
-    told = f"{name} {' -> '.join(f'{each[key]:.3f}' for each in ends)} ({how}seed {seed})"
-    return told if prefix else f"{told}; nothing is held out, so nothing was evaluated"
+    how = "" if prefix else "of training; "
+    if count:
+        how = f"greedy, {count} held-out {noun}, "
+    line = f"{names[key]} {values} ({how}seed {seed})"
+    return line if prefix else f"{line}; nothing is held out, so nothing was evaluated"
 
 
 def next_steps(folder: str, start: str, steps: int, prompt: Any, adapter: bool) -> str:
-    """Return what can be done with a run, a line for each; `prompt` is None for a reward model's.
+    """Return what can be done with a run, a line for each.
 
-    `start` is the model that it started from, and `adapter` whether it has left an adapter.
+    Args:
+        folder: the run's.
+        start: the model that it started from.
+        steps: optimizer steps that it took.
+        prompt: an example of what to ask its model; None for a reward model's.
+        adapter: whether it has left an adapter.
     """
-    told = {}
     command, run, model = command_line(), quote(folder), f"{folder}/model"
+    lines = {}
     if prompt is None:
-        told["learn from it"] = (
+        lines["learn from it"] = (
             f"as in configs/tiny/grpo_reward.yaml, with --reward_model {quote(model)}"
         )
         if Path(folder, "scores.jsonl").exists():
-            told["compare it"] = f"{command} best-of-n {run}"
+            lines["compare it"] = f"{command} best-of-n {run}"
     else:
-        told["talk to it"] = f"{command} chat {run}"
-        told["evaluate it"] = f"{command} evaluate {quote(start)} {run}"
+        lines["talk to it"] = f"{command} chat {run}"
+        lines["evaluate it"] = f"{command} evaluate {quote(start)} {run}"
         if adapter:
-            told["merge it"] = f"{command} merge {run}"
+            lines["merge it"] = f"{command} merge {run}"
         load = f"answer = pipeline('text-generation', {model!r}, do_sample=False)"
-        told["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
-    longer = (
-        "the same command with --resume_from_checkpoint auto, and "
-        f"--max_steps {2 * steps} in place of {steps}"
-    )
-    told["train on"] = f"{longer}; the learning rate then follows the longer schedule"
-    if not numbered(Path(folder), "checkpoint-"):
-        told["train on"] = "possible after a run with --save_strategy steps"
-    return "\n".join(f"  {f'{name}:':15}{line}" for name, line in told.items())
+        lines["in Python"] = f"from transformers import pipeline; {load}; print(answer({prompt!r}))"
+    if numbered(Path(folder), "checkpoint-"):
+        lines["train on"] = (
+            "the same command with --resume_from_checkpoint auto, and "
+            f"--max_steps {2 * steps} in place of {steps}; the learning rate then follows the "
+            "longer schedule"
+        )
+    else:
+        lines["train on"] = "possible after a run with --save_strategy steps"
+    return "\n".join(f"  {f'{name}:':15}{line}" for name, line in lines.items())
 
 
 def command_line() -> str:

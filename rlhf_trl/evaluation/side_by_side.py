@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import AnswersHeldOut, Rows, Said, Scores, called, named_rewards
+from rlhf_trl.evaluation.called import called
+from rlhf_trl.evaluation.held_out import AnswersHeldOut, Rows, Said, Scores, named_rewards
 from rlhf_trl.evaluation.tables import side_by_side
-from rlhf_trl.models import load_policy, load_tokenizer
+from rlhf_trl.models import load_tokenizer
+from rlhf_trl.policies import load_policy
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
 
 Numbers = dict[str, dict[str, float | None]]  # by metric
@@ -57,11 +60,16 @@ class Policy(AnswersHeldOut):
         """Return the scores, those of the rewards, the reward they come to, and the scorers'."""
         scores = super().judge(rows, said)
         if self.rewards:
-            given = called({f.__name__: f for f in self.rewards}, rows, said)
-            columns = [[math.nan if v is None else v for v in each] for each in given.values()]
+            functions = {function.__name__: function for function in self.rewards}
+            rewards = called(functions, rows, said)
+            columns = [
+                [math.nan if value is None else value for value in values]
+                for values in rewards.values()
+            ]
             weights = torch.tensor(self.weights or [1.0] * len(columns))
-            named = named_rewards(torch.tensor(columns).T, weights, list(given), said, self.args)
-            scores = {**scores, **named, **scores}  # the first ones keep their place and value
+            total = named_rewards(torch.tensor(columns).T, weights, list(rewards), said, self.args)
+            for name, values in total.items():
+                scores.setdefault(name, values)
         return scores | called(self.scorers, rows, said)
 
     @torch.no_grad()
@@ -69,32 +77,42 @@ class Policy(AnswersHeldOut):
         """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`).
 
         It is over all logits, from which the answers were sampled, be they more than the tokens.
+
+        Args:
+            other: the policy that the KL is to.
+            said: this policy's answer to each held-out prompt.
+
+        Raises:
+            InputError: the other policy has another vocabulary, or fewer logits.
         """
-        tokenizer, found = self.processing_class, []
+        tokenizer = self.processing_class
         if tokenizer.get_vocab() != other.processing_class.get_vocab():
             raise InputError(
                 f"--reference: {other.name} has another vocabulary than {self.name}, so there is "
                 "no KL between them; name a model with the same tokenizer."
             )
-        special = isinstance(self.held_out[0]["prompt"], str)  # a chat template has them
-        texts = prompt_texts(tokenizer, self.held_out, self.template)
-        for asked, one in zip(texts, said, strict=True):
-            start = tokenizer(asked, add_special_tokens=special)["input_ids"]
-            ids = torch.tensor([[*start, *one.ids]], device=self.accelerator.device)
-            mine, others = (
-                each.model_wrapped(input_ids=ids).logits[0, len(start) - 1 : -1].float()
-                for each in (self, other)
-            )
-            extra = others.shape[1] - mine.shape[1]
-            if extra < 0:
+        is_text = isinstance(self.held_out[0]["prompt"], str)  # a chat template has special tokens
+        prompts = prompt_texts(tokenizer, self.held_out, self.template)
+        kls = []
+        for prompt, answer in zip(prompts, said, strict=True):
+            prompt_ids = tokenizer(prompt, add_special_tokens=is_text)["input_ids"]
+            logits = self._answer_logits(prompt_ids, answer.ids)
+            other_logits = other._answer_logits(prompt_ids, answer.ids)
+            missing = other_logits.shape[1] - logits.shape[1]
+            if missing < 0:
                 raise InputError(
-                    f"--reference: {other.name} has {others.shape[1]} logits and {self.name} "
-                    f"{mine.shape[1]}, of which some can be sampled from {self.name} only, so that "
-                    "the KL is infinite; name a model with as many."
+                    f"--reference: {other.name} has {other_logits.shape[1]} logits and {self.name} "
+                    f"{logits.shape[1]}, of which some can be sampled from {self.name} only, so "
+                    "that the KL is infinite; name a model with as many."
                 )
-            mine = pad(mine, (0, extra), value=-1e9)  # never sampled
-            found.append(float(exact(mine, others).sum()))
-        return found
+            logits = pad(logits, (0, missing), value=-1e9)  # never sampled
+            kls.append(float(exact(logits, other_logits).sum()))
+        return kls
+
+    def _answer_logits(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Tensor:
+        """Return the (T, V) logits before each token of an answer."""
+        ids = torch.tensor([[*prompt_ids, *answer_ids]], device=self.accelerator.device)
+        return self.model_wrapped(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1].float()
 
 
 def mean_and_error(
@@ -106,16 +124,19 @@ def mean_and_error(
     each of the G groups and equal `weights` (None), that is the usual one. None: no value, or no
     second group.
     """
-    weights = [1] * len(values) if weights is None else weights
-    rows = [row for row in zip(values, groups, weights, strict=True) if row[0] is not None]
-    if not rows:
+    places = [place for place, value in enumerate(values) if value is not None]
+    if not places:
         return None, None
-    values, groups, weights = map(list, zip(*rows, strict=True))
-    total, count = sum(weights), len(set(groups))
-    mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
-    sums = np.bincount(groups, np.array(weights) * (np.array(values, dtype=float) - mean))
-    spread = (sums**2).sum() * count / max(count - 1, 1)
-    return mean, math.sqrt(spread) / total if count > 1 else None
+    x = np.array([values[place] for place in places], dtype=float)
+    w = np.array([1 if weights is None else weights[place] for place in places])
+    group_of = [groups[place] for place in places]
+    count = len(set(group_of))
+    total = sum(w.tolist())
+    mean = sum(value * weight for value, weight in zip(x.tolist(), w.tolist(), strict=True)) / total
+    if count == 1:
+        return mean, None
+    sums = np.bincount(group_of, w * (x - mean))  # of each group
+    return mean, math.sqrt((sums**2).sum() * count / (count - 1)) / total
 
 
 def compare(
@@ -123,40 +144,58 @@ def compare(
     groups: Sequence[int],
     weights: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
 ) -> dict[str, Numbers]:
-    """Return, by policy and metric, `value` and `difference` from the first policy, and `error`s.
+    """Return means of policies, and differences from the first policy, with standard errors.
 
-    A difference is taken row by row, where the score applies to both; `groups` numbers the prompts.
-    `weights` has, by policy and metric, those of the rows where they are not all 1; where they are
-    not the first policy's, there is no difference.
+    A difference is taken row by row, where the score applies to both.
+
+    Args:
+        scores: by policy and metric, a value for each row.
+        groups: the number of each row's prompt.
+        weights: by policy and metric, those of the rows where they are not all 1; where they are
+            not the first policy's, there is no difference.
+
+    Returns:
+        By policy and metric, `value`, its `error`, `difference` and `difference_error`.
     """
-    start, found = next(iter(scores)), {name: {} for name in scores}
-    first = scores[start]
-    for policy, each in scores.items():
-        for name, values in each.items():
-            own, others = (weights.get(model, {}).get(name) for model in (policy, start))
-            comparable = first.get(name) if own == others else None
-            pairs = zip(values, comparable or [None] * len(values), strict=True)
-            gaps = [None if None in pair else pair[0] - pair[1] for pair in pairs]
-            told = (*mean_and_error(values, groups, own), *mean_and_error(gaps, groups, own))
-            if told[0] is not None:
-                keys = ("value", "error", "difference", "difference_error")
-                found[policy][f"eval_{name}"] = dict(zip(keys, told, strict=True))
-    return found
+    first_policy = next(iter(scores))
+    numbers: dict[str, Numbers] = {policy: {} for policy in scores}
+    for policy, metrics in scores.items():
+        for name, values in metrics.items():
+            own_weights = weights.get(policy, {}).get(name)
+            first_weights = weights.get(first_policy, {}).get(name)
+            first_values = scores[first_policy].get(name)
+            differences: list[float | None] = [None] * len(values)
+            if first_values and own_weights == first_weights:
+                for row, (value, first) in enumerate(zip(values, first_values, strict=True)):
+                    if value is not None and first is not None:
+                        differences[row] = value - first
+            mean, error = mean_and_error(values, groups, own_weights)
+            if mean is None:
+                continue
+            difference, difference_error = mean_and_error(differences, groups, own_weights)
+            numbers[policy][f"eval_{name}"] = {
+                "value": mean,
+                "error": error,
+                "difference": difference,
+                "difference_error": difference_error,
+            }
+    return numbers
 
 
-def table(found: Mapping[str, Numbers]) -> str:
+def table(numbers: Mapping[str, Numbers]) -> str:
     """Return one table that fits the terminal: a line for each metric, a column for each policy."""
-    first, legend = next(iter(found)), "±: standard error by prompt"
+    first = next(iter(numbers))
     lines: dict[str, dict[str, str]] = {}
-    for policy, numbers in found.items():
-        for key, told in numbers.items():
-            cell = _with_error(f"{told['value']:.3f}", told["error"])
-            if told["difference"] is not None and policy != first:
-                gap = _with_error(f"{told['difference']:+.3f}", told["difference_error"])
-                cell += f"  ({gap})"
+    for policy, metrics in numbers.items():
+        for key, metric in metrics.items():
+            cell = _with_error(f"{metric['value']:.3f}", metric["error"])
+            if metric["difference"] is not None and policy != first:
+                difference = f"{metric['difference']:+.3f}"
+                cell += f"  ({_with_error(difference, metric['difference_error'])})"
             name = key.removeprefix("eval_").replace("_", " ")
-            lines.setdefault(name, {"": name, **dict.fromkeys(found, "-")})[policy] = cell
-    if len(found) > 1:
+            lines.setdefault(name, {"": name, **dict.fromkeys(numbers, "-")})[policy] = cell
+    legend = "±: standard error by prompt"
+    if len(numbers) > 1:
         legend += f"; in brackets: difference from {first}, by prompt"
     return f"{side_by_side([*lines.values()])}\n\n{legend}"
 

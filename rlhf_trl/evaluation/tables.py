@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, zip_longest
 
 SHORT = 24  # characters of a cell that shares a line with others
+UNBROKEN = 12  # characters at the start of a heading that stay on one line
 Line = Mapping[str, str]  # a line's cells by column; "-" where there is nothing to say
 
 
@@ -26,23 +27,33 @@ def text(
     """
     width = width or shutil.get_terminal_size().columns
     sizes = _sizes(lines)
-    beside: list[str] = []
-    while len(beside) < len(sizes):
-        more = [*sizes][: len(beside) + 1]
-        if beside and sum(sizes[name] + 2 for name in more) - 2 > width:
-            break
-        beside = more
+    beside = _columns_that_fit(sizes, width)
     out = ["  ".join(name.ljust(sizes[name]) for name in beside).rstrip()]
-    for line, said in zip_longest(lines, below, fillvalue=()):
+    for line, sentences in zip_longest(lines, below, fillvalue=()):
         out.append("  ".join(line[name].ljust(sizes[name]) for name in beside).rstrip())
-        cells = [(n, line[n]) for n in [*sizes][len(beside) :] if line[n] != "-"]
-        for short, group in groupby(cells, lambda cell: len(cell[1]) <= SHORT):
-            each = [f"{name}: {value}" for name, value in group]
-            for sentence in ["; ".join(each)] if short else each:
-                out += wrapped(sentence, "    ", width)
-        for sentence in said:
+        cells = [(name, line[name]) for name in sizes if name not in beside and line[name] != "-"]
+        for are_short, group in groupby(cells, lambda cell: len(cell[1]) <= SHORT):
+            texts = [f"{name}: {value}" for name, value in group]
+            if are_short:  # which share a line
+                texts = ["; ".join(texts)]
+            for cell_text in texts:
+                out += wrapped(cell_text, "    ", width)
+        for sentence in sentences:
             out += wrapped(sentence, "    ", width)
     return "\n".join(out)
+
+
+def _columns_that_fit(sizes: Mapping[str, int], width: int) -> list[str]:
+    """Return the first columns, at least one, that fit a width with two spaces between them."""
+    columns: list[str] = []
+    used = 0
+    for name, size in sizes.items():
+        needed = used + size + (2 if columns else 0)
+        if columns and needed > width:
+            break
+        columns.append(name)
+        used = needed
+    return columns
 
 
 def that_fit(lines: Sequence[Line], width: int | None = None) -> tuple[list[Line], list[str]]:
@@ -65,48 +76,55 @@ def side_by_side(lines: Sequence[Line], width: int | None = None) -> str:
     """Return lines as text of at most `width` characters whose columns are to be compared.
 
     Where not all fit, cells wrap, first where they have two spaces. Columns that would have to be
-    narrower than `SHORT` follow in a further table with the same first column.
+    narrower than `SHORT` follow in a further table with the same first column, which never wraps.
     """
     width = width or shutil.get_terminal_size().columns
-    if not that_fit(lines, width)[1]:
+    _, left_out = that_fit(lines, width)
+    if not left_out:
         return text(lines, width=width)
     first, *names = lines[0]
-    margin = _sizes(lines)[first]
-    wanted = {
-        name: max(len(part) for line in lines for part in [name[:12], *line[name].split("  ")])
-        for name in names
-    }
-    tables: list[list[str]] = [[]]
+    first_width = _sizes(lines)[first]
+    full_widths = {}  # of columns whose cells wrap at two spaces only
     for name in names:
-        least = sum(2 + min(wanted[n], SHORT) for n in [*tables[-1], name])
-        if tables[-1] and margin + least > width:
+        parts = [part for line in lines for part in line[name].split("  ")]
+        full_widths[name] = max(len(part) for part in (name[:UNBROKEN], *parts))
+    tables: list[list[str]] = [[]]  # the columns of each
+    for name in names:
+        candidates = (*tables[-1], name)
+        smallest_width = sum(2 + min(full_widths[column], SHORT) for column in candidates)
+        if tables[-1] and first_width + smallest_width > width:
             tables.append([])
         tables[-1].append(name)
     return "\n\n".join(
-        _wrapped_table(lines, first, table, margin, wanted, width) for table in tables
+        _wrapped_table(lines, first, {name: full_widths[name] for name in columns}, width)
+        for columns in tables
     )
 
 
 def _wrapped_table(
-    lines: Sequence[Line],
-    first: str,
-    names: Sequence[str],
-    margin: int,
-    wanted: Mapping[str, int],
-    width: int,
+    lines: Sequence[Line], first: str, full_widths: Mapping[str, int], width: int
 ) -> str:
-    """Return the first column, `margin` wide, and some others, whose cells wrap."""
-    wide = [name for name in names if wanted[name] > SHORT]
-    spare = width - margin - sum(2 + min(wanted[name], SHORT) for name in names)
-    sizes = {name: min(wanted[name], SHORT) for name in names}
-    for name in wide:
-        sizes[name] = min(wanted[name], max(8, SHORT + spare // len(wide)))
-    rows = [[[first], *(_heading(name, sizes[name]) for name in names)]]
-    rows += [[[line[first]], *(_cell(line[name], sizes[name]) for name in names)] for line in lines]
+    """Return the first column and some others, whose cells wrap, as text.
+
+    Args:
+        lines: all lines of the table.
+        first: the first column, which keeps its width.
+        full_widths: the other columns, with the width that each would have if there were room.
+        width: characters of a line at most.
+    """
+    first_width = _sizes(lines)[first]
+    sizes = {name: min(size, SHORT) for name, size in full_widths.items()}
+    spare = width - first_width - sum(2 + size for size in sizes.values())
+    wide = [name for name, size in full_widths.items() if size > SHORT]
+    for name in wide:  # they share what is left
+        sizes[name] = min(full_widths[name], max(8, SHORT + spare // len(wide)))
+    rows = [[[first], *(_heading(name, size) for name, size in sizes.items())]]
+    for line in lines:
+        rows.append([[line[first]], *(_cell(line[name], size) for name, size in sizes.items())])
     out = []
     for row in rows:
         for pieces in zip_longest(*row, fillvalue=""):
-            padded = zip(pieces, [margin, *sizes.values()], strict=True)
+            padded = zip(pieces, [first_width, *sizes.values()], strict=True)
             out.append("  ".join(piece.ljust(size) for piece, size in padded).rstrip())
     return "\n".join(out)
 

@@ -1,17 +1,24 @@
 """A config of the book's code becoming one of ours: both sides, and the text that comes out."""
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.ports.book_fields import CHECKS, CONVERT, DEFAULTS, NOTES, NULLABLE, OF_KIND, TO
+from rlhf_trl.ports.book_fields import (
+    CHECKS,
+    CONVERT,
+    DEFAULTS,
+    NULLABLE,
+    OF_KIND,
+    OFF,
+    TO,
+    note_of,
+)
+from rlhf_trl.ports.comments import Line, Note, as_comment, commented
 from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
-
-WIDTH = 100
 
 
 class Sheet:
@@ -20,8 +27,8 @@ class Sheet:
     def __init__(self, path: Any, given: dict[str, Any], kind: str, output: Any):
         self.path, self.given, self.kind, self.output = path, given, kind, output
         self.table = DEFAULTS[kind]
-        self.lines: dict[str, tuple[Any, str]] = {}
-        self.left_out: dict[str, str] = {}
+        self.lines: dict[str, Line] = {}
+        self.left_out: dict[str, Note] = {}
         self.row: Any = None
         for name, value in given.items():
             if name not in self.table:
@@ -53,22 +60,22 @@ class Sheet:
         """Return what the code would use for several fields."""
         return [self[name] for name in names.split()]
 
-    def write(self, to: str, value: Any, sources: str = "", note: str = "") -> None:
+    def write(self, to: str, value: Any, sources: str = "", note: Note = "") -> None:
         """Write a field of the new config, with what it comes from and why it is what it is."""
-        names = sources.split()
-        self.left_out = {n: why for n, why in self.left_out.items() if n not in names}
-        origins = [n if n in self.given else f"{n} (the code's default)" for n in names]
-        origins = [] if origins == [to] else origins
-        self.lines[to] = (value, ": ".join(part for part in (", ".join(origins), note) if part))
+        names = tuple(sources.split())
+        for name in names:
+            self.left_out.pop(name, None)
+        self.lines[to] = Line(value, note, names)
 
     def fix(self, **values: Any) -> None:
         """Write fields that the code has no field for, a value or a value with its note."""
         for to, value in values.items():
-            self.write(to, *((value[0], "", value[1]) if isinstance(value, tuple) else (value,)))
+            value, note = value if isinstance(value, tuple) else (value, "")
+            self.write(to, value, note=note)
 
-    def leave_out(self, name: str, why: str) -> None:
-        """Say that a field of the config has no counterpart."""
-        if self.given.get(name) is not None:
+    def leave_out(self, name: str, why: Note) -> None:
+        """Say that a field of the code has no counterpart."""
+        if not any(name in line.sources for line in self.lines.values()):
             self.left_out[name] = why
 
     def move(self, algorithm: str | None = None, source: str = "") -> Mapping[str, Any]:
@@ -78,54 +85,53 @@ class Sheet:
             self.row = algorithms.formulation(algorithm, "code")
             reads = {**self.row.reads, **self.row.trainer_reads}
             self.write("algorithm", algorithm, source)
-            self.write("formulation", "code", note=self.row.differs)
+            self.write("formulation", "code", note=f"Against the chapter: {self.row.differs}")
         for name in self.table:
             to = OF_KIND.get(self.kind, TO).get(name, "")
+            note = "" if self[name] == OFF.get(name, self) else note_of(self.kind, name)
             if algorithm and to in algorithms.LOSS_FIELDS - set(reads):
                 self.leave_out(name, f"not read by {algorithm}")
             elif to and (value := self[name]) is not None:
-                self.write(to, CONVERT.get(name, lambda v: v)(value), name, NOTES.get(name, ""))
-            elif not to and name in NOTES:
-                self.leave_out(name, NOTES[name])
+                self.write(to, CONVERT.get(name, lambda v: v)(value), name, note)
+            elif not to and note:
+                self.leave_out(name, note)
         if "wandb_project" in self.table:
-            self.write("report_to", "wandb" if self["wandb_project"] else "none", "wandb_project")
+            tracker = "wandb" if self["wandb_project"] else "none"
+            sources = "wandb_project" if "project" not in self.lines else ""
+            self.write("report_to", tracker, sources)
         if "output_dir" not in self.table:
-            self.fix(output_dir=(f"outputs/{Path(self.path).stem}", "the code saves nothing"))
+            self.fix(output_dir=(f"outputs/{Path(self.path).stem}", "the book's code saves none"))
         return reads
 
-    def text(self) -> str:
-        """Return the YAML, whose loss has numbers that it can have."""
+    def check(self) -> None:
+        """Refuse numbers that the loss cannot have."""
         reads = self.row.reads if self.row else ()
         try:
-            if read := {to: value for to, (value, _) in self.lines.items() if to in reads}:
+            if read := {to: line.value for to, line in self.lines.items() if to in reads}:
                 self.row.parameters(read)
         except InputError as error:
             self.refuse(str(error))
-        stage = stage_of_config({key: value for key, (value, _) in self.lines.items()}, self.path)
+
+    def text(self) -> str:
+        """Return the YAML."""
+        stage = stage_of_config({key: line.value for key, line in self.lines.items()}, self.path)
         parts = [
             f"# {Path(self.path).name} of the book's published code, for one process:\n"
             "# accelerate launch --config_file configs/accelerate/one_gpu.yaml "
             f"{stage.script} --config {self.output}\n"
         ]
-        for to, (value, comment) in self.lines.items():
-            parts.append(commented(dump_yaml({to: value}), comment))
-        parts += ["# left out:\n"] * bool(self.left_out)
-        parts += [_wrapped(f"  {name}: {why}") for name, why in self.left_out.items()]
+        for to, line in self.lines.items():
+            parts.append(commented(dump_yaml({to: line.value}), self._comment(to, line)))
+        given = {n: why for n, why in self.left_out.items() if self.given.get(n) is not None}
+        parts += ["# left out:\n"] * bool(given)
+        parts += [as_comment(f"  {name}: {why}") for name, why in given.items()]
         return "".join(parts)
 
-
-def commented(body: str, comment: str) -> str:
-    """Return a field of a YAML file with its comment behind it, or above it where it is long."""
-    if not comment:
-        return body
-    one_line = f"{body.rstrip()} # {comment}\n"
-    if body.count("\n") > 1 or len(one_line) > WIDTH:
-        return _wrapped(comment) + body
-    return one_line
-
-
-def _wrapped(text: str) -> str:
-    how = {"break_long_words": False, "break_on_hyphens": False}
-    indent = text[: len(text) - len(text.lstrip())]
-    lines = textwrap.wrap(text, WIDTH - 2, subsequent_indent=indent, **how)
-    return "".join(f"# {line}\n" for line in lines)
+    def _comment(self, to: str, line: Line) -> str:
+        """Return where a field comes from, unless its name says so, and its note."""
+        origins = [name for name in line.sources if name in self.given]
+        if line.sources and not origins:
+            names = ", ".join(line.sources)
+            origins = [f"{names} (the code's default)" if len(line.sources) < 4 else "its defaults"]
+        origins = [] if origins == [to] else origins
+        return ": ".join(part for part in (", ".join(origins), str(line.note)) if part)

@@ -6,12 +6,15 @@ formulation `trl`, and every other field as it stands. What a recipe has otherwi
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.ports.sheet import commented
+from rlhf_trl.ports.comments import Line, commented
+from rlhf_trl.ports.explain import entries, table
+from rlhf_trl.ports.quantities import Quantity
 from rlhf_trl.run.config_types import fields_of, imported, recipe_defaults
 from rlhf_trl.run.stages import STAGES, Stage
 from rlhf_trl.run.yaml_loader import dump_yaml
@@ -42,37 +45,70 @@ def is_of_trl(given: Mapping[str, Any]) -> bool:
     return "model_name_or_path" in given
 
 
-def translate_trl(
-    path: str | Path, given: Mapping[str, Any], command: str | None, output: Any
-) -> str:
-    """Return the YAML for a recipe; `command` is TRL's, as "dpo", where the fields fit several.
+@dataclass(frozen=True)
+class OfTRL:
+    """The values of a config of TRL beside their translation."""
+
+    path: str | Path
+    given: Mapping[str, Any]
+    command: str
+    lines: Mapping[str, Line]
+
+    def text(self, output: Any = "THIS_FILE") -> str:
+        """Return the YAML for a recipe."""
+        head = (
+            f"# {Path(self.path).name} of `trl {self.command}`, for one process:\n"
+            "# accelerate launch --config_file configs/accelerate/one_gpu.yaml "
+            f"{STAGES[self.command].script} --config {output}\n"
+            "# What is not here has TRL's default there and here.\n"
+        )
+        fields = [(dump_yaml({to: line.value}), line.note) for to, line in self.lines.items()]
+        return head + "".join(commented(body, str(note)) for body, note in fields)
+
+    def explained(self) -> str:
+        """Return a table, field by field, and of the examples of a step."""
+        fields = {**_fields(self.command)}
+        meanings = {name: _help(fields[name]) for name in self.given}
+        found = entries(self.given, meanings, self.lines, {}, "TRL's default, written out")
+        config = fields_of(imported(COMMANDS[self.command]))
+        names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+        sizes = [self.given.get(name, config[name][1].default) for name in names]
+        own = [self.lines[n].value if n in self.lines else config[n][1].default for n in names]
+        steps = Quantity("examples per optimizer step", sizes[0] * sizes[1], own[0] * own[1])
+        return table(found, [steps], "TRL")
+
+
+def _help(declared: Any) -> str:
+    """Return the first sentence that TRL's --help has for a field."""
+    text = declared[1].metadata.get("help", "") if declared else "of TRL's script"
+    return text.split(". ")[0].strip(".") or "TRL's"
+
+
+def read_trl(path: str | Path, given: Mapping[str, Any], command: str | None) -> OfTRL:
+    """Read a config of TRL; `command` is its own, as "dpo", where the fields fit several.
 
     A field that TRL does not have, or that no recipe can take, is an InputError.
     """
     command = _command(path, given, command)
     stage = STAGES[command]
     lines = _row(path, given, stage, command)
-    lines["dataset"] = _data(path, given), "as TRL's script loads it"
+    sources = tuple(name for name in DATA if name in given)
+    lines["dataset"] = Line(_data(path, given), "as TRL's script loads it", sources)
     if rewards := given.get("reward_funcs"):
         names = [name if "." in name else OF_TRL + name for name in rewards]
-        lines["reward_funcs"] = names, ""
+        lines["reward_funcs"] = Line(names, "", ("reward_funcs",))
     elif command == "grpo":
-        lines["reward_funcs"] = [], "TRL's default: the reward model alone"
+        lines["reward_funcs"] = Line([], "TRL's default: the reward model alone")
     if model := given.get("reward_model_name_or_path"):
-        lines["reward_model"] = model, "reward_model_name_or_path"
+        of_script = "reward_model_name_or_path"
+        lines["reward_model"] = Line(model, of_script, (of_script,))
     for name, value in given.items():
         if name not in OF_SCRIPTS and name not in lines:
-            lines[name] = value, ""
+            lines[name] = Line(value, "", (name,))
     for name, value in recipe_defaults(stage.part("config")).items():
         stock = None if not isinstance(value, bool) or name == "interleave_labels" else False
-        lines.setdefault(name, (stock, f"as TRL; recipes have {_shown(value)}"))
-    head = (
-        f"# {Path(path).name} of `trl {command}`, for one process:\n"
-        "# accelerate launch --config_file configs/accelerate/one_gpu.yaml "
-        f"{stage.script} --config {output}\n"
-        "# What is not here has TRL's default there and here.\n"
-    )
-    return head + "".join(commented(dump_yaml({k: v}), note) for k, (v, note) in lines.items())
+        lines.setdefault(name, Line(stock, f"as TRL; recipes have {_shown(value)}"))
+    return OfTRL(path, given, command, lines)
 
 
 def _shown(value: Any) -> str:
@@ -110,9 +146,7 @@ def _fields(command: str) -> dict[str, Any]:
     return fields | dict.fromkeys(names)
 
 
-def _row(
-    path: Any, given: Mapping[str, Any], stage: Stage, command: str
-) -> dict[str, tuple[Any, str]]:
+def _row(path: Any, given: Mapping[str, Any], stage: Stage, command: str) -> dict[str, Line]:
     """Return the fields of the row that TRL's own config amounts to, with all that it reads."""
     if command == "sft":
         return {}
@@ -132,9 +166,10 @@ def _row(
             "(recipes/library.md)."
         )
     row = formulation(resolved.algorithm, "trl")
-    lines: dict[str, tuple[Any, str]] = {
-        "algorithm": (resolved.algorithm, "the row whose settings these are"),
-        "formulation": ("trl", "TRL's own loss; chapter: the book's equation"),
+    settings = tuple(name for name in row.settings if name in given)
+    lines = {
+        "algorithm": Line(resolved.algorithm, "the row whose settings these are", settings),
+        "formulation": Line("trl", "TRL's own loss; chapter: the book's equation"),
     }
     for name in row.reads:
         value = getattr(stock, name)
@@ -145,7 +180,7 @@ def _row(
         if offset:
             note = f"TRL's {value}, less {offset:g}: an upper bound of 1 + this"
             value -= offset
-        lines[name] = value, note
+        lines[name] = Line(value, note, (name,) if name in given else ())
     return lines
 
 

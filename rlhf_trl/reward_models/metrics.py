@@ -64,7 +64,8 @@ def calibration(
     Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. The result is the
     mean probability, mean outcome and count of each bin that is not empty, and the error.
     """
-    probabilities, outcomes = finite(probabilities, "probabilities"), truth(outcomes, "outcomes")
+    probabilities = finite(probabilities, "probabilities")
+    outcomes = truth(outcomes, "outcomes")
     _same_length(probabilities=probabilities, outcomes=outcomes)
     if not len(probabilities):
         raise InputError("calibration: there are no probabilities; pass at least one.")
@@ -73,14 +74,14 @@ def calibration(
             f"calibration: probabilities run from {probabilities.min():.3g} to "
             f"{probabilities.max():.3g}; pass the sigmoid of logits, not the logits."
         )
-    place = np.minimum((probabilities * bins).astype(int), bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    occurs = counts > 0
-    counts = counts[occurs]
-    confidence = np.bincount(place, probabilities, bins)[occurs] / counts
-    outcome = np.bincount(place, outcomes, bins)[occurs] / counts
-    error = float(np.sum(counts * np.abs(confidence - outcome)) / len(probabilities))
-    return confidence, outcome, counts, error
+    bin_of = np.minimum((probabilities * bins).astype(int), bins - 1)
+    counts = np.bincount(bin_of, minlength=bins)
+    filled = counts > 0
+    counts = counts[filled]
+    mean_probability = np.bincount(bin_of, probabilities, bins)[filled] / counts
+    mean_outcome = np.bincount(bin_of, outcomes, bins)[filled] / counts
+    error = np.sum(counts * np.abs(mean_probability - mean_outcome)) / len(probabilities)
+    return mean_probability, mean_outcome, counts, float(error)
 
 
 def prompt_groups(prompts: Sequence[Any]) -> list[int]:
@@ -113,19 +114,27 @@ def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dic
     metrics = {}
     if labels.any() and not labels.all():
         metrics["auc"] = _auc(scores, labels)
-    best = np.array([labels[p][scores[p] == scores[p].max()].mean() for p in prompts])
-    share = np.array([labels[p].mean() for p in prompts])
-    both = (share > 0) & (share < 1)
-    if both.any():
-        within = [_auc(scores[p], labels[p]) for p, b in zip(prompts, both, strict=True) if b]
-        metrics["pairwise_accuracy"] = float(np.mean(within))
-        metrics["top1_accuracy"] = float(best[both].mean())
+    best_is_right = []  # of each prompt: the probability
+    share_right = []
+    pairwise = []
+    for places in prompts:
+        is_best = scores[places] == scores[places].max()
+        best_is_right.append(labels[places][is_best].mean())
+        share_right.append(labels[places].mean())
+        if 0 < share_right[-1] < 1:
+            pairwise.append(_auc(scores[places], labels[places]))
+    best = np.array(best_is_right)
+    share = np.array(share_right)
+    if pairwise:
+        metrics["pairwise_accuracy"] = float(np.mean(pairwise))
+        metrics["top1_accuracy"] = float(best[(share > 0) & (share < 1)].mean())
     metrics["best_of_n"] = float(best.mean())
     metrics["random_of_n"] = float(share.mean())
     metrics["oracle_of_n"] = float((share > 0).mean())
-    for name, side in (("right_mean", scores[labels]), ("wrong_mean", scores[~labels])):
-        if len(side):
-            metrics[name] = float(side.mean())
+    if labels.any():
+        metrics["right_mean"] = float(scores[labels].mean())
+    if not labels.all():
+        metrics["wrong_mean"] = float(scores[~labels].mean())
     return metrics
 
 
@@ -142,9 +151,11 @@ def ranking_by_budget(
 ) -> dict[int, float]:
     """Return best-of-n for several n: how often the best scored of n candidates is right.
 
-    sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts, where a prompt has N
-    candidates, c_k with one of its k lowest distinct scores, and m_k of those with the k-th are
-    right: the exact mean over all subsets of n without repetition, ties with equal probability.
+    sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts: the exact mean over all
+    subsets of n candidates without repetition, ties with equal probability. Of a prompt's N
+    candidates, c_k have the k-th lowest distinct score or a lower one, and m_k is the share of
+    right ones among those with the k-th score. The k-th score is the best one in the subsets that
+    have no higher score, C(c_k, n), but not only lower ones, C(c_{k-1}, n).
 
     With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
     The arguments are those of `ranking_metrics`, and the n; one that exceeds the candidates of some
@@ -152,13 +163,21 @@ def ranking_by_budget(
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
-    def of(prompt: np.ndarray, n: int) -> float:
-        _, place, counts = np.unique(scores[prompt], return_inverse=True, return_counts=True)
-        share = np.bincount(place, labels[prompt]) / counts
-        ways = [math.comb(int(c), n) for c in (0, *np.cumsum(counts))]
-        return sum((ways[k + 1] - ways[k]) / ways[-1] * m for k, m in enumerate(share))
+    def probability_right(places: np.ndarray, n: int) -> float:
+        """Return that of the best of n of a prompt's candidates, which stand at these places."""
+        _, level, counts = np.unique(scores[places], return_inverse=True, return_counts=True)
+        share_right = np.bincount(level, labels[places]) / counts  # m_k
+        up_to_level = [0, *np.cumsum(counts)]  # c_0 = 0, c_1, ..., N
+        subsets = [math.comb(int(c), n) for c in up_to_level]
+        return sum(
+            (subsets[k + 1] - subsets[k]) / subsets[-1] * share
+            for k, share in enumerate(share_right)
+        )
 
-    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
+    curve = {}
+    for n in _possible(sizes, prompts):
+        curve[n] = float(np.mean([probability_right(places, n) for places in prompts]))
+    return curve
 
 
 def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
@@ -171,17 +190,23 @@ def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, 
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
-    def of(prompt: np.ndarray, n: int) -> float:
-        mine, right = scores[prompt], labels[prompt]
-        last = np.sort(mine)[-n]
-        if right[mine > last].any():
+    def has_right(places: np.ndarray, n: int) -> float:
+        """Return the probability for the prompt whose candidates stand at these places."""
+        own_scores, is_right = scores[places], labels[places]
+        lowest = np.sort(own_scores)[-n]  # of the n best
+        better = own_scores > lowest
+        if is_right[better].any():
             return 1.0
-        level = right[mine == last]
-        k = n - int((mine > last).sum())
-        return 1 - math.comb(int((~level).sum()), k) / math.comb(len(level), k)
+        tied_right = is_right[own_scores == lowest]
+        tied, tied_wrong = len(tied_right), int((~tied_right).sum())
+        chosen = n - int(better.sum())  # of those that are tied
+        return 1 - math.comb(tied_wrong, chosen) / math.comb(tied, chosen)
 
     fewest = min(map(len, prompts), default=0)
-    return {n: float(np.mean([of(p, n) for p in prompts])) for n in range(1, fewest + 1)}
+    curve = {}
+    for n in range(1, fewest + 1):
+        curve[n] = float(np.mean([has_right(places, n) for places in prompts]))
+    return curve
 
 
 def majority_by_budget(
@@ -205,25 +230,30 @@ def majority_by_budget(
     _, labels, prompts = _candidates(np.zeros(len(answers)), labels, groups)
     random = np.random.default_rng(seed)
 
-    def share(subset: Sequence[int]) -> float:
-        votes: dict[Hashable, list[bool]] = {}
-        for i in subset:
-            none = answers[i] is None
-            votes.setdefault(("none", i) if none else answers[i], []).append(
-                not none and bool(labels[i])
-            )
+    def majority_is_right(subset: Sequence[int]) -> float:
+        """Return the mean over the most frequent answers of a subset of candidates."""
+        votes: dict[Hashable, list[bool]] = {}  # by answer, whether each is right
+        for place in subset:
+            if answers[place] is None:
+                votes["none", place] = [False]
+            else:
+                votes.setdefault(answers[place], []).append(bool(labels[place]))
         most = max(map(len, votes.values()))
-        winners = [sum(v) / most for v in votes.values() if len(v) == most]
-        return sum(winners) / len(winners)
+        shares = [sum(rights) / most for rights in votes.values() if len(rights) == most]
+        return sum(shares) / len(shares)
 
-    def of(prompt: np.ndarray, n: int) -> float:
-        if math.comb(len(prompt), n) <= draws:
-            subsets = combinations(prompt, n)
+    def of_prompt(places: np.ndarray, n: int) -> float:
+        """Return the mean over the subsets of n of a prompt's candidates."""
+        if math.comb(len(places), n) <= draws:
+            subsets = combinations(places, n)
         else:
-            subsets = (random.choice(prompt, n, replace=False) for _ in range(draws))
-        return float(np.mean([share(s) for s in subsets]))
+            subsets = (random.choice(places, n, replace=False) for _ in range(draws))
+        return float(np.mean([majority_is_right(subset) for subset in subsets]))
 
-    return {n: float(np.mean([of(p, n) for p in prompts])) for n in _possible(sizes, prompts)}
+    curve = {}
+    for n in _possible(sizes, prompts):
+        curve[n] = float(np.mean([of_prompt(places, n) for places in prompts]))
+    return curve
 
 
 def step_metrics(
@@ -241,26 +271,28 @@ def step_metrics(
     recall of a class that does not occur in `labels` (for the binary form that of neutral).
     """
     _same_length(predicted=predicted, labels=labels)
-    pairs = [
-        (_classes(p, f"predicted of trace {i}"), _classes(t, f"labels of trace {i}"))
-        for i, (p, t) in enumerate(zip(predicted, labels, strict=True))
-    ]
-    for i, (p, t) in enumerate(pairs):
-        _same_length(**{f"predicted of trace {i}": p, f"labels of trace {i}": t})
-    pairs = [(p, t) for p, t in pairs if len(t)]
-    if not pairs:
+    guesses = [_classes(trace, f"predicted of trace {i}") for i, trace in enumerate(predicted)]
+    truths = [_classes(trace, f"labels of trace {i}") for i, trace in enumerate(labels)]
+    for i, (guess, true) in enumerate(zip(guesses, truths, strict=True)):
+        _same_length(**{f"predicted of trace {i}": guess, f"labels of trace {i}": true})
+    guesses = [trace for trace in guesses if len(trace)]
+    truths = [trace for trace in truths if len(trace)]
+    if not truths:
         return {}
-    guess, true = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    all_guesses, all_true = np.concatenate(guesses), np.concatenate(truths)
     metrics = {
-        "step_accuracy": float(np.mean(guess == true)),
-        "step_majority": max(Counter(true.tolist()).values()) / len(true),
+        "step_accuracy": float(np.mean(all_guesses == all_true)),
+        "step_majority": max(Counter(all_true.tolist()).values()) / len(all_true),
     }
     for value, name in STEP_CLASSES.items():
-        if (true == value).any():
-            metrics[f"recall_{name}"] = float(np.mean(guess[true == value] == value))
-    found, right = ([first_bad(side) for side in sides] for sides in zip(*pairs, strict=True))
-    metrics["first_error"] = sum(map(lambda a, b: a == b, found, right)) / len(pairs)
-    metrics["first_error_trivial"] = max(Counter(right).values()) / len(pairs)
+        in_class = all_true == value
+        if in_class.any():
+            metrics[f"recall_{name}"] = float(np.mean(all_guesses[in_class] == value))
+    guessed_errors = [first_bad(trace) for trace in guesses]
+    true_errors = [first_bad(trace) for trace in truths]
+    hits = [guess == true for guess, true in zip(guessed_errors, true_errors, strict=True)]
+    metrics["first_error"] = sum(hits) / len(hits)
+    metrics["first_error_trivial"] = max(Counter(true_errors).values()) / len(true_errors)
     return metrics
 
 

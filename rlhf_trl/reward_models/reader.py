@@ -116,21 +116,16 @@ class Reader:
         if self.algorithm == "orm":
             start = prompt_ids(tokenizer, prompt)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids = ids + [tokenizer.eos_token_id] * finished
+            if finished:
+                ids = [*ids, tokenizer.eos_token_id]
             return Encoded(start + ids, list(range(len(start), len(start) + len(ids))))
-        end = tokenizer.eos_token
         if isinstance(prompt, str):  # as RewardTrainer: joined, ended, and then tokenized
-            text += end if finished and not text.endswith(end) else ""
+            end = tokenizer.eos_token
+            if finished and not text.endswith(end):
+                text += end
             return Encoded(tokenizer(prompt + text)["input_ids"], [])
-        answer = {"role": "assistant", "content": text}
-        whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
-        if not finished:  # the end of the turn is the template's
-            start = len(tokenizer.apply_chat_template(prompt, tokenize=False))
-            cut = whole.rfind(end, start)
-            if cut < 0 and (place := whole.rfind(text, start)) >= 0:  # it ends with another token
-                cut = place + len(text)
-            whole = whole[:cut] if cut >= 0 else whole
-        return Encoded(tokenizer(whole, add_special_tokens=False)["input_ids"], [])
+        chat = _chat_text(tokenizer, prompt, text, finished)
+        return Encoded(tokenizer(chat, add_special_tokens=False)["input_ids"], [])
 
     def encode_steps(self, tokenizer: Any, prompt: Any, steps: Sequence[str]) -> Encoded:
         """Return a prompt with steps; each is tokenized together with the separator behind it."""
@@ -165,21 +160,27 @@ class Reader:
         """Return the model's logits: () of a whole text, (places,) or (places, classes).
 
         A classifier of whole texts whose config names no pad token reads their last token.
+
+        Args:
+            model: the reward model, on `device`.
+            tokenizer: its own.
+            texts: what `encode` returned.
+            batch: texts that it reads at once.
+            device: where it is.
         """
         config = getattr(model, "module", model).config.get_text_config()
-        pools = not self.per_token and config.pad_token_id is None
-        found = []
+        finds_no_end = not self.per_token and config.pad_token_id is None
+        logits_of_texts = []
         for first in range(0, len(texts), batch):
             part = texts[first : first + batch]
             inputs = pad_texts([{"input_ids": text.ids} for text in part], tokenizer.pad_token_id)
-            with reading_last_tokens(config, inputs) if pools else nullcontext():
+            with reading_last_tokens(config, inputs) if finds_no_end else nullcontext():
                 batch_inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
                 logits = model(**batch_inputs).logits
             logits = logits.float().cpu().squeeze(-1)
-            found += [
-                x[t.places] if self.per_token else x for x, t in zip(logits, part, strict=True)
-            ]
-        return found
+            for text, text_logits in zip(part, logits, strict=True):
+                logits_of_texts.append(text_logits[text.places] if self.per_token else text_logits)
+        return logits_of_texts
 
     def scores(self, logits: Tensor) -> dict[str, float]:
         """Return what a text is worth, by name, from its logits.
@@ -231,6 +232,23 @@ def judged_class(logits: Tensor) -> list[int]:
     return [1 if x > 0 else -1 for x in logits.tolist()]
 
 
+def _chat_text(tokenizer: Any, prompt: Any, answer: str, finished: bool) -> str:
+    """Return a conversation with an answer as the chat template writes it.
+
+    The end of the answer's turn is the template's: it is cut off unless the answer is finished.
+    """
+    message = {"role": "assistant", "content": answer}
+    chat = tokenizer.apply_chat_template([*prompt, message], tokenize=False)
+    if finished:
+        return chat
+    start = len(tokenizer.apply_chat_template(prompt, tokenize=False))
+    end = chat.rfind(tokenizer.eos_token, start)
+    if end >= 0:
+        return chat[:end]
+    place = chat.rfind(answer, start)  # the turn ends with another token
+    return chat[: place + len(answer)] if place >= 0 else chat
+
+
 def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
     """Return the token ids of a prompt, up to where the completion starts."""
     if isinstance(prompt, str):
@@ -247,3 +265,11 @@ def pad_texts(
     columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
     fillers = {"input_ids": pad_token_id, "attention_mask": 0, "labels": -100}
     return {n: pad(columns[n], fillers[n], side, multiple) for n in fillers if n in columns}
+
+
+def collate_ranked(
+    rows: list[dict[str, Any]], pad_token_id: int, multiple: int | None = None
+) -> dict[str, Any]:
+    """Put the completions of all lists of `ranked_ids` below each other, list by list."""
+    texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
+    return {**pad_texts(texts, pad_token_id, multiple), "list_length": len(rows[0]["ranked_ids"])}

@@ -1,5 +1,6 @@
 """The figure of a reward model's scores."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,9 @@ COLORS = {
     **dict.fromkeys(("rejected", "wrong", "bad"), "tab:red"),
     "neutral": "tab:gray",
 }
+
+
+Panel = Callable[[Any], None]  # draws on an axis
 
 
 def write_candidates(
@@ -40,54 +44,94 @@ def draw_reward_report(
 ) -> None:
     """Draw what applies into a PNG: distribution by class, calibration, best-of-n, steps.
 
-    `pairs` are rewards (N,) of chosen and of rejected completions; `candidates` scores, labels and
-    prompt ids, (N,) each; `steps` per trace the probability of "good", the predicted and the true
-    class of each step. Scores that all lie between 0 and 1 are probabilities of being right, and
-    get a calibration unless `steps` has one, or `coverage` where they are `selecting` answers.
+    Scores of candidates that all lie between 0 and 1 are probabilities of being right, and get a
+    calibration unless `steps` has one.
+
+    Args:
+        path: of the PNG.
+        title: above it.
+        pairs: rewards (N,) of chosen and of rejected completions.
+        candidates: scores, labels and prompt ids, (N,) each.
+        steps: per trace the probability of "good", the predicted and the true class of each step.
+        selecting: whether the scores select answers; their `coverage` replaces a calibration.
+
+    Raises:
+        InputError: there is nothing to draw.
     """
-    panels: list[Callable[[Any], None]] = []
+    panels: list[Panel] = []
     if pairs is not None and len(pairs[0]):
-        fit = metrics.pair_calibration(*pairs)
-        sides = {"chosen": np.asarray(pairs[0]), "rejected": np.asarray(pairs[1])}
-        panels.append(partial(_distribution, label="reward", sides=sides))
-        panels.append(partial(_calibration, event="the first of two wins", fit=fit))
+        panels += _panels_of_pairs(*pairs)
     if candidates is not None and len(candidates[0]):
-        scores, labels = metrics.finite(candidates[0], "scores"), np.asarray(candidates[1], bool)
-        by = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
-        more = (labels, candidates[2], metrics.budgets(candidates[2]))
-        curves = {name: metrics.ranking_by_budget(each, *more) for name, each in by.items()}
-        sides = {"right": scores[labels], "wrong": scores[~labels]}
-        panels.append(partial(_distribution, label="score", sides=sides))
-        if selecting:
-            panels.append(partial(_coverage, scores=scores, labels=labels, groups=candidates[2]))
-        elif steps is None and scores.min() >= 0 and scores.max() <= 1:
-            panels.append(
-                partial(_calibration, event="right", fit=metrics.calibration(scores, labels))
-            )
-        panels.append(partial(_best_of_n, curves=curves))
+        panels += _panels_of_candidates(*candidates, selecting, calibrated=steps is None)
     if steps is not None and any(map(len, steps[2])):
-        share = metrics.step_metrics(steps[1], steps[2])["first_error"]
-        good, guess, true = (np.concatenate([np.asarray(t) for t in s]) for s in steps)
-        fit = metrics.calibration(good, true == 1)
-        sides = {name: good[true == value] for value, name in metrics.STEP_CLASSES.items()}
-        panels.append(partial(_distribution, label="probability of good", sides=sides))
-        panels.append(partial(_calibration, event="good", fit=fit))
-        panels.append(partial(_confusion, guess=guess, true=true))
-        panels.append(partial(_first_error, steps=steps[1:], share=share))
+        panels += _panels_of_steps(*steps)
     if not panels:
         raise InputError(f"{path}: there are no scores to draw; evaluate on at least one row.")
     from matplotlib.figure import Figure
 
     columns = 2 if len(panels) in (2, 4) else 3
-    rows = -(-len(panels) // columns)
+    rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(4.2 * columns, 3.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     figure.suptitle(title)
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        panel(axis)
+    for axis, draw in zip(axes.flat, panels, strict=False):
+        draw(axis)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
+
+
+def _panels_of_pairs(chosen: Any, rejected: Any) -> list[Panel]:
+    """Return the panels of pairs: distribution and calibration."""
+    sides = {"chosen": np.asarray(chosen), "rejected": np.asarray(rejected)}
+    fit = metrics.pair_calibration(chosen, rejected)
+    return [
+        partial(_distribution, label="reward", sides=sides),
+        partial(_calibration, event="the first of two wins", fit=fit),
+    ]
+
+
+def _panels_of_candidates(
+    scores: Any, labels: Any, groups: Sequence[int], selecting: bool, calibrated: bool
+) -> list[Panel]:
+    """Return the panels of candidates: distribution, coverage or calibration, best-of-n.
+
+    Scores are `calibrated` only where they all lie between 0 and 1.
+    """
+    scores, labels = metrics.finite(scores, "scores"), np.asarray(labels, bool)
+    sides = {"right": scores[labels], "wrong": scores[~labels]}
+    panels = [partial(_distribution, label="score", sides=sides)]
+    if selecting:
+        panels.append(partial(_coverage, scores=scores, labels=labels, groups=groups))
+    elif calibrated and scores.min() >= 0 and scores.max() <= 1:
+        fit = metrics.calibration(scores, labels)
+        panels.append(partial(_calibration, event="right", fit=fit))
+    by_name = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
+    sizes = metrics.budgets(groups)
+    curves = {
+        name: metrics.ranking_by_budget(values, labels, groups, sizes)
+        for name, values in by_name.items()
+    }
+    panels.append(partial(_best_of_n, curves=curves))
+    return panels
+
+
+def _panels_of_steps(
+    probabilities: Sequence[Sequence[float]], predicted: Sequence[Any], labels: Sequence[Any]
+) -> list[Panel]:
+    """Return the panels of traces: distribution, calibration, confusion, first bad steps."""
+    good = np.concatenate([np.asarray(trace) for trace in probabilities])
+    guess = np.concatenate([np.asarray(trace) for trace in predicted])
+    true = np.concatenate([np.asarray(trace) for trace in labels])
+    sides = {name: good[true == value] for value, name in metrics.STEP_CLASSES.items()}
+    fit = metrics.calibration(good, true == 1)
+    share = metrics.step_metrics(predicted, labels)["first_error"]
+    return [
+        partial(_distribution, label="probability of good", sides=sides),
+        partial(_calibration, event="good", fit=fit),
+        partial(_confusion, guess=guess, true=true),
+        partial(_first_error, steps=(predicted, labels), share=share),
+    ]
 
 
 def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> None:

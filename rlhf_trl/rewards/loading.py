@@ -11,7 +11,7 @@ from rlhf_trl.data.answers import NotRead
 from rlhf_trl.data.arrow import cells
 from rlhf_trl.data.gym import GymTasks
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.rewards.checked import checked, place_of
+from rlhf_trl.rewards.checked import checked
 from rlhf_trl.rewards.verifiers import (
     ANSWER,
     VERIFIERS,
@@ -137,6 +137,8 @@ def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
     try:
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything
+        from rlhf_trl.rewards.faults import place_of
+
         raise InputError(
             f"reward_funcs: {name!r} cannot be imported from here ({type(error).__name__}: "
             f"{error}{place_of(error)}); write package.module.function, as Python would find it."

@@ -7,16 +7,17 @@ completion with the column `answer` of the data, or with another one, named afte
 
 import re
 from collections.abc import Callable
-from decimal import Decimal
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from rlhf_trl.data import answers
-from rlhf_trl.data.answers import NotRead, completion_text, extract_answer
+from rlhf_trl.data.answers import NotRead, completion_text, extract_answer, same_answer
 from rlhf_trl.errors import InputError
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from rlhf_trl.data.gym import GymTasks
+    from rlhf_trl.data.math_answers import RightMath
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 ANSWER = "answer"  # the column of right answers, unless another one is named
@@ -74,20 +75,36 @@ def quoted_answer(answer: Any, prompt: Any) -> str:
 @_verifier("exact_match", str)
 def exact_match(text: str, right: str, task: str) -> bool:
     """1 where the extracted answer equals the right one as a string, else 0; case counts."""
-    return answers.same_answer(text, right, task)
+    return same_answer(text, right, task)
 
 
-@_verifier("number", answers.right_number)
-def number_reward(text: str, right: Decimal, task: str) -> bool:
+def _right_number(text: str) -> "Decimal":
+    from rlhf_trl.data.number_answers import right_number
+
+    return right_number(text)
+
+
+@_verifier("number", _right_number)
+def number_reward(text: str, right: "Decimal", task: str) -> bool:
     """1 where the number that the completion ends in (see `read_number`) is that of the answer."""
-    value = answers.read_number(text)
-    return value is not None and answers.same_number(value, right)
+    from rlhf_trl.data.number_answers import read_number, same_number
+
+    value = read_number(text)
+    return value is not None and same_number(value, right)
 
 
-@_verifier("math", answers.right_math, ahead=500)  # at up to 10 ms each
-def math_reward(text: str, right: answers.RightMath, task: str) -> bool:
+def _right_math(text: str) -> "RightMath":
+    from rlhf_trl.data.math_answers import right_math
+
+    return right_math(text)
+
+
+@_verifier("math", _right_math, ahead=500)  # at up to 10 ms each
+def math_reward(text: str, right: "RightMath", task: str) -> bool:
     """1 where the completion's answer is mathematically equal to the right one, else 0."""
-    return answers.same_math(text, right)
+    from rlhf_trl.data.math_answers import same_math
+
+    return same_math(text, right)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

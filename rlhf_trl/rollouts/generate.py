@@ -49,9 +49,15 @@ def prompt_texts(
     """
     if not _conversational(rows):
         return [row["prompt"] for row in rows]
-    how = {"add_generation_prompt": True, "tokenize": False}
-    each = ((r["prompt"], template_arguments(r) if template is None else template) for r in rows)
-    return [tokenizer.apply_chat_template(asked, **how, **more) for asked, more in each]
+    texts = []
+    for row in rows:
+        arguments = template_arguments(row) if template is None else template
+        texts.append(
+            tokenizer.apply_chat_template(
+                row["prompt"], add_generation_prompt=True, tokenize=False, **arguments
+            )
+        )
+    return texts
 
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,27 +72,39 @@ def _conversational(rows: Rows) -> bool:
 
 
 def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any = None) -> None:
-    """Stop before loading the model if a prompt plus its completion cannot fit the context."""
+    """Stop before loading the model if a prompt plus its completion cannot fit the context.
+
+    `model` is the `ModelConfig` that names it, and `config` what transformers says of it, which is
+    looked up where it is None.
+    """
     if config is None and model.model_name_or_path == UNTRAINED:
         return
     config = config or model_config(model, args)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         return
-    template, longest = getattr(args, "chat_template_kwargs", None), (0, "")
-    few = len(rows) < 50_000
-    for batch in tqdm(_batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=few):
+    room = limit - args.max_completion_length
+    template = getattr(args, "chat_template_kwargs", None)
+    longest, longest_text = 0, ""
+    hide_bar = len(rows) < 50_000
+    for batch in tqdm(
+        _batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=hide_bar
+    ):
         texts = prompt_texts(tokenizer, batch, template)
         # a token has at least one byte, so most texts need no look
-        if texts := [t for t in texts if len(t.encode()) + args.max_completion_length > limit]:
-            encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-            longest = max(longest, *zip(map(len, encoded), texts, strict=True))
-    needed = longest[0] + args.max_completion_length
-    if needed > limit:
+        texts = [text for text in texts if len(text.encode()) > room]
+        if not texts:
+            continue
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        lengths = [len(ids) for ids in encoded]
+        candidates = [(longest, longest_text), *zip(lengths, texts, strict=True)]
+        longest, longest_text = max(candidates)
+    if longest > room:
         raise InputError(
-            f"the longest prompt has {longest[0]} tokens and with max_completion_length "
-            f"{args.max_completion_length} needs {needed}, but {model.model_name_or_path!r} has a "
-            f"context of {limit}: it ends in {longest[1][-80:]!r}; shorten one of the two."
+            f"the longest prompt has {longest} tokens and with max_completion_length "
+            f"{args.max_completion_length} needs {longest + args.max_completion_length}, but "
+            f"{model.model_name_or_path!r} has a context of {limit}: it ends in "
+            f"{longest_text[-80:]!r}; shorten one of the two."
         )
 
 
@@ -145,19 +163,20 @@ def generate(
 ) -> list[Completion]:
     """Return `count` completions of each prompt, those of one prompt in a row.
 
-    The model's generation_config decides nothing but `end_tokens`. The prompts are
+    The model's generation_config decides nothing but `end_tokens`. The prompts of the rows are
     all conversations or all texts; see `prompt_texts` for the `template`. A `streamer`, of
     transformers, is given the tokens of a single completion as they come.
     """
     ends = end_tokens(model, tokenizer)
+    samples = sampling.temperature > 0
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
-        do_sample=sampling.temperature > 0,
+        do_sample=samples,
         num_return_sequences=count,
         eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
         disable_compile=True,
-        **(sampling._asdict() if sampling.temperature > 0 else {}),
+        **(sampling._asdict() if samples else {}),
     )
     inputs = tokenizer(
         prompt_texts(tokenizer, rows, template),
@@ -167,13 +186,20 @@ def generate(
         add_special_tokens=not _conversational(rows),  # the template has them
     )
     with neutral(model):
-        given = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
-        output = model.generate(**given, generation_config=config, streamer=streamer)
+        output = model.generate(
+            input_ids=inputs["input_ids"].to(device),
+            attention_mask=inputs["attention_mask"].to(device),
+            generation_config=config,
+            streamer=streamer,
+        )
     ids = output[:, inputs["input_ids"].shape[1] :]
-    # behind an end there is only padding, which may be the same token
-    ending = torch.isin(ids, torch.tensor(ends, device=ids.device))
-    lengths = (ending.cumsum(dim=1) - ending.long() == 0).sum(dim=1).tolist()
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    tokens = [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
-    ended = ending.any(dim=1).tolist()
-    return [Completion(*each) for each in zip(texts, ended, tokens, strict=True)]
+    is_end = torch.isin(ids, torch.tensor(ends, device=ids.device))
+    finished = is_end.any(dim=1).tolist()
+    # behind an end there is only padding, which may be the same token
+    ends_before = is_end.cumsum(dim=1) - is_end.long()
+    lengths = (ends_before == 0).sum(dim=1).tolist()
+    return [
+        Completion(texts[row], finished[row], ids[row, :length].tolist())
+        for row, length in enumerate(lengths)
+    ]

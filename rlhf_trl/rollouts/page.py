@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from math import ceil, isfinite
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,22 @@ def _fitting(run: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{run}: there is no {RECORD}; name the folder of a run that generated.")
     # where nothing can be written there is no writer, and no room for what WAL needs
-    how = "ro" if os.access(run, os.W_OK) else "ro&immutable=1"
-    uri, limit = f"{path.resolve().as_uri()}?mode={how}", LIMIT
+    mode = "ro" if os.access(run, os.W_OK) else "ro&immutable=1"
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    limit = LIMIT
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=60)) as connection:
-            found = _read(connection, limit)
-            while limit > ROW and (size := len(_dump(found).encode())) > LIMIT:
+            content = _read(connection, limit)
+            size = len(_dump(content).encode())
+            while limit > ROW and size > LIMIT:
                 limit = int(0.95 * limit * LIMIT / size)
-                found = _read(connection, limit)
+                content = _read(connection, limit)
+                size = len(_dump(content).encode())
     except sqlite3.Error as error:
         raise InputError(f"{path}: it cannot be read ({error}); name another run.") from error
-    if not found["splits"]:
+    if not content["splits"]:
         raise InputError(f"{path}: nothing is recorded there; name another run.")
-    return {"name": str(run), **found}
+    return {"name": str(run), **content}
 
 
 def _dump(value: Any) -> str:
@@ -60,10 +64,11 @@ def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
     sizes = connection.execute(
         f"SELECT split, SUM(LENGTH(CAST(completion AS BLOB)) + {ROW}) FROM rollouts GROUP BY split"
     ).fetchall()
+    sizes.sort(key=itemgetter(1))
     prompts: dict[int, int] = {}  # their places in the page
     splits = {}
-    for n, (split, size) in enumerate(sorted(sizes, key=lambda each: each[1])):
-        share = max(limit, 1) / (len(sizes) - n)
+    for place, (split, size) in enumerate(sizes):
+        share = max(limit, 1) / (len(sizes) - place)
         splits[split] = _read_split(connection, split, size / share, prompts)
         limit -= min(size, share)
     texts = dict(connection.execute("SELECT id, prompt FROM prompts"))
@@ -88,38 +93,54 @@ def _answers(connection: sqlite3.Connection) -> dict[int, list[str]]:
 def _read_split(
     connection: sqlite3.Connection, split: str, excess: float, prompts: dict[int, int]
 ) -> dict[str, Any]:
-    """Return a point of the curves for each generation, and one in `excess` of the samples."""
+    """Return a split as the page takes it: curves over all generations, and some of the samples.
+
+    Args:
+        connection: to the record.
+        split: such as "train".
+        excess: how many times the size that there is room for; one in so many samples is shown.
+        prompts: the places of prompts in the page, to which those of the samples are added.
+    """
     of_split = "FROM rollouts WHERE split = ?"
-    prompt, groups = connection.execute(
+    names = _names(connection, split)
+    reward_means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
+    curves = connection.execute(
+        f"SELECT generation, step, AVG(reward), {reward_means}AVG(finished), AVG(tokens) "
+        f"{of_split} GROUP BY generation",
+        (*(f"$.{json.dumps(name)}" for name in names), split),
+    ).fetchall()
+    first_prompt, groups = connection.execute(
         f"SELECT prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} ORDER BY generation",
         (split, split),
     ).fetchone()
-    names = _names(connection, split)
-    means = "".join("AVG(json_extract(rewards, ?)), " for _ in names)
-    curves = connection.execute(
-        f"SELECT generation, step, AVG(reward), {means}AVG(finished), AVG(tokens) {of_split} "
-        "GROUP BY generation",
-        (*(f"$.{json.dumps(name)}" for name in names), split),
-    ).fetchall()
-    # of a generation that is shown, two prompts or more
+    # one generation in so many is shown, and of its prompts one in so many, but two or more
     every = max(1, min(ceil(excess), len(curves) // GENERATIONS), ceil(2 * excess / groups))
-    some = max(1, ceil(excess / every))
+    prompt_every = max(1, ceil(excess / every))
     shown = []
     for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
         rows = connection.execute(
             "SELECT group_id, prompt_id, completion, tokens, finished, reward, advantage, rewards "
             f"{of_split} AND generation = ? AND prompt_id % ? = ? ORDER BY sample",
-            (split, generation, some, prompt % some),
+            (split, generation, prompt_every, first_prompt % prompt_every),
         )
-        samples = [
-            [group, prompts.setdefault(key, len(prompts)), *said]
-            + [_short(x) for x in (reward, advantage, *map(json.loads(rewards).get, names))]
-            for group, key, *said, reward, advantage, rewards in rows
-        ]
+        samples = [_sample(row, names, prompts) for row in rows]
         if samples:
             shown.append({"generation": generation, "step": step, "samples": samples})
-    found = {"names": names, "curves": [[_short(value) for value in row] for row in curves]}
-    return {**found, "shown": shown, "left_out": [every, some]}
+    return {
+        "names": names,
+        "curves": [[_short(value) for value in row] for row in curves],
+        "shown": shown,
+        "left_out": [every, prompt_every],
+    }
+
+
+def _sample(row: tuple[Any, ...], names: list[str], prompts: dict[int, int]) -> list[Any]:
+    """Return a sample as the page takes it: with the prompt's place, and its rewards by `names`."""
+    group, prompt, completion, tokens, finished, reward, advantage, rewards = row
+    by_name = json.loads(rewards)
+    numbers = [reward, advantage, *(by_name.get(name) for name in names)]
+    place = prompts.setdefault(prompt, len(prompts))
+    return [group, place, completion, tokens, finished, *map(_short, numbers)]
 
 
 def _names(connection: sqlite3.Connection, split: str) -> list[str]:

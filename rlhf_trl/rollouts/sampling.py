@@ -16,8 +16,9 @@ from rlhf_trl.data.answers import same_answer
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.gym import GYM_COLUMNS
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import ADAPTER, EMBEDDED, load_policy, load_tokenizer, whole_weights
+from rlhf_trl.models import ADAPTER, EMBEDDED, load_tokenizer, whole_weights
 from rlhf_trl.output import write_lines
+from rlhf_trl.policies import load_policy
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, seeded
 from rlhf_trl.rollouts.store import Record, Store
 from rlhf_trl.tiny import checkpoint_path
@@ -25,23 +26,37 @@ from rlhf_trl.tiny import checkpoint_path
 FIRST = itemgetter(0)
 
 
-def sampler(model: Any, args: Any, config: Any, record: Record) -> Any:
+Sampler = Callable[[list[Any], int, str], list[dict[str, Any]]]
+
+
+def sampler(model: Any, args: Any, config: Any, record: Record) -> Sampler | None:
     """Return the function that samples answers for a `dataset:` block; None if it reads files.
 
-    The answers come from `model`, the `ModelConfig` to train, unless `config` (the block) names
-    another model; `record` is the `rollouts:` block.
+    It takes rows with questions, the number of answers to each, and their side, "train" or
+    "held-out", and returns an outcome for each answer: see `kept_samples`.
+
+    Args:
+        model: the `ModelConfig` to train, whose model answers unless the block names another.
+        args: the config of the trainer, of which the folder, the length of answers, the batch size
+            and the device are read.
+        config: the block.
+        record: the `rollouts:` block.
     """
     if isinstance(config, FileData):
         return None
-    other, name = copy(model), getattr(config, "sampled_from", None)
-    other.model_name_or_path = name or model.model_name_or_path
+    other_name = getattr(config, "sampled_from", None)
+    answering = copy(model)
+    answering.model_name_or_path = other_name or model.model_name_or_path
 
-    def sample(*asked: Any) -> list[dict[str, Any]]:
+    def sample(rows: list[Any], count: int, side: str) -> list[dict[str, Any]]:
         try:
-            return kept_samples(other, args, config.seed, record, *asked)
+            return kept_samples(answering, args, config.seed, record, rows, count, side)
         except InputError as error:
-            key = "dataset.sampled_from" if name else "model_name_or_path"
-            raise InputError(str(error).replace("model_name_or_path", key, 1)) from error
+            if not other_name:
+                raise
+            # errors of loading name the field of a ModelConfig; the user has written another one
+            named = str(error).replace("model_name_or_path", "dataset.sampled_from", 1)
+            raise InputError(named) from error
 
     return sample
 
@@ -51,38 +66,70 @@ def kept_samples(
 ) -> list[dict[str, Any]]:
     """Return outcomes of rows, from `<output_dir>/samples-<side>.jsonl`; sample them if need be.
 
-    The side is "train" or "held-out". A resumed run finds the file, and it can be the
-    `dataset.path` of an outcome reward model. The answers are recorded, too, as `data-<side>`.
+    A resumed run finds the file, and it can be the `dataset.path` of an outcome reward model. The
+    answers are recorded, too, as `data-<side>`.
+
+    Args:
+        model: the `ModelConfig` of the model that answers.
+        args: of the run.
+        seed: of the samples.
+        record: the `rollouts:` block.
+        rows: the questions.
+        count: answers to each.
+        side: "train" or "held-out".
+
+    Raises:
+        InputError: the file holds other samples.
     """
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
     longest, name = args.max_completion_length, model.model_name_or_path
-    how = {"sampled_from": name, "max_completion_length": longest}
+    origin = {"sampled_from": name, "max_completion_length": longest}
 
     def make() -> list[Any]:
         answers = sample_completions(model, args, rows, count, seed, Sampling())
-        pairs = [(r, one) for r, each in zip(rows, answers, strict=True) for one in each]
-        outcomes = [_outcome(*pair) for pair in pairs]
+        outcomes = [
+            _outcome(row, completion)
+            for row, completions in zip(rows, answers, strict=True)
+            for completion in completions
+        ]
         if record != "off" and args.process_index == 0:
-            right = ((row["prompt"], str(row["answer"])) for row in rows)
-            store = Store(args.output_dir, record, {}, right)
-            samples = [(r["prompt"], o.text, len(o.ids), o.finished, None) for r, o in pairs]
-            labels = {"exact_match": [outcome["label"] for outcome in outcomes]}
-            store.write(f"data-{side}", 0, (0, 0.0), samples, labels, size=count)
-            store.flush()
-            store.close()
-        return [{**outcome, **how} for outcome in outcomes]
+            _record_samples(args.output_dir, record, side, rows, answers, outcomes, count)
+        return [{**outcome, **origin} for outcome in outcomes]
 
+    expected = [(row["question"], origin) for row in rows for _ in range(count)]
     try:
-        found = kept(path, make)
-        asked = [(row["question"], {key: row.pop(key) for key in how}) for row in found]
+        outcomes = kept(path, make)
+        present = [(row["question"], {key: row.pop(key) for key in origin}) for row in outcomes]
     except (KeyError, TypeError, AttributeError):  # not as it was written
-        asked = None
-    if asked != [(row["question"], how) for row in rows for _ in range(count)]:
+        present = None
+    if present != expected:
         raise InputError(
             f"output_dir: {path} does not hold {count} answers to each of the {len(rows)} {side} "
             f"questions, of at most {longest} tokens and by {name}; go elsewhere with --output_dir."
         )
-    return found
+    return outcomes
+
+
+def _record_samples(
+    folder: str,
+    record: Record,
+    side: str,
+    rows: list[Any],
+    answers: list[list[Completion]],
+    outcomes: list[dict[str, Any]],
+    count: int,
+) -> None:
+    """Record sampled answers, `count` of each row, with whether they are right."""
+    right_answers = ((row["prompt"], str(row["answer"])) for row in rows)
+    samples = []
+    for row, completions in zip(rows, answers, strict=True):
+        for text, finished, ids in completions:
+            samples.append((row["prompt"], text, len(ids), finished, None))
+    store = Store(folder, record, {}, right_answers)
+    is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
+    store.write(f"data-{side}", 0, (0, 0.0), samples, is_right, size=count)
+    store.flush()
+    store.close()
 
 
 def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
@@ -98,7 +145,7 @@ def _outcome(row: dict[str, Any], one: Any) -> dict[str, Any]:
 def sample_completions(
     model: Any, args: Any, rows: Any, count: int, seed: int, sampling: Sampling, dealt: bool = False
 ) -> list[list[Completion]]:
-    """Sample completions, so that any number of processes gets the same ones.
+    """Sample `count` completions of each row, the same ones on any number of processes.
 
     Every process samples all of them with a whole model, under ZeRO-3 too, and none waits for
     another until the launch times out; or it samples those batches that it is `dealt`, each of
@@ -108,16 +155,23 @@ def sample_completions(
     check_prompts(rows, tokenizer, model, args)
     policy = load_policy(model, args)
 
-    def answered(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
+    def answer(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
         if dealt:
             torch.manual_seed(seed + first)
-        how = {"sampling": sampling, "max_new_tokens": args.max_completion_length, "count": count}
-        answers = generate(policy, tokenizer, batch, device=args.device, **how)
-        return [answers[i : i + count] for i in range(0, len(answers), count)]
+        answers = generate(
+            policy,
+            tokenizer,
+            batch,
+            sampling=sampling,
+            max_new_tokens=args.max_completion_length,
+            device=args.device,
+            count=count,
+        )
+        return [answers[start : start + count] for start in range(0, len(answers), count)]
 
     # `generate` too would wait for the others under ZeRO-3
     with whole_weights(args), seeded(seed, args.device):
-        return in_batches(answered, args, rows, count, dealt)
+        return in_batches(answer, args, rows, count, dealt)
 
 
 def in_batches(

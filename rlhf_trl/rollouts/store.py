@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
@@ -26,6 +25,12 @@ CREATE TABLE IF NOT EXISTS rollouts (
     completion TEXT NOT NULL, tokens INTEGER NOT NULL, finished INTEGER NOT NULL,
     reward REAL, advantage REAL, rewards TEXT NOT NULL, PRIMARY KEY (split, generation, sample)
 );
+"""
+INSERT = """
+INSERT INTO rollouts VALUES (
+    :split, :generation, :sample, :step, :epoch, :group_id, :prompt_id, :completion, :tokens,
+    :finished, :reward, :advantage, :rewards
+)
 """
 ANSWERS = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -84,27 +89,48 @@ class Store:
     ) -> None:
         """Record a generation, in place of what stood under its split and number.
 
-        `when` is the steps and epochs before it. Samples, `size` of each prompt in a row, are
-        prompt and completion (texts or conversations), tokens, whether the model ended it, and the
-        weighted sum of its rewards, or None. `rewards`, by name, also those with penalties, and
-        `advantages` are those of each sample; None or NaN where a reward does not apply.
+        Args:
+            split: such as "train".
+            generation: its number.
+            when: the steps and epochs before it.
+            samples: prompt and completion (texts or conversations), tokens, whether the model ended
+                it, and the weighted sum of its rewards, or None.
+            rewards: by name, those of each sample, also those with penalties; None or NaN where a
+                reward does not apply.
+            advantages: of each sample, if there are any.
+            size: samples of each prompt, which stand in a row.
         """
 
         def job(connection: sqlite3.Connection) -> None:
             if not self._every or (split.startswith("train") and generation % self._every):
                 return
-            rows, prompts, key = [], set(), cache(_key)
-            told = cache(lambda *each: json.dumps(dict(zip(rewards, each, strict=True))))
-            for n, (prompt, completion, *rest) in enumerate(samples):
-                prompts.add((key(text := _text(prompt)), text))
-                found = (values[n] for values in rewards.values())
-                each = told(*(None if x is None or not isfinite(x) else float(x) for x in found))
-                place = split, generation, n, *when, n // size, key(text)
-                advantage = advantages and advantages[n]
-                rows.append((*place, _text(completion), *rest, advantage, each))
+            prompts: dict[int, str] = {}
+            rows = []
+            for n, (prompt, completion, tokens, finished, reward) in enumerate(samples):
+                prompt_text = _text(prompt)
+                prompt_id = _key(prompt_text)
+                prompts[prompt_id] = prompt_text
+                of_sample = {name: _finite(values[n]) for name, values in rewards.items()}
+                rows.append(
+                    {
+                        "split": split,
+                        "generation": generation,
+                        "sample": n,
+                        "step": when[0],
+                        "epoch": when[1],
+                        "group_id": n // size,
+                        "prompt_id": prompt_id,
+                        "completion": _text(completion),
+                        "tokens": tokens,
+                        "finished": finished,
+                        "reward": reward,
+                        "advantage": advantages[n] if advantages else None,
+                        "rewards": json.dumps(of_sample),
+                    }
+                )
             _delete(connection, "split = ? AND generation = ?", split, generation)
-            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", prompts)
-            connection.executemany(f"INSERT INTO rollouts VALUES (?{', ?' * 12})", rows)
+            connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", prompts.items())
+            connection.executemany(INSERT, rows)
             self._thin(connection)
 
         self._put(job)
@@ -204,7 +230,13 @@ def trained_with(path: str | Path, text: str) -> bool:
 
 
 def _key(prompt: str) -> int:
+    """Return the id of a prompt: 63 bits of a hash."""
     return int.from_bytes(blake2b(prompt.encode(), digest_size=8).digest()) >> 1
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a number, None where there is none or it is not finite."""
+    return None if value is None or not isfinite(value) else float(value)
 
 
 def _text(value: Any) -> str:

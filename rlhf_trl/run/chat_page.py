@@ -56,7 +56,11 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
 
 
 def serve(*options: Any) -> None:
-    """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C."""
+    """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C.
+
+    The page has a column for each policy. It, not the `Chat`, keeps what was said: `turns`, as in
+    `Chat`, and the messages that the columns show.
+    """
     if find_spec("gradio") is None:
         raise InputError("--ui: gradio is not installed; run scripts/setup.sh chat, or omit --ui.")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which reads it
@@ -67,16 +71,24 @@ def serve(*options: Any) -> None:
     def message(role: str, text: str) -> dict[str, str]:
         return {"role": role, "content": escape(text, quote=False)}  # gradio takes it for HTML
 
-    def answer(text: str, turns: Any, *given: Any) -> Iterator[list[Any]]:
-        temperature, length, chat.system, *shown = given
-        chat.sampled, chat.turns = chat.sampled._replace(temperature=temperature), dict(turns)
+    def answer(
+        text: str, turns: Any, temperature: float, length: int, system: str, *columns: Any
+    ) -> Iterator[list[Any]]:
+        """Yield what the page then holds: an empty text box, the turns, each column's messages."""
+        chat.sampled = chat.sampled._replace(temperature=temperature)
+        chat.system = system
+        chat.turns = dict(turns)
         for policy in chat.policies:
             policy.max_completion_length = policy.args.max_completion_length = length
-        yield ["", turns, *shown]
-        shown = [[*before, message("user", text)] for before in shown]
-        for said in turn(chat, text.strip()) if text.strip() else ():
-            told = [[message("assistant", one) for one in each] for each in said.values()]
-            yield ["", chat.turns, *map(list.__add__, shown, told)]
+        yield ["", turns, *columns]
+        if not text.strip():
+            return
+        asked = [[*messages, message("user", text)] for messages in columns]
+        for answers in turn(chat, text.strip()):
+            answered = []
+            for messages, texts in zip(asked, answers.values(), strict=True):
+                answered.append(messages + [message("assistant", text) for text in texts])
+            yield ["", chat.turns, *answered]
 
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
         turns, plain = gr.State({}), {"render_markdown": False, "buttons": []}
@@ -88,9 +100,11 @@ def serve(*options: Any) -> None:
             stop = gr.Button("Stop")
             gr.ClearButton([turns, *columns], value="Start anew")
         with gr.Row():
-            heat, length = chat.sampled.temperature, chat.policies[0].max_completion_length
+            temperature = chat.sampled.temperature
+            length = chat.policies[0].max_completion_length
+            label = "Temperature of sampled answers"
             settings = [
-                gr.Slider(0, max(2, heat), heat, label="Temperature of sampled answers"),
+                gr.Slider(0, max(2, temperature), temperature, label=label),
                 gr.Slider(1, max(1024, length), length, step=1, label="Length in tokens"),
                 gr.Textbox(
                     chat.system,
@@ -99,12 +113,13 @@ def serve(*options: Any) -> None:
                     visible=chat.messages,
                 ),
             ]
-        asked = [text, turns, *settings, *columns]
-        event = text.submit(answer, asked, [text, turns, *columns])
+        inputs = [text, turns, *settings, *columns]  # the arguments of `answer`
+        event = text.submit(answer, inputs, [text, turns, *columns])
         stop.click(None, cancels=[event])
     # gradio's own theme comes with fonts
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    given = {"server_name": "127.0.0.1", "share": False, "ssr_mode": False, "theme": theme}
-    _, url, _ = page.launch(**given, footer_links=[], quiet=True, prevent_thread_lock=True)
+    where = {"server_name": "127.0.0.1", "share": False, "ssr_mode": False}
+    how = {"theme": theme, "footer_links": [], "quiet": True, "prevent_thread_lock": True}
+    _, url, _ = page.launch(**where, **how)
     print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
     page.block_thread()

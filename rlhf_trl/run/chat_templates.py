@@ -6,8 +6,8 @@ from typing import Any
 
 from datasets.utils import tqdm
 
-from rlhf_trl.data.examples import SIDES, Examples
-from rlhf_trl.errors import InputError
+from rlhf_trl.data.examples import SIDES, Examples, may_hold_tools
+from rlhf_trl.errors import InputError, reason_in_short
 from rlhf_trl.rollouts.generate import template_arguments
 
 Messages = list[dict[str, Any]]
@@ -20,11 +20,11 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
     It does where a row's text is the same without them. An answer that consists of nothing but
     such calls is refused: the empty text would be trained. `config` is the `dataset:` block.
     """
-    if not data.conversational:
-        return
+    first, of_run = data.train[0], getattr(args, "chat_template_kwargs", None) or {}
+    _check_first(first, tokenizer, {**of_run, **template_arguments(first)})
     turns = getattr(config, "turns", "last")
     for side, rows in (("train", data.train), ("held-out", data.held_out)):
-        if not rows or not _may_hold_tools(rows):
+        if not rows or not may_hold_tools(rows):
             continue
         counts: Counter[str] = Counter()
         for row in tqdm(rows, "tools in the chat template", disable=len(rows) < 50_000):
@@ -43,9 +43,31 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
                 print(told, flush=True)
 
 
-def _may_hold_tools(rows: Any) -> bool:
-    """Whether there are tools, or messages with other keys than role and content."""
-    return "tools" in rows.column_names or any("Json" in str(f) for f in rows.features.values())
+def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse a chat template that fails on the first row, or leaves a text of it out.
+
+    A text is left out where the tokens stay the same when something is added to it.
+    """
+
+    def ids(messages: Messages) -> list[int]:
+        asked = messages[-1]["role"] != "assistant"
+        how = {"tokenize": False, "add_generation_prompt": asked, **arguments}
+        text = tokenizer.apply_chat_template(messages, **how)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    remedy = "correct chat_template.jinja in the model's folder, or its tokenizer"
+    for name, messages in (("prompt", row["prompt"]), ("answer", _conversations(row)[0])):
+        *before, last = messages
+        longer = [*before, {**last, "content": f"{last.get('content') or ''} and 12 words"}]
+        try:
+            unread = ids(messages) == ids(longer)
+        except Exception as error:  # of any kind: it is a program
+            raise InputError(
+                f"the chat template fails on the {name} of the first row "
+                f"({reason_in_short(error)}); {remedy}."
+            ) from error
+        if unread:
+            raise InputError(f"the chat template leaves out the {name} of the first row; {remedy}.")
 
 
 def _left_out(row: Mapping[str, Any], tokenizer: Any, args: Any, turns: str) -> list[str]:

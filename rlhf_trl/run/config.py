@@ -22,11 +22,9 @@ from rlhf_trl.run.config_files import (
     Words,
     Written,
     copied,
-    join_options,
     plain,
     read_command_line,
     read_config,
-    read_options,
 )
 from rlhf_trl.run.config_types import (
     BOOLEAN_WORDS,
@@ -48,17 +46,25 @@ from rlhf_trl.run.config_types import (
 from rlhf_trl.run.launch import cpu_settings, world_size
 from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word
 
-__all__ = ["Loaded", "join_options", "load_config", "read_config", "read_fields", "read_options"]
+__all__ = ["Loaded", "load_config", "read_config", "read_fields"]
 
 # What TRL's own classes do not check, as the metadata of our fields say it.
 RULES: dict[str, dict[str, Any]] = {
     key: {"range": wanted}
     for wanted, keys in {
         "1 or more": "per_device_train_batch_size per_device_eval_batch_size max_completion_length "
-        "gradient_accumulation_steps steps_per_generation num_iterations max_length lora_r",
-        "0 or more": "learning_rate weight_decay max_grad_norm seed value_learning_rate "
-        "value_warmup_steps",
-        "a number above 0": "temperature eval_steps logging_steps save_steps",
+        "gradient_accumulation_steps steps_per_generation num_iterations max_length lora_r "
+        "lora_alpha num_generations_eval save_total_limit",
+        "0 or more": "weight_decay max_grad_norm value_warmup_steps top_k adam_epsilon "
+        "dataloader_num_workers neftune_noise_alpha eval_delay",
+        "a number above 0": "eval_steps logging_steps save_steps repetition_penalty "
+        "num_train_epochs",
+        "a number above 0, at most 1": "top_p",
+        "a number between 0 and 1": "min_p",
+        "a number of at least 0 and below 1": "adam_beta1 adam_beta2 lora_dropout",
+        "a number between 0.001 and 1000": "temperature",
+        "a number between 0 and 1000000": "learning_rate value_learning_rate",
+        "a whole number from 0 to 4294967295": "seed data_seed",
     }.items()
     for key in keys.split()
 }
@@ -98,10 +104,16 @@ def load_config(
 ) -> Loaded[Own, Trl]:
     """Read the command line and the config it names.
 
-    `own` is the dataclass of the recipe's own fields; one typed as a dataclass is a block. `trl` is
-    TRL's config class; as a string (`GRPOConfig`, or a dotted path for a class of another module),
-    it is imported only after all cheaper checks have passed. None: the recipe trains nothing, and a
-    config has its own fields only. `argv` is by default `sys.argv[1:]`.
+    Args:
+        own: the dataclass of the recipe's own fields; a field typed as a dataclass is a block.
+        trl: TRL's config class; as a string (`GRPOConfig`, or a dotted path for a class of another
+            module), it is imported only after all cheaper checks have passed. None: the recipe
+            trains nothing, and a config has its own fields only.
+        argv: the words of the command line; None: `sys.argv[1:]`.
+
+    Raises:
+        InputError: a field is unknown, of another kind, or contradicts another.
+        SystemExit: the words ask for help, which is printed.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if {"--help", "-h"} & {*words}:
@@ -130,22 +142,25 @@ def load_config(
 
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
-    shared = trl_fields.keys() & {"algorithm", "formulation"}
+    shared = trl_fields.keys() & {"algorithm", "formulation"}  # of our recipes, and of our classes
     if twice := own_fields.keys() & (trl_fields.keys() - shared | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
     trl_given, model_given = config.take(trl_fields), config.take(model_fields)
     checked = {**own_given, **trl_given, **model_given}
     _check_generation_batch(config, trl_given, trl_fields)
-    settings = trl_given | cpu_settings(trl_given, world_size())
-    settings = recipe_defaults(trl_class) | settings
+    settings = recipe_defaults(trl_class) | trl_given | cpu_settings(trl_given, world_size())
     settings |= {name: getattr(own_run, name) for name in shared}
-    for old, new in RENAMED.items():
+    for old, new in RENAMED.items():  # where TRL has both, the old one's default counts
         if settings.get(new) is None and {old, new} <= trl_fields.keys():
             settings[new] = trl_fields[old][1].default
-    args, row = config.build(settings, trl_class, ()), None
-    if hasattr(trl_class, "resolve"):
-        row = trl_class.resolve(args)
+    args = config.build(settings, trl_class, ())
+    row = None
+    if hasattr(trl_class, "resolve"):  # a class of ours: what its algorithm makes of the fields
+        try:
+            row = trl_class.resolve(args)
+        except algorithms.FieldError as error:
+            config.fail((error.field,), error.message)
     given = {key: checked[key] for key in config.values}
     return Loaded(own_run, args, config.build(model_given, model_class, ()), given, row)
 
@@ -261,6 +276,8 @@ class _Config(Written):
         members = members_of(kind)
         if isinstance(value, Words):
             value = self._mean(value, kind, path)
+        if isinstance(value, str) and path[-1].endswith("_kwargs"):  # TRL takes JSON for a mapping
+            members = [dict] if not isinstance(read_word(value), dict) else members
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
         member = next((m for m in members if fits(value, m)), UNSET)
@@ -356,8 +373,9 @@ def _check_algorithm(config: _Config, run: Any) -> None:
     names = allowed(fields_of(type(run))["algorithm"][1].metadata) or algorithms.ALGORITHMS
     known = {name: algorithms.ALGORITHMS[name].formulations.get(formulation) for name in names}
     others = {name: each for name, each in known.items() if each}
+    passing = given if formulation == "trl" else ()  # TRL's fields, which its config knows, go on
     try:
-        algorithms.resolve(row, given, others)
+        algorithms.resolve(row, given, others, passing)
     except algorithms.FieldError as error:
         config.fail((error.field,), error.message)
     except InputError as error:
@@ -380,7 +398,8 @@ def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known)
         batch = each * processes * value(steps)
         many = f"{processes} process{'es' * (processes > 1)}"
         how = f"per_device_train_batch_size {each} x {many} x {steps} {value(steps)}"
-    if batch <= 0 or not (generations := value("num_generations")) or batch % generations:
+    generations = value("num_generations") or 0
+    if batch <= 0 or generations < 1 or batch % generations:
         divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
         advice = f"write {one_of(divisors)}, or change" if divisors else "raise"
         shown = f"is {show(value('num_generations'))}, which does not divide the generation batch"

@@ -7,11 +7,10 @@ block: of what was written under it before, nothing stays.
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlhf_trl.errors import InputError, nearest, option_name, refuse_repeated
+from rlhf_trl.errors import InputError, nearest, refuse_repeated
 from rlhf_trl.run.config_types import show
 from rlhf_trl.run.yaml_loader import UNSET, read_word, read_yaml
 
@@ -22,34 +21,6 @@ Key = tuple[str, ...]  # the way to a key: ("dataset", "specs", "0", "name")
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the mapping of a YAML file with everything it extends, without checking its keys."""
     return Written(path).values
-
-
-def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return what a command line with `--config PATH` gives, without checking its keys."""
-    path, overrides = read_command_line([*words])
-    written = Written(path)
-    for option, value in overrides:
-        written.override(option, value)
-
-    def untyped(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: untyped(item) for key, item in value.items()}
-        return [untyped(item) for item in value] if isinstance(value, list) else plain(value)
-
-    return untyped(written.values)
-
-
-def join_options(*layers: Sequence[str]) -> list[str]:
-    """Return the options of several command lines, of which each overrules those before it."""
-    options: dict[str, list[str]] = {}
-    for words in layers:
-        name = ""
-        for word in words:
-            if word.startswith("--"):
-                name = option_name(word)
-                options.pop(name, None)  # it stands where it was given last
-            options.setdefault(name, []).append(word)
-    return [word for words in options.values() for word in words]
 
 
 class Words(tuple[str, ...]):

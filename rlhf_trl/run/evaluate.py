@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import Score, shown
-from rlhf_trl.evaluation.side_by_side import compare, table
+from rlhf_trl.evaluation.held_out import Score, Scores, shown
+from rlhf_trl.evaluation.side_by_side import Policy, compare, table
 from rlhf_trl.output import write_lines
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.rewards.from_model import load_reward_model
@@ -15,8 +17,32 @@ from rlhf_trl.rewards.verifiers import task_metrics
 from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.held_rows import HeldRows
 from rlhf_trl.run.named import Named, config_of, load_run, named
+from rlhf_trl.run.policy_gradients import load_reward_functions
 from rlhf_trl.run.rejection_sampling import correctness_of
-from rlhf_trl.run.train import load_reward_functions
+
+
+@dataclass
+class _Run:
+    """The run whose held-out prompts the models answer."""
+
+    path: str  # of its config
+    loaded: Loaded
+    data: Examples
+    rows: Sequence[dict[str, Any]]  # held out
+
+    def load(self, model: Named) -> Policy:
+        """Load a model as the run's policy."""
+        return model.load(self.loaded, self.data.conversational)
+
+
+@dataclass
+class _Results:
+    """What the models answered, by the word for each; values are by held-out row."""
+
+    answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # greedy, sampled
+    scores: dict[str, Scores] = field(default_factory=dict)
+    # by score, of the rows in its mean, where they are not all 1
+    weights: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -39,11 +65,38 @@ def evaluate(
         raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")
     if Path(answers).exists():
         raise InputError(f"--answers: {answers} exists; name a new file.")
-    found, other = [named(word) for word in models], reference and named(reference)
-    judge = reward_model and named(reward_model, reward_model=True)
-    if not (path := config_of(found, config)):
+    policies = [named(model) for model in models]
+    reference_model = named(reference) if reference else None
+    judge = named(reward_model, reward_model=True) if reward_model else None
+    run = _run_of(policies, config, words)
+    reference_policy = run.load(reference_model) if reference_model else None
+    held = HeldRows(run.loaded, run.data, run.rows)
+    if held.needs_reference:
+        start = run.loaded.model.model_name_or_path
+        held.set_reference(run.load(Named(start, start)))
+    results = _answer(policies, run, held, judge, reference_policy)
+    _write_answers(answers, run.rows, results)
+
+    groups = prompt_groups([row["prompt"] for row in run.rows])
+    numbers = compare(results.scores, groups, results.weights)
+    if as_json:
+        facts = {"config": run.path, "held_out": len(run.rows)}
+        facts |= {"reference": reference, "answers": answers}
+        return json.dumps({**facts, "models": numbers}, indent=2)
+    legend = f"; sampled kl: to {reference}, nats per answer" if reference else ""
+    if held.needs_reference:
+        legend = f"; rewards: relative to {start}, the run's start{legend}"
+    count = f"{len(run.rows)} held-out {held.noun or 'prompts'} of {run.path}"
+    return f"{count}\n\n{table(numbers)}{legend}\nall answers, side by side, are in {answers}"
+
+
+def _run_of(policies: Sequence[Named], config: str | None, words: Sequence[str]) -> _Run:
+    """Load the run of a config, by default the first policy's; refuse one without held-out rows."""
+    path = config_of(policies, config)
+    if not path:
         raise InputError(
-            f"{models[0]} is of no run here, whose prompts could be asked; name one with --config."
+            f"{policies[0].word} is of no run here, whose prompts could be asked; name one with "
+            "--config."
         )
     loaded, data = load_run(path, words)
     rows = data.tasks.held_out if data.tasks else list(data.held_out or [])
@@ -51,47 +104,64 @@ def evaluate(
         raise InputError(
             f"{path} holds no prompts out; name some with --dataset.eval_path or .eval_split."
         )
-    base = other and other.load(loaded, data.conversational)
-    held = HeldRows(loaded, data, rows)
-    if held.needs_reference:
-        start = loaded.model.model_name_or_path
-        held.set_reference(Named(start, start).load(loaded, data.conversational))
-    scores, weights, said, rewards, scorers = {}, {}, {}, None, {}
-    for model in found:
-        policy = model.load(loaded, data.conversational)
-        if rewards is None:  # the same for all
-            given = (policy.processing_class, loaded.trl)
-            rewards = load_reward_functions(loaded.own, loaded.trl, data, given[0])
+    return _Run(path, loaded, data, rows)
+
+
+def _answer(
+    models: Sequence[Named],
+    run: _Run,
+    held: HeldRows,
+    judge: Named | None,
+    reference: Policy | None,
+) -> _Results:
+    """Let one model after the other answer and be scored.
+
+    Args:
+        models: what to load.
+        run: whose held-out rows they answer, and whose rewards score them.
+        held: the same rows, where they have completions for the models to read.
+        judge: a reward model that scores the answers, too.
+        reference: the policy that the KL of sampled answers is measured to.
+    """
+    results = _Results()
+    rewards, scorers = None, {}
+    for model in models:
+        policy = run.load(model)
+        if rewards is None:  # the same for all models
+            tokenizer = policy.processing_class
+            rewards = load_reward_functions(run.loaded.own, run.loaded.trl, run.data, tokenizer)
             if judge:
-                name = f"scored_by_{Path(reward_model).name}"
-                scorers[name] = load_reward_model(judge.path, *given)
-        policy.held_out, policy.scores = rows, _scores_of(loaded, data)
-        policy.rewards, policy.scorers = rewards, scorers
-        policy.weights = getattr(loaded.trl, "reward_weights", None)
-        policy.check(rows)
-        completions, scores[model.word] = policy.scored()
-        if base:
-            scores[model.word]["sampled_kl"] = policy.kl(base, completions[1])
+                scorer = load_reward_model(judge.path, tokenizer, run.loaded.trl)
+                scorers[f"scored_by_{Path(judge.word).name}"] = scorer
+        # what `Policy.scored` reads
+        policy.held_out = run.rows
+        policy.scores = _scores_of(run.loaded, run.data)
+        policy.rewards = rewards
+        policy.weights = getattr(run.loaded.trl, "reward_weights", None)
+        policy.scorers = scorers
+        policy.check(run.rows)
+        (greedy, sampled), scores = policy.scored()
+        if reference:
+            scores["sampled_kl"] = policy.kl(reference, sampled)
         if held.noun:
-            own, weights[model.word] = held.scores(policy)
-            scores[model.word] = own | scores[model.word]
-        said[model.word] = shown(rows, *completions)
+            scores_of_rows, results.weights[model.word] = held.scores(policy)
+            scores = scores_of_rows | scores
+        results.scores[model.word] = scores
+        results.answers[model.word] = shown(run.rows, greedy, sampled)
         del policy  # before the next one is loaded
+    return results
+
+
+def _write_answers(path: str, rows: Sequence[dict[str, Any]], results: _Results) -> None:
+    """Write one line of JSON for each row: its prompt, and by model the answers and scores."""
     lines = []
-    for n, row in enumerate(rows):
-        each = {word: {name: v[n] for name, v in told.items()} for word, told in scores.items()}
-        told = {word: {**texts[n], "scores": each[word]} for word, texts in said.items()}
-        lines.append({"prompt": row["prompt"], **told})
-    write_lines(answers, lines, ensure_ascii=False)
-    numbers = compare(scores, prompt_groups([row["prompt"] for row in rows]), weights)
-    if as_json:
-        told = {"config": path, "held_out": len(rows), "reference": reference, "answers": answers}
-        return json.dumps({**told, "models": numbers}, indent=2)
-    kl = f"; sampled kl: to {reference}, nats per answer" if reference else ""
-    if held.needs_reference:
-        kl = f"; rewards: relative to {loaded.model.model_name_or_path}, the run's start{kl}"
-    count = f"{len(rows)} held-out {held.noun or 'prompts'} of {path}"
-    return f"{count}\n\n{table(numbers)}{kl}\nall answers, side by side, are in {answers}"
+    for number, row in enumerate(rows):
+        line: dict[str, Any] = {"prompt": row["prompt"]}
+        for model, answers in results.answers.items():
+            scores = {name: values[number] for name, values in results.scores[model].items()}
+            line[model] = {**answers[number], "scores": scores}
+        lines.append(line)
+    write_lines(path, lines, ensure_ascii=False)
 
 
 def _scores_of(loaded: Loaded, data: Examples) -> dict[str, Score]:

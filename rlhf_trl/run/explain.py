@@ -39,6 +39,7 @@ _IN_TRL = {
 }
 # The other stock trainers: the file, and where its loss stands if its config has no loss_type.
 _TRAINERS = {
+    "RLOOTrainer": ("trainer/rloo_trainer.py", r"per_sequence_loss = -torch\.min"),
     "DPOTrainer": ("trainer/dpo_trainer.py", None),
     "KTOTrainer": ("trainer/kto_trainer.py", None),
     "CPOTrainer": ("experimental/cpo/cpo_trainer.py", r"logits = logits - gamma_logratios"),
@@ -201,7 +202,7 @@ def _in_full(form: Formulation) -> list[str]:
             lines.append(f"    TRL: {found}")
     if about.get("kl", "none") != "none":
         sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
-        estimator = form.reads.get("kl_estimator", "k3")
+        estimator = {**form.reads, **form.constants}["kl_estimator"]
         lines.append(f"  KL: beta * {estimator} in the {form.kl}{sign}")
     if "logps" in about:
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
@@ -228,7 +229,7 @@ def ours(module: str, function: str) -> tuple[str, str]:
 
 def in_trl(form: Formulation, part: str) -> str | None:
     """Return where the counterpart of a policy gradient's part stands in the installed TRL."""
-    if form.family != "policy_gradient" or part not in _IN_TRL:
+    if form.trainer != "GRPOTrainer" or part not in _IN_TRL:
         return None
     pattern, what = _IN_TRL[part]
     return f"{_find('trainer/grpo_trainer.py', pattern)}, {what}"

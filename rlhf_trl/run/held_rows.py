@@ -133,19 +133,30 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
 def _tokens(
     tokenizer: Any, row: Row, sides: Sequence[str], **options: Any
 ) -> tuple[list[int], list[list[int]], list[list[int] | None]]:
-    """Return the tokens of the prompt, those of prompt and completion, and the assistant's masks.
+    """Tokenize a row as TRL does, with the prompt alone and with the completion of each side.
 
     The completion starts where the tokens of the prompt alone end to be the same, as in TRL.
+
+    Args:
+        tokenizer: the model's.
+        row: its prompt, completions and template arguments.
+        sides: the columns of the completions.
+        options: further arguments of the chat template.
+
+    Returns:
+        The ids of the prompt; by side those of prompt and completion, and the mask of what the
+        assistant says, None where it is not asked for.
     """
-    how = {**template_arguments(row), **options}
-    asked = {name: value for name, value in how.items() if "mask" not in name}
-    prompt = _tokenize(tokenizer, row["prompt"], add_generation_prompt=True, **asked)["input_ids"]
+    of_texts = {**template_arguments(row), **options}
+    of_prompt = {key: of_texts[key] for key in of_texts if key != "return_assistant_tokens_mask"}
+    of_prompt["add_generation_prompt"] = True
+    prompt = _tokenize(tokenizer, row["prompt"], **of_prompt)["input_ids"]
     wholes, masks = [], []
     for side in sides:
         completion = row[side]
         if not is_conversational(row) and not completion.endswith(tokenizer.eos_token):
             completion += tokenizer.eos_token
-        whole = _tokenize(tokenizer, row["prompt"] + completion, **how)
+        whole = _tokenize(tokenizer, row["prompt"] + completion, **of_texts)
         wholes.append(whole["input_ids"])
         masks.append(whole.get("assistant_masks"))
     start = min(common_prefix_length(prompt, ids) for ids in wholes)

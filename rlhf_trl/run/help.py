@@ -7,7 +7,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,39 +139,52 @@ def _of_loss(own: type, first: str, theirs: dict[str, _Told]) -> Iterator[tuple[
                 yield key, theirs[key]._replace(default=f"{_short(value)} ({name})")
 
 
+class _Declaration(NamedTuple):
+    """A class in a source file."""
+
+    node: ast.ClassDef
+    source: str  # of the whole file
+    ours: bool  # whether it is of this package
+
+
 def _declared(name: str) -> dict[str, _Told]:
     """Return the fields of a config class and of those that it extends, from the sources."""
-    classes = {
-        node.name: (node, source, package == "rlhf_trl")
-        for package, place in SOURCES
-        for file in Path(find_spec(package).origin).parent.glob(place)
-        for source in [file.read_text(encoding="utf-8")]
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef)
-    }
+    classes: dict[str, _Declaration] = {}
+    for package, pattern in SOURCES:
+        for file in Path(find_spec(package).origin).parent.glob(pattern):
+            source = file.read_text(encoding="utf-8")
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.ClassDef):
+                    classes[node.name] = _Declaration(node, source, package == "rlhf_trl")
+    return _fields_in_source(name, classes)
 
-    def of(name: str) -> dict[str, _Told]:
-        found: dict[str, _Told] = {}
-        if name not in classes:
-            return found
-        declared, source, ours = classes[name]
-        for base in reversed(declared.bases):
-            found |= of(ast.unparse(base))
-        text = ast.get_docstring(declared) or ""
-        recipe_defaults: dict[str, Any] = {}
-        said = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", text, re.M))
-        said |= _comments("\n".join(source.split("\n")[declared.lineno : declared.end_lineno]))
-        for node in declared.body:
-            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node):
-                key = ast.unparse(node.target)
-                found[key] = _in_source(node, said.get(key, ""))._replace(ours=ours)
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "in_recipes":
-                recipe_defaults = ast.literal_eval(node.value)
-        for key, value in recipe_defaults.items():
-            found[key] = found[key]._replace(default=_short(value))
-        return found
 
-    return of(name)
+def _fields_in_source(name: str, classes: Mapping[str, _Declaration]) -> dict[str, _Told]:
+    """Return the fields of one of the classes and of its bases among them; of others none.
+
+    What a field does is said in the docstring of its class, as TRL does, or in a comment, as we do.
+    """
+    fields: dict[str, _Told] = {}
+    if name not in classes:
+        return fields
+    node, source, ours = classes[name]
+    for base in reversed(node.bases):
+        fields |= _fields_in_source(ast.unparse(base), classes)
+    docstring = ast.get_docstring(node) or ""
+    meanings = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", docstring, re.M))
+    meanings |= _comments("\n".join(source.split("\n")[node.lineno : node.end_lineno]))
+    recipe_defaults: dict[str, Any] = {}
+    for statement in node.body:
+        if not isinstance(statement, ast.AnnAssign):
+            continue
+        key = ast.unparse(statement.target)
+        if "ClassVar" not in ast.unparse(statement):
+            fields[key] = _in_source(statement, meanings.get(key, ""))._replace(ours=ours)
+        if key == "in_recipes":
+            recipe_defaults = ast.literal_eval(statement.value)
+    for key, value in recipe_defaults.items():
+        fields[key] = fields[key]._replace(default=_short(value))
+    return fields
 
 
 def _in_source(node: ast.AnnAssign, words: str) -> _Told:

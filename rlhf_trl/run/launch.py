@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 from tqdm import tqdm
 
 from rlhf_trl.errors import InputError, end, takes_traceback, within
+from rlhf_trl.run.signals import signals
 
 # How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
 UNWRITABLE = (
@@ -38,6 +39,7 @@ def recipe(main: Callable[[], None]) -> None:
 
     So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
     traceback, and its message is repeated as the last line; `--traceback` keeps it for all of them.
+    A signal ends it as `signals` says. What a run that failed has saved is said with its error.
 
     Of several processes, all but the first wait before they report an error: if the first one meets
     the same error, it reports it, and the launcher ends the others.
@@ -46,9 +48,10 @@ def recipe(main: Callable[[], None]) -> None:
     with_traceback = takes_traceback(sys.argv)
     try:
         try:
-            check_process_count_asked()
-            check_deepspeed()
-            main()
+            with signals.handled():
+                check_process_count_asked()
+                check_deepspeed()
+                main()
         except Exception:
             time.sleep(0 if first else WAIT)
             raise
@@ -79,6 +82,8 @@ def recipe(main: Callable[[], None]) -> None:
                 with_traceback,
             )
         if not isinstance(error, ValueError):
+            if signals.left:
+                error.add_note(signals.left)
             raise
         _end(said, with_traceback=True)
 
@@ -89,6 +94,7 @@ def _end(sentence: str, with_traceback: bool) -> NoReturn:
     The launcher of several prints a traceback of its own after they have ended; torch has a file
     whose message it puts at the end of that.
     """
+    sentence = f"{sentence} {signals.left}".rstrip()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None or not _handed_on(f"error: {sentence}", Path(path)):
         end(sentence, with_traceback)
@@ -162,6 +168,11 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
         raise InputError(
             f"{processes} processes were launched on a machine without a GPU, and would train each "
             "on its own; write use_cpu: true and launch with configs/accelerate/cpu_2proc.yaml."
+        )
+    if not asked and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "false":
+        raise InputError(
+            "accelerate was launched for a GPU (use_cpu: false), and there is none; write "
+            "use_cpu: true, or launch with --config_file configs/accelerate/cpu.yaml."
         )
     if given.get("fp16"):
         raise InputError(

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import load_language_model
 from rlhf_trl.output import replace_folder
+from rlhf_trl.policies import load_language_model
 from rlhf_trl.run.named import ADAPTER, loading, named
 
 TOLERANCE = 1e-5  # of logits, relative to the largest

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError, reason_in_short
@@ -13,8 +13,9 @@ from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import ADAPTER, EMBEDDED, UNTRAINED
 from rlhf_trl.output import numbered, weights_fault
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.run.config_files import join_options, read_config
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.folders import home
+from rlhf_trl.run.options import join_options
 from rlhf_trl.run.stages import stage_of_config
 
 # How to train, on how many processes, does not count here, and might not fit one.
@@ -51,7 +52,11 @@ def loading(word: str) -> Iterator[None]:
 
 
 def named(word: str, reward_model: bool = False) -> Named:
-    """Return what is named: a folder of a run, checkpoint, model or adapter; a hub name; `tiny`."""
+    """Return what is named: a folder of a run, checkpoint, model or adapter; a hub name; `tiny`.
+
+    Raises:
+        InputError: it is none of these, holds no whole model, or is a reward model and must not be.
+    """
     if word in (EMBEDDED, UNTRAINED):
         return Named(word, word)
     folder = Path(word).expanduser()
@@ -64,24 +69,31 @@ def named(word: str, reward_model: bool = False) -> Named:
             f"there is no folder {word}; name a run, a checkpoint, another model's folder or hub "
             f"name, or {EMBEDDED} for the embedded model."
         )
-    run = next((at for at in (folder, folder.parent) if (at / "config.yaml").is_file()), None)
-    if run == folder and not (folder := run / "model").is_dir():
-        saved = numbered(run, "checkpoint-")
-        so = f"name {saved[max(saved)]}, its newest checkpoint" if saved else "let it end"
-        raise InputError(f"{word} is a run that has not ended, so it holds no model; {so}.")
-    files = [file for name in ("config.json", ADAPTER) if (file := folder / name).is_file()]
-    fault = weights_fault(folder) if files else "holds no model"
+    run = None  # whose folder that is, or whose checkpoint or model it holds
+    if (folder / "config.yaml").is_file():
+        run, folder = folder, folder / "model"
+        if not folder.is_dir():
+            saved = numbered(run, "checkpoint-")
+            remedy = f"name {saved[max(saved)]}, its newest checkpoint" if saved else "let it end"
+            raise InputError(f"{word} is a run that has not ended, so it holds no model; {remedy}.")
+    elif (folder.parent / "config.yaml").is_file():
+        run = folder.parent
+    config_files = [folder / "config.json", folder / ADAPTER]
+    config_files = [file for file in config_files if file.is_file()]
+    fault = weights_fault(folder) if config_files else "holds no model"
     if fault:
         fault = fault if any(folder.iterdir()) else "is empty"
         raise InputError(f"{word} {fault}; name a run, a checkpoint or a folder with a model.")
-    told = {key: value for file in files for key, value in json.loads(file.read_text()).items()}
-    kinds = [*(told.get("architectures") or []), str(told.get("task_type"))]
-    if not reward_model and any(k.endswith(("Classification", "_CLS")) for k in kinds):
+    model_config: dict[str, Any] = {}  # an adapter's goes before that of its model
+    for file in config_files:
+        model_config |= json.loads(file.read_text())
+    kinds = [*(model_config.get("architectures") or []), str(model_config.get("task_type"))]
+    if not reward_model and any(kind.endswith(("Classification", "_CLS")) for kind in kinds):
         raise InputError(
             f"{word} is a reward model, which writes no answers; name a policy here and this with "
             "--reward_model, or compare reward models with rlhf-trl best-of-n."
         )
-    base = Path(told.get("base_model_name_or_path") or "")
+    base = Path(model_config.get("base_model_name_or_path") or "")
     if base.is_absolute() and not base.is_dir():
         raise InputError(
             f"{word} is an adapter whose base model {base} is gone; put it back, or write its new "

@@ -8,7 +8,6 @@ from rlhf_trl.models import load_tokenizer
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
-from rlhf_trl.run.chat_templates import check_template_reads
 
 
 @train.a_run
@@ -16,7 +15,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     """Do what every direct-alignment recipe does; `unpaired` ones take labeled examples, too."""
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_preferences(loaded.own, loaded.trl, loaded.model, unpaired)
-    check_template_reads(data, tokenizer, loaded.trl, loaded.own.dataset)
+    train.check_template(data, tokenizer, loaded.trl, loaded.own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
     for side, counts in trainer.fitted.items():

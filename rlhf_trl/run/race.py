@@ -17,10 +17,11 @@ from rlhf_trl.data.blocks import GymData
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.config_files import join_options, read_config, read_options
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.config_types import show
 from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import home
+from rlhf_trl.run.options import join_options, read_options
 from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
 
@@ -265,12 +266,18 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
 
     Beside what was measured stand the start, the number of questions that all were tested on, and
     what an algorithm has learned from.
+
+    Args:
+        results: by algorithm what `_read` returns of each run, one for each seed.
     """
     known = {key for runs in results.values() for run in runs for key in run}
-    columns = ANSWERS | (PREFERENCES if "eval_rewards/margins" in known else TRAINING)
-    if "reward_with_penalties" not in known:
-        columns.pop("with penalties", None)
-    if not known & {"eval_rewards/margins", "eval_exact_match"}:
+    if "eval_rewards/margins" in known:  # direct alignment
+        columns = ANSWERS | PREFERENCES
+    elif "eval_exact_match" in known:  # policy gradients
+        columns = ANSWERS | TRAINING
+        if "reward_with_penalties" not in known:
+            del columns["with penalties"]
+    else:  # reward models, which answer nothing
         columns = {name: key for name, key in REWARDS.items() if key in known}
 
     def cell(runs: list[dict[str, Any]], key: str) -> str:

@@ -20,7 +20,7 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.data.reached import reached
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import called
+from rlhf_trl.evaluation.called import called
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
@@ -36,8 +36,9 @@ from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
-from rlhf_trl.run.chat_templates import check_template_reads
 from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.policy_gradients import check_reward_model
+from rlhf_trl.run.resuming import RESUMING
 from rlhf_trl.run.supervised import print_counts
 
 NAME = "rejection sampling"
@@ -98,14 +99,14 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
             "rounds: each round but the first would start from an adapter, which use_peft cannot "
             "train another one on; write rounds: 1, merge the adapter and run again from there."
         )
-    train.check_reward_model(own)
+    check_reward_model(own)
     resume = args.resume_from_checkpoint
     train.begin(loaded, NAME)
     answers = answer_columns(own)
     data = train.read(args, load_prompts, own.dataset, answers, own.chat_template_kwargs)
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
-    check_template_reads(data, tokenizer, args, own.dataset)
+    train.check_template(data, tokenizer, args, own.dataset)
     args.max_completion_length = own.max_completion_length
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, loaded.model, args)
@@ -140,7 +141,7 @@ def _is_done(loaded: Any) -> bool:
         return False
     before, now = read_config(folder / "config.yaml"), loaded.given
     other = [k for k in before.keys() | now.keys() if before.get(k) != now.get(k)]
-    if other := sorted(set(other) - {*train.RESUMING, "answers", "reuse_answers"}):
+    if other := sorted(set(other) - {*RESUMING, "answers", "reuse_answers"}):
         raise InputError(
             f"{folder} was run with another {other[0]}; restore it, or name another output_dir."
         )

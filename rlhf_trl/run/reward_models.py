@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.data import judgments
-from rlhf_trl.data.blocks import OutcomeData, ProcessData
 from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.judgment_blocks import OutcomeData, ProcessData
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import UNTRAINED, load_tokenizer
 from rlhf_trl.reward_models.reader import good, judged_class
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
-from rlhf_trl.run.chat_templates import check_template_reads
 
 
 @train.a_run
@@ -26,18 +25,20 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     task_type = "TOKEN_CLS" if own.algorithm in ("orm", "prm") else "SEQ_CLS"
     if model.use_peft and "lora_task_type" in loaded.given and model.lora_task_type != task_type:
         raise InputError(f"lora_task_type is {model.lora_task_type}, not {task_type}; remove it.")
+    for key in ("step_separator", "step_split"):
+        if key in loaded.given:
+            raise InputError(f"{key}: the data are cut by it, too; write dataset.{key}.")
     if model.model_name_or_path == UNTRAINED:
         raise InputError(
             f"model_name_or_path: a reward model starts from a language model; {UNTRAINED} is none."
         )
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
-    check_template_reads(data, tokenizer, args, own.dataset)
-    steps = {}
+    train.check_template(data, tokenizer, args, own.dataset)
     if isinstance(own.dataset, ProcessData):
-        separator, split = own.dataset.step_separator, own.dataset.step_split
-        steps = {"step_separator": separator, "step_split": split}
-    trainer = train.build(loaded, trainer_class, data, tokenizer, **steps)
+        args.step_separator = own.dataset.step_separator
+        args.step_split = own.dataset.step_split
+    trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.candidates = data.candidates
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():

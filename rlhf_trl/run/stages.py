@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlhf_trl.algorithms import ALGORITHMS, Algorithm, PolicyGradient, algorithm
+from rlhf_trl.algorithms import ALGORITHMS, Algorithm, Family, algorithm, names
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.config import Loaded, load_config
 from rlhf_trl.run.config_types import imported
 from rlhf_trl.run.launch import recipe
 
 
-def _has_no_row(row: Algorithm) -> bool:
-    return False
+def _is_any(row: Algorithm) -> bool:
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,8 @@ class Stage:
     config: str | None = None  # TRL's config class or ours; None: it trains nothing
     trainer: str | None = None  # our trainer
     stock: str | None = None  # the name of TRL's trainer that ours stands on
-    trains: Callable[[Algorithm], bool] = _has_no_row  # which rows of the table
+    family: Family | None = None  # of the rows that it trains; None: it has none
+    selects: Callable[[Algorithm], bool] = _is_any  # which of that family's rows
     known_by: frozenset[str] = frozenset()  # keys that every config of a stage without rows has
     makes: Literal["policy", "reward_model", "nothing"] = "policy"  # what it leaves behind
     prompted: bool = False  # whether it samples while it trains
@@ -60,7 +61,13 @@ class Stage:
 
     def algorithms(self) -> list[str]:
         """Return the names of the rows that it trains, in the order of the table."""
-        return [name for name, row in ALGORITHMS.items() if self.trains(row)]
+        if self.family is None:
+            return []
+        return [name for name in names(self.family) if self.trains(ALGORITHMS[name])]
+
+    def trains(self, row: Algorithm) -> bool:
+        """Tell whether a row of the table is trained here."""
+        return row.family == self.family and self.selects(row)
 
     def part(self, name: Literal["fields", "run", "config", "trainer", "examples"]) -> Any:
         """Import one of its parts."""
@@ -85,11 +92,11 @@ class Stage:
 
 
 def _is_trained_by_group(row: Algorithm) -> bool:
-    return isinstance(row.chapter, PolicyGradient) and row.chapter.value_loss == "none"
+    return row.chapter.value_loss == "none"
 
 
 def _has_a_critic(row: Algorithm) -> bool:
-    return isinstance(row.chapter, PolicyGradient) and row.chapter.value_loss != "none"
+    return row.chapter.value_loss != "none"
 
 
 def _is_of_pairs(row: Algorithm) -> bool:
@@ -98,7 +105,7 @@ def _is_of_pairs(row: Algorithm) -> bool:
 
 
 def _compares_texts(row: Algorithm) -> bool:
-    return row.family == "reward_model" and row.chapter.aggregation == "none"
+    return row.chapter.aggregation == "none"
 
 
 _FIELDS = "rlhf_trl.run.fields."
@@ -111,110 +118,118 @@ _FROM_SAMPLES = _START | {"dataset.sampled_from"}
 _ALL = (
     Stage(
         name="grpo",
-        fields=_FIELDS + "GRPORun",
-        run="rlhf_trl.run.train.train_policy",
+        fields=_FIELDS + "policy_gradients.GRPORun",
+        run="rlhf_trl.run.policy_gradients.train_policy",
         config=_TRAINERS + "policy_gradient.BookGRPOConfig",
         trainer=_TRAINERS + "policy_gradient.BookGRPOTrainer",
         stock="GRPOTrainer",
-        trains=_is_trained_by_group,
+        family="policy_gradient",
+        selects=_is_trained_by_group,
         prompted=True,
         examples=_EXAMPLES + "prompts",
         reads=_JUDGED,
     ),
     Stage(
         name="ppo",
-        fields=_FIELDS + "PPORun",
-        run="rlhf_trl.run.train.train_policy",
+        fields=_FIELDS + "policy_gradients.PPORun",
+        run="rlhf_trl.run.policy_gradients.train_policy",
         config=_TRAINERS + "ppo.BookPPOConfig",
         trainer=_TRAINERS + "ppo.BookPPOTrainer",
         stock="GRPOTrainer",
-        trains=_has_a_critic,
+        family="policy_gradient",
+        selects=_has_a_critic,
         prompted=True,
         examples=_EXAMPLES + "prompts",
         reads=_JUDGED | {"value_model_name_or_path"},
     ),
     Stage(
         name="distill",
-        fields=_FIELDS + "DistillationRun",
-        run="rlhf_trl.run.train.train_policy",
+        fields=_FIELDS + "policy_gradients.DistillationRun",
+        run="rlhf_trl.run.policy_gradients.train_policy",
         config=_TRAINERS + "distillation.BookDistillationConfig",
         trainer=_TRAINERS + "distillation.BookDistillationTrainer",
         stock="GRPOTrainer",
-        trains=lambda row: row.family == "distillation",
+        family="distillation",
         prompted=True,
         examples=_EXAMPLES + "prompts",
         reads=_JUDGED | {"teacher_models"},
     ),
     Stage(
         name="dpo",
-        fields=_FIELDS + "DPORun",
+        fields=_FIELDS + "preferences.DPORun",
         run="rlhf_trl.run.preferences.train_preferences",
         config=_TRAINERS + "direct_alignment.BookDPOConfig",
         trainer=_TRAINERS + "direct_alignment.BookDPOTrainer",
         stock="DPOTrainer",
-        trains=_is_of_pairs,
+        family="direct_alignment",
+        selects=_is_of_pairs,
         examples=_EXAMPLES + "pairs",
         reads=_FROM_SAMPLES,
     ),
     Stage(
         name="kto",
-        fields=_FIELDS + "KTORun",
+        fields=_FIELDS + "preferences.KTORun",
         run="rlhf_trl.run.preferences.train_preferences",
         config=_TRAINERS + "direct_alignment.BookKTOConfig",
         trainer=_TRAINERS + "direct_alignment.BookKTOTrainer",
         stock="KTOTrainer",
-        trains=lambda row: row.chapter.trainer == "KTOTrainer",
+        family="direct_alignment",
+        selects=lambda row: row.chapter.trainer == "KTOTrainer",
         examples=_EXAMPLES + "labeled",
         reads=_FROM_SAMPLES,
         options={"unpaired": True},
     ),
     Stage(
         name="orpo",
-        fields=_FIELDS + "ORPORun",
+        fields=_FIELDS + "preferences.ORPORun",
         run="rlhf_trl.run.preferences.train_preferences",
         config=_TRAINERS + "orpo.BookORPOConfig",
         trainer=_TRAINERS + "orpo.BookORPOTrainer",
         stock="ORPOTrainer",
-        trains=lambda row: row.chapter.trainer == "ORPOTrainer",
+        family="direct_alignment",
+        selects=lambda row: row.chapter.trainer == "ORPOTrainer",
         examples=_EXAMPLES + "pairs",
         reads=_FROM_SAMPLES,
     ),
     Stage(
         name="reward",
-        fields=_FIELDS + "RewardRun",
+        fields=_FIELDS + "reward_models.RewardRun",
         run="rlhf_trl.run.reward_models.train_reward_model",
         config=_TRAINERS + "reward_models.BookRewardConfig",
         trainer=_TRAINERS + "reward_models.BookRewardTrainer",
         stock="RewardTrainer",
-        trains=_compares_texts,
+        family="reward_model",
+        selects=_compares_texts,
         makes="reward_model",
         reads=_FROM_SAMPLES,
     ),
     Stage(
         name="orm",
-        fields=_FIELDS + "OutcomeRun",
+        fields=_FIELDS + "reward_models.OutcomeRun",
         run="rlhf_trl.run.reward_models.train_reward_model",
         config=_TRAINERS + "reward_models.BookTokenRewardConfig",
         trainer=_TRAINERS + "reward_models.BookTokenRewardTrainer",
         stock="RewardTrainer",
-        trains=lambda row: row.name == "orm",
+        family="reward_model",
+        selects=lambda row: row.name == "orm",
         makes="reward_model",
         reads=_FROM_SAMPLES,
     ),
     Stage(
         name="prm",
-        fields=_FIELDS + "ProcessRun",
+        fields=_FIELDS + "reward_models.ProcessRun",
         run="rlhf_trl.run.reward_models.train_reward_model",
         config=_TRAINERS + "reward_models.BookTokenRewardConfig",
         trainer=_TRAINERS + "reward_models.BookTokenRewardTrainer",
         stock="RewardTrainer",
-        trains=lambda row: row.name == "prm",
+        family="reward_model",
+        selects=lambda row: row.name == "prm",
         makes="reward_model",
         reads=_FROM_SAMPLES,
     ),
     Stage(
         name="rejection_sampling",
-        fields=_FIELDS + "RejectionSamplingRun",
+        fields=_FIELDS + "supervised.RejectionSamplingRun",
         run="rlhf_trl.run.rejection_sampling.train_on_selected",
         config=_TRAINERS + "sft.BookSFTConfig",
         trainer=_TRAINERS + "sft.BookSFTTrainer",
@@ -225,7 +240,7 @@ _ALL = (
     ),
     Stage(
         name="sft",
-        fields=_FIELDS + "SFTRun",
+        fields=_FIELDS + "supervised.SFTRun",
         run="rlhf_trl.run.supervised.train_supervised",
         config=_TRAINERS + "sft.BookSFTConfig",
         trainer=_TRAINERS + "sft.BookSFTTrainer",

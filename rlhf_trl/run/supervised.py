@@ -9,7 +9,6 @@ from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
-from rlhf_trl.run.chat_templates import check_template_reads
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -25,12 +24,15 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     _check(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
-    lifted = args.chat_template_path is not None
+    lifted = args.chat_template_path is not None or own.chat_template_fallback is not None
     tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
     if data.conversational:
+        if tokenizer.chat_template is None and own.chat_template_fallback is not None:
+            donor = _with_template(tokenizer, own.chat_template_fallback, "chat_template_fallback")
+            tokenizer.chat_template = donor.chat_template
         templated = _with_template(tokenizer, args.chat_template_path)
         _check_template(templated, args)
-        check_template_reads(data, templated, args, own.dataset)
+        train.check_template(data, templated, args, own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     trainer.max_completion_length = own.max_completion_length
     print_counts(trainer)
@@ -53,6 +55,11 @@ def print_counts(trainer: Any) -> None:
 def _check(loaded: Any) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
     own, args = loaded.own, loaded.trl
+    if None not in (args.chat_template_path, own.chat_template_fallback):
+        raise InputError(
+            "chat_template_fallback is not read with chat_template_path, which replaces any chat "
+            "template; remove one of the two."
+        )
     if args.packing and args.packing_strategy != "bfd":
         raise InputError(
             f"packing_strategy: {args.packing_strategy} cuts examples, so that parts are trained "
@@ -69,26 +76,26 @@ def _check(loaded: Any) -> None:
     train.fix(loaded, LOSSES[turns], by)
 
 
-def _with_template(tokenizer: Any, path: str | None) -> Any:
-    """Return a tokenizer with the chat template that TRL is going to take."""
+def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_path") -> Any:
+    """Return a tokenizer with the chat template that a field names; None: its own."""
     from transformers import AutoTokenizer
 
     if path is None:
         return tokenizer
     if path.endswith((".jinja", ".j2")):
         if not Path(path).is_file():
-            raise InputError(f"chat_template_path: there is no file {path!r}; write that of one.")
+            raise InputError(f"{key}: there is no file {path!r}; write that of one.")
         found = copy(tokenizer)
         found.chat_template = Path(path).read_text(encoding="utf-8")
         return found
     fault = (
         "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
     )
-    with loading(f"chat_template_path: {path!r}", "name one", fault):
+    with loading(f"{key}: {path!r}", "name one", fault):
         found = AutoTokenizer.from_pretrained(path)
     if found.chat_template is None:
         raise InputError(
-            f"chat_template_path: the tokenizer of {path!r} has no chat template to take over; "
+            f"{key}: the tokenizer of {path!r} has no chat template to take over; "
             "name an instruction-tuned model, or a .jinja file."
         )
     return found

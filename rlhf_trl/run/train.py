@@ -19,43 +19,26 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from rlhf_trl import output
-from rlhf_trl.algorithms import nearest_row
+from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.data.arrow import cells
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
-from rlhf_trl.data.prompts import load_prompts
-from rlhf_trl.errors import InputError, naming
+from rlhf_trl.errors import Diverged, InputError, naming
 from rlhf_trl.evaluation import report
-from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES, AnswersHeldOut
-from rlhf_trl.evaluation.samples import add_panels
-from rlhf_trl.models import load_quietly, load_tokenizer, prepare_model
-from rlhf_trl.rewards.loading import (
-    answer_columns,
-    check_all_rewarded,
-    check_right_answers,
-    load_rewards,
-)
+from rlhf_trl.evaluation.held_out import AnswersHeldOut
+from rlhf_trl.models import UNTRAINED, as_saved, load_quietly, model_config, prepare_model
 from rlhf_trl.rewards.verifiers import task_metrics
-from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
-from rlhf_trl.run.chat_templates import check_template_reads
-from rlhf_trl.run.config_files import read_config
-from rlhf_trl.run.differences import differences
+from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.folders import model_folder
 from rlhf_trl.run.seen import examples_seen, kind_of
+from rlhf_trl.run.signals import signals
+from rlhf_trl.run.stopping import Stop
 
-# What makes a resumed run another one: refused, but for what `resume_changed` names.
-NEVER = {"model_name_or_path", "use_peft"}
-DECISIVE = {
-    *("seed", "data_seed", "dataset", "max_samples", "world_size", "bf16", "fp16", "dtype"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
-    *("steps_per_generation", "num_generations", "num_iterations", "algorithm", "formulation"),
-}
-RESUMING = ("resume_from_checkpoint", "resume_changed")
-LENGTH = {"max_steps", "num_train_epochs"}
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
+PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers that have another name
 
 
 class _WrapperGuard(TrainerCallback):
@@ -120,9 +103,24 @@ def _tied_weights_are_no_news(model: Any) -> Iterator[None]:
         logger.removeFilter(is_news)
 
 
-def begin(loaded: Any, name: str) -> None:
+@contextmanager
+def _naming_divergence(trainer: Any) -> Iterator[None]:
+    """Say in one sentence that no token can be drawn from what a model computes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor contains" not in str(error):
+            raise
+        raise Diverged(
+            f"the model's probabilities are no longer numbers at step "
+            f"{trainer.state.global_step}: training has diverged; {trainer.last_good()}."
+        ) from error
+
+
+def begin(loaded: Any, name: str, note: str | None = None) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
+    `note` is a sentence to print beside that.
     Of a stage that trains nothing, only its own `output_dir` is claimed, and its config kept there.
     """
     _find_models(loaded)
@@ -131,7 +129,10 @@ def begin(loaded: Any, name: str) -> None:
         print(name, flush=True)
         loaded.save(Path(loaded.own.output_dir, "config.yaml"))
         return
+    if not loaded.given.get("output_dir"):
+        raise InputError("output_dir is missing; name the folder that the run writes to.")
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
+    signals.begin(folder)
     launch.check_processes(args, loaded.own.expect)
     first_line = launch.describe_launch(args, name, kind_of(args, loaded.row))
     if args.max_steps == 0:
@@ -141,10 +142,11 @@ def begin(loaded: Any, name: str) -> None:
             f"max_steps is {args.max_steps}; write 1 or more, or -1 to train for num_train_epochs."
         )
     for tracker in args.report_to:
-        if tracker in TRACKERS and find_spec(tracker) is None:
-            raise InputError(
-                f"report_to: {tracker} is missing; run scripts/setup.sh {tracker} or write none."
-            )
+        if find_spec(PACKAGES.get(tracker, tracker)) is None:
+            how = f"run scripts/setup.sh {tracker}" if tracker in TRACKERS else "install it"
+            raise InputError(f"report_to: {tracker} is missing; {how} or write none.")
+    if args.load_best_model_at_end and args.save_strategy == "no":
+        raise InputError("load_best_model_at_end: none is kept with save_strategy: no; write it.")
     for key in ("ignore_data_skip", "enable_jit_checkpoint"):
         if getattr(args, key):
             raise InputError(f"{key}: a run resumed with it would not be the same one; remove it.")
@@ -155,12 +157,19 @@ def begin(loaded: Any, name: str) -> None:
         try:
             found[0] = checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
             if checkpoint is not None:
+                from rlhf_trl.run.resuming import check_resume, is_evaluated
+
                 step = output.step_of(checkpoint)
-                _check_resume(loaded, checkpoint)
-                found[1] = any(n <= step for n in output.numbered(folder, "evaluations/step-"))
-            if output.finished(folder) and not _left(loaded, checkpoint):
-                remedy = "raise max_steps to go on" if checkpoint else "name another --output_dir"
-                found[3] = f"{folder} holds a finished run; {remedy}."
+                check_resume(loaded, checkpoint)
+                found[1] = is_evaluated(args, step, output.numbered(folder, "evaluations/step-"))
+            if output.finished(folder):
+                from rlhf_trl.run.resuming import steps_left
+
+                if not steps_left(loaded, checkpoint):
+                    remedy = "raise max_steps to go on"
+                    if checkpoint is None:
+                        remedy = "name another --output_dir"
+                    found[3] = f"{folder} holds a finished run; {remedy}."
         except InputError as error:
             found[2] = str(error)
     args.resume_from_checkpoint, evaluated, refusal, finished = broadcast_object_list(found)
@@ -180,7 +189,7 @@ def begin(loaded: Any, name: str) -> None:
     load_quietly()
     if main_process:
         print(first_line, flush=True)
-        if note := on_policy_note(loaded):
+        if note is not None:
             print(note, flush=True)
         for teacher in getattr(args, "teacher_models", None) or ():
             print(f"teacher: {report.told_of(teacher)}", flush=True)
@@ -197,138 +206,6 @@ def _find_models(loaded: Any) -> None:
         own.reward_model = model_folder("reward_model", reward_model)
     if teachers := getattr(args, "teacher_models", None):
         args.teacher_models = [model_folder("teacher_models", name) for name in teachers]
-
-
-def on_policy_note(loaded: Any) -> str | None:
-    """Say what of an algorithm does nothing in a run whose ratios never leave 1; None: all acts.
-
-    TRL takes the log-probabilities of the update itself for the old ones where a generation ends
-    with an accumulation window.
-    """
-    args = loaded.trl
-    if loaded.row is None or not hasattr(args, "steps_per_generation"):
-        return None
-    if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
-        return None
-    name = loaded.row.algorithm
-    near = nearest_row(name, loaded.row.formulation)
-    if near is None or not near.inactive_at_ratio_1:
-        return None
-    start = "one update per generation: every ratio is 1, so"
-    if near.same_at_ratio_1:
-        return f"{start} {name} is {near.name} here; num_iterations 2 tells them apart"
-    idle = " and ".join(near.inactive_at_ratio_1)
-    rest = [part for part in near.differs_in if part not in near.inactive_at_ratio_1]
-    return (
-        f"{start} {name} differs from {near.name} in {', '.join(rest)} only, not in {idle}; "
-        "num_iterations 2 brings that in"
-    )
-
-
-def _left(loaded: Any, checkpoint: str | None) -> bool:
-    """Return whether there are steps to train after a checkpoint, or beyond a finished run."""
-    args, folder = loaded.trl, Path(loaded.trl.output_dir)
-    if checkpoint is None:
-        longer = _changed(loaded, read_config(folder / "config.yaml")).keys() & LENGTH
-        if longer:
-            raise InputError(
-                f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
-                f"for another {min(longer)}; write elsewhere with --output_dir."
-            )
-        return False
-    state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
-    if args.max_steps > 0:
-        return state["global_step"] < args.max_steps
-    before = output.read_manifest(checkpoint).get("given", loaded.given)
-    longer = _changed(loaded, before).keys() & LENGTH
-    return state["global_step"] < state["max_steps"] or bool(longer)
-
-
-def _check_resume(loaded: Any, checkpoint: str) -> None:
-    """Refuse to go on where the run would not be the same one; say what else changed."""
-    args, step = loaded.trl, output.step_of(checkpoint)
-    if 0 < args.max_steps < step:
-        raise InputError(
-            f"resume_from_checkpoint: {checkpoint} is at step {step} of max_steps "
-            f"{args.max_steps}, so there is nothing left to train; raise max_steps to go on."
-        )
-    print(f"resuming from {checkpoint}", flush=True)
-    manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
-    changed = _changed(loaded, manifest.get("given", loaded.given))
-    for library, now in report.versions().items():
-        if (before := manifest.get("versions", {}).get(library, now)) != now:
-            changed[library] = before, now
-    if manifest["world_size"] != args.world_size:
-        changed["world_size"] = manifest["world_size"], args.world_size
-    for key, (old, new) in changed.items():
-        so = ", which changes the schedule of the learning rate" if key in LENGTH else ""
-        print(f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}{so}", flush=True)
-        name = key.partition(".")[0]
-        if name in NEVER or (name in DECISIVE and name not in allowed):
-            remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
-            raise InputError(
-                f"resume_from_checkpoint: {key} was {old} and is now {new}, so the run would not "
-                f"be the same one; restore it, {remedy}start a new run in another output_dir."
-            )
-    if "world_size" in changed or getattr(args, "use_vllm", False):
-        cause = "another number of processes" if "world_size" in changed else "vLLM"
-        print(f"with {cause}, it cannot go on exactly as it would have", flush=True)
-
-
-def _check_template(loaded: Any, template: Any) -> str:
-    """Return a hash of the chat template; refuse a checkpoint that was trained with another."""
-    checkpoint = loaded.trl.resume_from_checkpoint
-    now = sha256(json.dumps(template).encode()).hexdigest()
-    before = output.read_manifest(checkpoint).get("chat_template", now) if checkpoint else now
-    if before != now and "chat_template_path" not in loaded.own.resume_changed:
-        raise InputError(
-            f"resume_from_checkpoint: the chat template is not that of {checkpoint}; restore it, "
-            "write resume_changed: [chat_template_path] if it is meant, or start in another "
-            "output_dir."
-        )
-    return now
-
-
-def _check_rows(loaded: Any, data: Examples) -> dict[str, int]:
-    """Return a CRC-32 of the examples on each side; refuse a checkpoint made with other examples.
-
-    It takes a second for 100 MB. The file and the order of buffers that hold the rows do not count.
-    """
-    checkpoint, found = loaded.trl.resume_from_checkpoint, {}
-    for side, rows in (("train", data.train), ("held-out", data.held_out)):
-        for batch in rows.with_format("arrow").iter(1000) if rows else ():
-            text = json.dumps(batch.to_pydict(), default=str)
-            found[side] = zlib.crc32(text.encode(), found.get(side, 0))
-    before = output.read_manifest(checkpoint).get("rows", found) if checkpoint else found
-    changed = " and ".join(side for side in found if found[side] != before.get(side))
-    if changed and "dataset" not in loaded.own.resume_changed:
-        raise InputError(
-            f"resume_from_checkpoint: the {changed} rows are not those of {checkpoint}; restore "
-            "them, write resume_changed: [dataset] if it is meant, or start in another output_dir."
-        )
-    return found
-
-
-def _changed(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what a run was given before and what is given now, where the two differ."""
-    # as a manifest holds them
-    old, new = (json.loads(json.dumps(given, default=str)) for given in (before, loaded.given))
-    return {k: v for k, v in differences(old, new).items() if k not in RESUMING}
-
-
-def _keep_config(loaded: Any, folder: Path) -> None:
-    """Write what a new run, or one that goes on with other settings, is given."""
-    config, checkpoint = folder / "config.yaml", loaded.trl.resume_from_checkpoint
-    if checkpoint is None:
-        output.set_aside(folder, 0)
-        loaded.save(config)
-        return
-    if _left(loaded, checkpoint):
-        output.set_aside(folder, output.step_of(checkpoint))
-    if not config.exists():
-        loaded.save(config)
-    elif _changed(loaded, read_config(config)):
-        loaded.save(folder / f"config-from-step-{output.step_of(checkpoint)}.yaml")
 
 
 def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -> Examples:
@@ -354,58 +231,90 @@ def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -
     return data
 
 
-def build(loaded: Any, trainer_class: Any, data: Examples, tokenizer: Any, **arguments: Any) -> Any:
-    """Return a trainer with its data, and with panels of samples if the recipe has them."""
+def build(
+    loaded: Loaded[Any, Any], trainer_class: Any, data: Examples, tokenizer: Any, **arguments: Any
+) -> Any:
+    """Return a trainer with its data, and with panels of samples if the recipe has them.
+
+    `arguments` are further ones of the trainer, and go before those that all trainers get.
+    """
     check_held_out(loaded.trl, data.held_out)
     from trl import get_peft_config, get_quantization_config
 
-    quantization = get_quantization_config(loaded.model)
-    given = {
+    check_model(loaded)
+    common = {
         "model": prepare_model(loaded.model, loaded.trl),
         "args": loaded.trl,
         "train_dataset": data.train,
         "eval_dataset": data.held_out,
         "processing_class": tokenizer,
         "peft_config": get_peft_config(loaded.model),
-        # ORPOTrainer takes none
-        **({} if quantization is None else {"quantization_config": quantization}),
     }
-    trainer = trainer_class(**given | arguments)
-    if samples := getattr(loaded.own, "samples", None):
+    quantization = get_quantization_config(loaded.model)
+    if quantization is not None:  # ORPOTrainer has no such argument, not even for None
+        common["quantization_config"] = quantization
+    with as_saved(common["model"]):
+        trainer = trainer_class(**common | arguments)
+    if not loaded.own.warmup_from_zero:
+        from rlhf_trl.run.warmup import WarmupFromFirstStep
+
+        trainer.add_callback(WarmupFromFirstStep(trainer.args))
+    samples = getattr(loaded.own, "samples", None)
+    if samples is not None and samples.every:
+        from rlhf_trl.evaluation.samples import add_panels
+
         add_panels(trainer, samples, data.held_out or data.train)
     return trainer
 
 
-def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
-    """Return all reward functions that a config names, each with a name and weight of its own."""
-    if not hasattr(own, "reward_funcs"):
-        return []
-    rewards = []
-    if own.reward_funcs or not own.reward_model:
-        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
-        check_right_answers(own.reward_funcs, data.train, data.held_out)
-        if not own.reward_model:
-            check_all_rewarded(own.reward_funcs, data.train)
-    if own.reward_model:
-        from rlhf_trl.rewards.from_model import load_reward_model
+def check_model(loaded: Any) -> None:
+    """Refuse a model that writes no answers, unless a reward model is made of it, and float16."""
+    args, model, row = loaded.trl, loaded.model, loaded.row
+    if model.model_name_or_path == UNTRAINED:
+        return
+    if row is None or ALGORITHMS[row.algorithm].family != "reward_model":
+        from rlhf_trl.policies import check_language_model
 
-        how = (own.reward_aggregate, own.reward_model_strips_think)
-        path = model_folder("reward_model", own.reward_model)
-        rewards.append(load_reward_model(path, tokenizer, args, *how))
-    names = [function.__name__ for function in rewards]
-    taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
-    if len(names) > 1:
-        taken.add("reward")
-    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
+        check_language_model(model, args)
+        if model.use_peft and model.lora_task_type != "CAUSAL_LM":
+            raise InputError(f"lora_task_type is {model.lora_task_type}, not CAUSAL_LM; remove it.")
+    dtype = (args.model_init_kwargs or {}).get("dtype", model.dtype)
+    if dtype == "auto":
+        dtype = model_config(model, args).dtype
+    if args.device.type == "cpu" and "float16" in str(dtype).split("."):
         raise InputError(
-            f"reward_funcs: {again[0]!r} is what logs call another number; rename the function."
+            "dtype is float16, in which models on a CPU lose what they know; write float32."
         )
-    weights = getattr(args, "reward_weights", None)  # rejection sampling has none
-    if weights is not None and len(weights) != len(rewards):
+
+
+def checksums(data: Examples) -> dict[str, int]:
+    """Return a CRC-32 of the examples on each side, which are "train" and "held-out".
+
+    It takes a second for 100 MB. The file and the order of buffers that hold the rows do not count.
+    """
+    sums: dict[str, int] = {}
+    for side, rows in (("train", data.train), ("held-out", data.held_out)):
+        for batch in rows.with_format("arrow").iter(1000) if rows else ():
+            text = json.dumps(batch.to_pydict(), default=str)
+            sums[side] = zlib.crc32(text.encode(), sums.get(side, 0))
+    return sums
+
+
+def check_template(data: Examples, tokenizer: Any, args: Any, config: Any) -> None:
+    """Refuse a chat template that leaves out a text, and name tools: see `check_template_reads`."""
+    if data.conversational:
+        from rlhf_trl.run.chat_templates import check_template_reads
+
+        check_template_reads(data, tokenizer, args, config)
+
+
+def check_held_out(args: Any, rows: Any) -> None:
+    """Stop if evaluation was asked for and there are no rows to evaluate on."""
+    if not rows and args.eval_strategy != "no":
         raise InputError(
-            f"reward_weights: {len(weights)} for {len(rewards)} reward_funcs; write one for each."
+            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write no, or "
+            "dataset.eval_size: 100, or name some with dataset.eval_path or dataset.eval_split."
         )
-    return rewards
 
 
 def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
@@ -427,39 +336,6 @@ def a_run(train: Callable[..., None]) -> Callable[..., None]:
     return named
 
 
-@a_run
-def train_policy(loaded: Any, trainer_class: Any) -> None:
-    """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
-    own, args, model = loaded.own, loaded.trl, loaded.model
-    begin(loaded, loaded.row.label)
-    check_reward_model(own)
-    data = read(args, load_prompts, own.dataset, answer_columns(own))
-    if isinstance(own.dataset, FileData):
-        from rlhf_trl.data.columns import check_unread
-
-        check_unread(data.train.column_names, own.dataset.path)
-    check_generation_batch(args, data.train)
-    check_held_out(args, data.held_out)  # before a reward model is loaded
-    tokenizer = load_tokenizer(model, args, data.conversational)
-    check_template_reads(data, tokenizer, args, own.dataset)
-    rewards = load_reward_functions(own, args, data, tokenizer)
-    for rows in (data.train, data.held_out or []):
-        check_prompts(rows, tokenizer, model, args)
-    trainer = build(loaded, trainer_class, data, tokenizer, reward_funcs=rewards)
-    if data.tasks is None and data.held_out is not None:
-        trainer.held_out, trainer.scores = data.held_out.to_list(), {}
-    run(trainer, loaded, data, loaded.row.label)
-
-
-def check_held_out(args: Any, rows: Any) -> None:
-    """Stop if evaluation was asked for and there are no rows to evaluate on."""
-    if not rows and args.eval_strategy != "no":
-        raise InputError(
-            f"eval_strategy is {args.eval_strategy.value}, but no row is held out; write no, or "
-            "dataset.eval_size: 100, or name some with dataset.eval_path or dataset.eval_split."
-        )
-
-
 def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
     """Set fields of TRL that something decides; refuse a config that says otherwise."""
     for key, value in values.items():
@@ -467,24 +343,6 @@ def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
             given = str(loaded.given[key]).lower()
             raise InputError(f"{key}: {given} contradicts {by}; remove {key}.")
         setattr(loaded.trl, key, value)
-
-
-def check_reward_model(own: Any) -> None:
-    """Refuse what only a reward model would read, where there is none."""
-    for key in ("reward_aggregate", "reward_model_strips_think"):
-        if (value := getattr(own, key)) and not own.reward_model:
-            told = f"{key} is {str(value).lower()}, but there is no reward_model"
-            raise InputError(f"{told}; name one.")
-
-
-def check_generation_batch(args: Any, rows: Any) -> None:
-    """Stop unless the data set fills at least one generation batch; TRL would train 0 steps."""
-    prompts = args.generation_batch_size // args.num_generations
-    if len(rows) < prompts:
-        raise InputError(
-            f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation batch "
-            f"({args.generation_batch_size} / {args.num_generations}); add rows or make it smaller."
-        )
 
 
 def _questions(data: Examples) -> set[str]:
@@ -537,13 +395,19 @@ def run(
         folder / "evaluations" / f"step-{step:06d}.json", {"metrics": metrics, "answers": answers}
     )
     trainer.save_checksums = loaded.own.save_checksums
+    template = trainer.processing_class.chat_template
     trainer.told = {
         "given": loaded.given,
         "launch": launch.describe_launch(args, name, kind_of(args, loaded.row)),
         "versions": report.versions(),
-        **({"rows": _check_rows(loaded, data)} if loaded.own.save_checksums else {}),
-        "chat_template": _check_template(loaded, trainer.processing_class.chat_template),
+        **({"rows": checksums(data)} if loaded.own.save_checksums else {}),
+        "chat_template": sha256(json.dumps(template).encode()).hexdigest(),
     }
+    if args.resume_from_checkpoint is not None:
+        from rlhf_trl.run import resuming
+
+        resuming.check_rows(loaded, trainer.told.get("rows", {}))
+        resuming.check_template(loaded, trainer.told["chat_template"])
     if loaded.own.rollouts != "off":
         facts = {"name": name, "seed": args.seed, **trainer.told}
         answers = right_answers(data.train, getattr(trainer, "held_out", None))
@@ -555,7 +419,11 @@ def run(
         trainer.add_callback(report.RewardProgress())
 
     if trainer.is_world_process_zero():
-        _keep_config(loaded, folder)
+        if args.resume_from_checkpoint is None:
+            output.set_aside(folder, 0)
+            loaded.save(folder / "config.yaml")
+        else:
+            resuming.keep_config(loaded, folder)
         if tasks is not None:
             print(
                 f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind "
@@ -564,16 +432,10 @@ def run(
             )
     training_time = TrainingTime(args.resume_from_checkpoint)
     trainer.add_callback(training_time)
-    try:
-        with _tied_weights_are_no_news(trainer.model):
-            result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    except RuntimeError as error:
-        if "probability tensor contains" not in str(error):
-            raise
-        raise InputError(
-            f"the model's probabilities are no longer numbers at step "
-            f"{trainer.state.global_step}: training has diverged; {trainer.last_good()}."
-        ) from error
+    stop = Stop(trainer)
+    trainer.add_callback(stop)
+    with stop.keeping(), _naming_divergence(trainer), _tied_weights_are_no_news(trainer.model):
+        result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trained = training_time.so_far()
     if result.global_step == 0:
         raise InputError(
@@ -585,7 +447,8 @@ def run(
     evaluated = [e["step"] for e in log if any(key.startswith("eval_") for key in e)]
     if can_evaluate and (not evaluated or evaluated[-1] != kept):
         logged = len(log)
-        trainer.evaluate()
+        with _naming_divergence(trainer):
+            trainer.evaluate()
         if kept in evaluated:  # it is in the log, in its place
             del log[logged:]
 

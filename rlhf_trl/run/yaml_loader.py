@@ -6,6 +6,7 @@ YAML 1.1, which PyYAML reads, takes `1e-6` for a string, `no` for a boolean and 
 
 import re
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ _SCALARS: dict[str, tuple[str, list[str], Callable[[str], Any]]] = {  # pattern,
 }
 
 
+MOST_VALUES = 100_000  # of a config, with what its aliases repeat
+
 # The value of `key: !unset`: the key that the base file sets is removed.
 UNSET = type("Unset", (), {"__repr__": lambda self: "!unset"})()
 
@@ -33,6 +36,13 @@ UNSET = type("Unset", (), {"__repr__": lambda self: "!unset"})()
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML's own registry)
     yaml_constructors = {_TAG + "str": yaml.SafeLoader.construct_scalar}  # noqa: RUF012
+
+    # Extends SafeLoader.get_single_node: a few lines of aliases can stand for billions of values.
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _count(node, {}) > MOST_VALUES:
+            self._fail(f"aliases (*name) make more than {MOST_VALUES} values of the file", node)
+        return node
 
     def _fail(self, problem: str, node: yaml.Node) -> None:
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
@@ -66,6 +76,18 @@ class _Loader(yaml.SafeLoader):
     def _unknown_tag(self, node: yaml.Node) -> None:
         tag = node.tag.replace(_TAG, "!!")
         self._fail(f"the tag {tag} is not read here; write a plain value", node)
+
+
+def _count(node: yaml.Node, counts: dict[yaml.Node, float]) -> float:
+    """Return how many values a node stands for, aliases written out; of one in itself, infinity."""
+    if node not in counts:
+        counts[node] = inf  # until it is counted
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        else:
+            parts = node.value if isinstance(node, yaml.SequenceNode) else []
+        counts[node] = 1 + sum(_count(part, counts) for part in parts)
+    return counts[node]
 
 
 def _holds_unset(value: Any) -> bool:
@@ -102,6 +124,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: the config is not UTF-8 text.") from error
     try:
         content = yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise InputError(f"{path}: the config is nested too deeply to be read.") from error
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -122,7 +146,7 @@ def read_word(text: str) -> Any:
     """
     try:
         value = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     accidental = isinstance(value, dict | list) and text[0] not in "[{"
     typed = not text.strip() or isinstance(value, str) or value is UNSET or accidental

@@ -10,14 +10,15 @@ import torch
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from typing_extensions import override
 
+from rlhf_trl import book
 from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.data.fitting import fit, kto_order, rotated
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.held_out import AnswersBesideLoss
+from rlhf_trl.evaluation.beside_loss import AnswersBesideLoss
 from rlhf_trl.evaluation.over_examples import OverExamples, Replay
 from rlhf_trl.losses import completions_loss
 from rlhf_trl.reward_models.accuracy import pair_accuracy
-from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
+from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, fields_set, with_signature_of
 
 
 @dataclass
@@ -151,15 +152,16 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
+        during: dict[str, Any] = {}
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
                 raise InputError(f"{self._row.label} reads no reference model; remove it.")
-            args.precompute_ref_log_probs = True
-        losses = args.loss_type, args.loss_weights
+            during["precompute_ref_log_probs"] = True
         if not self._stock:  # TRL's loss is computed for its metrics only
-            args.loss_type, args.loss_weights = ["sigmoid"], None
-        super().__init__(model, args=args, **kwargs)
-        args.loss_type, args.loss_weights = losses
+            during |= {"loss_type": ["sigmoid"], "loss_weights": None}
+        with fields_set(args, during):
+            super().__init__(model, args=args, **kwargs)
+        self.precompute_ref_logps = args.precompute_ref_log_probs and self._row.reference
         if not self._stock:
             _check_reference(self.model, self.ref_model)
 
@@ -252,6 +254,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     @with_signature_of(KTOTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         super().__init__(model, args=self._take(args, model), **kwargs)
+        self.reference_point = self._row.reference_point
         if not self._stock:
             _check_reference(self.model, self.ref_model)
 
@@ -262,14 +265,14 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         interleaved = getattr(args, "interleave_labels", None)
         if overlong is None and interleaved is None:
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
-        whole = copy(args)
+        uncut_args = copy(args)
         if overlong is not None:
-            whole.max_length = None
-        rotates, self.calculate_KL = self.calculate_KL, False
+            uncut_args.max_length = None
+        calculate_kl, self.calculate_KL = self.calculate_KL, False  # TRL would rotate too early
         try:
-            dataset = super()._prepare_dataset(dataset, processing_class, whole, dataset_name)
+            dataset = super()._prepare_dataset(dataset, processing_class, uncut_args, dataset_name)
         finally:
-            self.calculate_KL = rotates
+            self.calculate_KL = calculate_kl
         counts: dict[str, int] = {}
         if overlong is not None:
             dataset, counts = fit(dataset, ("completion_ids",), args.max_length, overlong)
@@ -297,6 +300,12 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         policy = outputs.log_probs[:, 1 - inputs["input_ids"].shape[1] :].sum(1)
         kl_policy = kl.log_probs[:, 1 - inputs["KL_input_ids"].shape[1] :].sum(1)
         wanted = inputs["label"].bool()
+        kl_logps, kl_ref = map(self.accelerator.gather, (kl_policy, inputs["ref_KL_logps"]))
+        if self.reference_point == "rejected":
+            those = ~wanted if (~wanted).sum() > 1 else torch.ones_like(wanted)
+            kl_logps, kl_ref = policy[those].detach(), inputs["ref_logps"][those]
+            z = book.preference.kto_reference_point(kl_logps, kl_ref)
+            self._metrics["train" if self.model.training else "eval"]["kl"][-1] = z.item()
         found = completions_loss(
             self._row,
             self._parameters,
@@ -304,8 +313,8 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             policy_rejected_logps=policy[~wanted],
             ref_chosen_logps=inputs["ref_logps"][wanted],
             ref_rejected_logps=inputs["ref_logps"][~wanted],
-            policy_kl_logps=self.accelerator.gather(kl_policy),
-            ref_kl_logps=self.accelerator.gather(inputs["ref_KL_logps"]),
+            policy_kl_logps=kl_logps,
+            ref_kl_logps=kl_ref,
         )
         loss = found.loss
         if self.aux_loss_enabled:

@@ -23,7 +23,8 @@ from rlhf_trl.algorithms import Distillation, Resolved, of_the_row
 from rlhf_trl.data.answers import completion_text
 from rlhf_trl.errors import InputError
 from rlhf_trl.losses import distilled_loss
-from rlhf_trl.models import EMBEDDED, load_language_model, loading
+from rlhf_trl.models import EMBEDDED, loading
+from rlhf_trl.policies import load_language_model
 from rlhf_trl.tiny import checkpoint_path
 from rlhf_trl.trainers.on_trl import Batch, with_signature_of
 from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask

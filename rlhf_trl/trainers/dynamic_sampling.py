@@ -26,7 +26,7 @@ class DynamicSampling:
     `dynamic_sampling/discarded_groups` and `dynamic_sampling/left_without_contrast`.
     """
 
-    _rounds: int = 0  # at most; 0: off
+    _rounds: int = 0  # at most; 0: off, and in formulation code groups without contrast are dropped
     _correctness: int | None = None  # column of the reward that is 1 for right and 0 for wrong
     _carried: dict[str, Any]  # in checkpoints; `stream_position` counts the fresh prompts
     _kept: list[dict[str, Any]] | None = None
@@ -134,6 +134,15 @@ class DynamicSampling:
             for i, row in enumerate(inputs)
         ]
         return rows, rewards
+
+    def _drop_groups(self, output: dict[str, Any]) -> None:
+        """Leave groups without contrast out of the loss, as the book's code drops them."""
+        dropped = self._without_contrast(self._rewards_per_func)
+        keep = torch.ones(len(self._rewards_per_func), 1, device=self.args.device)
+        keep.view(-1, self.num_generations)[dropped] = 0
+        tokens = output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+        output["tool_mask"] = tokens * keep[self._mine(output)]
+        self._metrics["train"]["dynamic_sampling/discarded_groups"].append(len(dropped))
 
     def _without_contrast(self, rewards: Tensor) -> list[int]:
         """Return the groups, over all processes, that are all right or all wrong."""

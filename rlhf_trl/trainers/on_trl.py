@@ -2,8 +2,8 @@
 
 import inspect
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -18,8 +18,8 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import get_config_model_id
 from typing_extensions import override
 
-from rlhf_trl import algorithms, output
-from rlhf_trl.errors import InputError, naming
+from rlhf_trl import algorithms, cards, output
+from rlhf_trl.errors import Diverged, InputError, naming, reason_in_short
 from rlhf_trl.rollouts.store import Store
 
 Batch = dict[str, Any]  # tensors, by TRL's names
@@ -42,6 +42,17 @@ def with_signature_of(
         return init
 
     return decorate
+
+
+@contextmanager
+def fields_set(args: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give fields of a config other values, and the user's own ones back in the end."""
+    before = {name: getattr(args, name) for name in values}
+    vars(args).update(values)
+    try:
+        yield
+    finally:
+        vars(args).update(before)
 
 
 @dataclass
@@ -114,9 +125,9 @@ class OnTRL:
                 "streaming=False."
             )
         if (algorithm := self._algorithm) is not None:  # before TRL tags the model
+            general = [tag for tag in self._tag_names if tag != self._name.lower()]
             self._name = algorithms.ALGORITHMS[algorithm].title
-            general = [tag for tag in self._tag_names if tag not in algorithms.ALGORITHMS]
-            self._tag_names, self._paper = [*general, algorithm], paper(algorithm)
+            self._tag_names, self._paper = [*general, algorithm], cards.paper(algorithm)
         super().__init__(*args, **kwargs)
         if self.is_deepspeed_enabled:  # which else unpickles whatever a checkpoint holds
             from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
@@ -138,16 +149,12 @@ class OnTRL:
             (folder / output.MANIFEST).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._save_state(folder)  # before the random state is saved, which it may move
-        args.save_total_limit = None
-        try:
+        with fields_set(args, {"save_total_limit": None}):
             super()._save_checkpoint(model, trial)
-        finally:
-            args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if args.should_save:
             told = {"world_size": args.world_size, "save_only_model": args.save_only_model}
             output.write_manifest(folder, self.save_checksums, **self.told, **told)
-            self._complete_card()
         self.accelerator.wait_for_everyone()
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
@@ -157,15 +164,17 @@ class OnTRL:
             output.sync(next(path for _, path in saved if (path / output.MANIFEST).exists()))
             rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
 
-    def _complete_card(self) -> None:
-        """Name the base model and the trained one where TRL's card has None: both are folders."""
-        path, base = Path(self.args.output_dir, "README.md"), self.told.get("given", {})
-        if path.is_file() and (base := base.get("model_name_or_path")):
-            text = path.read_text("utf-8").replace(
-                "[None](https://huggingface.co/None)", f"`{base}`"
-            )
-            text = text.replace('model="None"', f'model="{path.parent / "model"}"')
-            output.write_whole(path, text)
+    # Extends create_model_card of TRL's trainers, which knows no formulations, and whose models
+    # are None where they are folders.
+    @override
+    def create_model_card(self, *args, **kwargs):
+        """Write a card that also names the formulation, the base model and the trained one."""
+        super().create_model_card(*args, **kwargs)
+        if not self.is_world_process_zero():
+            return
+        base = self.told.get("given", {}).get("model_name_or_path")
+        loss = None if self._algorithm is None else self._row.label
+        cards.complete(Path(self.args.output_dir), base, loss)
 
     # Extends Trainer.create_optimizer and create_scheduler: what they refuse names its keys.
     @override
@@ -225,6 +234,18 @@ class OnTRL:
         if Path(checkpoint_folder, output.MANIFEST).exists():
             super()._push_from_checkpoint(checkpoint_folder)
 
+    # Extends Trainer.init_hf_repo, with which all uploads begin: what stops it becomes a sentence.
+    @override
+    def init_hf_repo(self, *args, **kwargs):
+        """Create the repository on the hub, or say why not."""
+        try:
+            super().init_hf_repo(*args, **kwargs)
+        except Exception as error:  # of the hub or of the network, whose types have no common base
+            raise InputError(
+                f"push_to_hub: the hub has made no repository ({reason_in_short(error)}); go "
+                "online and log in with `hf auth login`, or leave push_to_hub out."
+            ) from None
+
     # Extends Trainer._run_epoch, which trains one step more where none is left.
     @override
     def _run_epoch(self, *args, **kwargs):
@@ -240,15 +261,14 @@ class OnTRL:
         mine = (getattr(p, "_local_tensor", getattr(p, "ds_tensor", p)) for p in trained)
         bad = torch.tensor([not all(p.isfinite().all() for p in mine)], device=self.args.device)
         if self.accelerator.gather(bad).any():
-            raise InputError(
+            raise Diverged(
                 f"the weights are no longer finite at step {self.state.global_step}, so they are "
                 f"not saved: training has diverged; {self.last_good()}."
             )
 
     def last_good(self) -> str:
         """Return where a run that has diverged can go on."""
-        saved = output.numbered(Path(self.args.output_dir), "checkpoint-").items()
-        whole = [step for step, path in saved if (path / output.MANIFEST).exists()]
+        whole = output.whole_checkpoints(Path(self.args.output_dir))
         last = f"the last good step is {max(whole)}" if whole else "no good step was saved"
         return f"{last}; lower learning_rate"
 
@@ -268,16 +288,6 @@ def follow_schedule(scheduler: Any) -> None:
 
 def _library(cls: type) -> str:
     return cls.__module__.partition(".")[0]
-
-
-def paper(algorithm: str) -> dict[str, str | None]:
-    """Return title, arXiv number and BibTeX of a row's paper; without one, what the row says."""
-    where = algorithms.ALGORITHMS[algorithm].paper
-    number = re.split("[: ]", where)[-1]
-    entries = Path(__file__).parents[1].joinpath("papers.bib").read_text("utf-8").split("\n\n")
-    entry = next((entry.strip() for entry in entries if number in entry), where)
-    title = re.search(r"title *= *{{(.*)}}|$", entry)[1] or where
-    return {"title": title, "id": number if "arXiv" in where else None, "citation": entry}
 
 
 def _streamed(value: Any) -> bool:

@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+from datasets import DatasetDict
 from torch import Tensor
 from trl import DPOTrainer
 from trl.trainer.utils import selective_log_softmax
@@ -17,7 +18,7 @@ from rlhf_trl.evaluation.over_examples import Batch, Recorder, Replay
 from rlhf_trl.losses import completions_loss
 from rlhf_trl.reward_models.accuracy import pair_accuracy
 from rlhf_trl.trainers.direct_alignment import Aligned, AlignmentFields
-from rlhf_trl.trainers.on_trl import with_signature_of
+from rlhf_trl.trainers.on_trl import fields_set, with_signature_of
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 try:
@@ -51,13 +52,14 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
     @with_signature_of(ORPOTrainer.__init__)
     def __init__(self, model: Any = None, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
+        if isinstance(held_out := kwargs.get("eval_dataset"), dict):  # ORPOTrainer takes no dict
+            kwargs["eval_dataset"] = DatasetDict(held_out)
         if not self._counts_examples():
             super().__init__(model, args=args, **kwargs)
             return
-        changed = {"max_length": args.max_length, "model_init_kwargs": args.model_init_kwargs}
-        args.max_length = _NO_LIMIT  # our rule for over-long pairs comes after
+        during: dict[str, Any] = {"max_length": _NO_LIMIT}  # our rule for over-long pairs is later
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
-            args.model_init_kwargs = {"device_map": None, **(args.model_init_kwargs or {})}
+            during["model_init_kwargs"] = {"device_map": None, **(args.model_init_kwargs or {})}
         if not self._stock and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise InputError(
                 f"{self._row.label} reads prompt and completion as one text, which an "
@@ -74,9 +76,8 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         else:  # ORPOTrainer would tokenize all of the rows, which comes after
             first = {name: rows.select([0]) for name, rows in sides.items() if _is_whole(rows)}
             kwargs |= first
-        super().__init__(model, args=args, **kwargs)
-        for name, value in changed.items():
-            setattr(args, name, value)
+        with fields_set(args, during):
+            super().__init__(model, args=args, **kwargs)
         self._tokenizer = self.processing_class  # by the name that DPOTrainer's method reads
         self.max_length = args.max_length
         for name, rows in sides.items():

@@ -1,7 +1,6 @@
 """Policy-gradient algorithms on TRL's GRPOTrainer: a row of the table, read over the book."""
 
 import inspect
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partialmethod
 from pathlib import Path
@@ -10,23 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
-from trl.data_utils import is_conversational
 from trl.trainer import utils
 from typing_extensions import override
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import FieldError, PolicyGradient, Resolved, RowConfig, of_the_row
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.evaluation.held_out import (
-    WITH_PENALTIES,
-    AnswersHeldOut,
-    Scores,
-    named_rewards,
-    with_penalties,
-)
+from rlhf_trl.evaluation.held_out import WITH_PENALTIES, with_penalties
+from rlhf_trl.evaluation.rewarded import RewardedAnswers
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
 from rlhf_trl.rewards.finished import with_finished
-from rlhf_trl.rollouts.generate import Rows, Said, neutral
+from rlhf_trl.rollouts.generate import neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
 from rlhf_trl.trainers.on_trl import Batch, OnTRL, Safeguards, with_signature_of
 
@@ -39,16 +32,35 @@ STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each proce
 
 
 @dataclass
-class BookGRPOConfig(RowConfig, Safeguards, GRPOConfig):
+class PolicyGradientConfig(RowConfig, Safeguards):
+    """Mixin of configs of TRL's GRPO kind: their row is one of policy gradients."""
+
+    family: ClassVar[str] = "policy_gradient"
+    critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
+    stock_trainer: ClassVar[str] = "GRPOTrainer"
+
+    def parameters(self, row: PolicyGradient, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of the row's loss."""
+        if given.get("baseline") == "moving_average":
+            given["baseline_value"] = 0.0  # each generation sets it
+        return row.parameters(given)
+
+    def checked(self, resolved: Resolved) -> Resolved:
+        """Return the row as its parameters make it, if the run can be computed and resumed."""
+        row = resolved.row.chosen(resolved.parameters)
+        _check(row, self)
+        return replace(resolved, row=row)
+
+
+@dataclass
+class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
     """GRPOConfig whose loss fields belong to the algorithm, with the fields that TRL lacks.
 
     None means the default of the algorithm's row, or what it fixes. `epsilon_high` always means an
     upper bound of 1 + epsilon_high. One completion per prompt is allowed.
     """
 
-    family: ClassVar[str] = "policy_gradient"
     default_row: ClassVar[str] = "grpo"
-    critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
 
     # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
     epsilon: float | None = of_the_row("epsilon")
@@ -71,7 +83,7 @@ class BookGRPOConfig(RowConfig, Safeguards, GRPOConfig):
     missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
     # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("soft_punish_cache")
-    # then groups without contrast are kept; 0: never (DAPO)
+    # then groups without contrast are kept; 0: never, in formulation code they are dropped (DAPO)
     dynamic_sampling_rounds: int | None = of_the_row("dynamic_sampling_rounds")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms.
@@ -92,21 +104,9 @@ class BookGRPOConfig(RowConfig, Safeguards, GRPOConfig):
         super().__post_init__()
         self.num_generations, self.num_generations_eval = 1, given
 
-    def parameters(self, row: PolicyGradient, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters of the row's loss."""
-        if given.get("baseline") == "moving_average":
-            given["baseline_value"] = 0.0  # each generation sets it
-        return row.parameters(given)
 
-    def checked(self, resolved: Resolved) -> Resolved:
-        """Return the row as its parameters make it, if the run can be computed and resumed."""
-        row = resolved.row.chosen(resolved.parameters)
-        _check(row, self)
-        return replace(resolved, row=row)
-
-
-class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
-    """GRPOTrainer whose advantages and loss are a row of `rlhf_trl.algorithms`.
+class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
+    """Mixin of trainers of TRL's GRPO kind: advantages and loss are a row's.
 
     Rows that standardize rewards log, per generation, `equal_rewards/frac_groups` (share of groups
     whose rewards are all the same) and `equal_rewards/max_advantage`, the largest that rounding
@@ -114,18 +114,15 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
     and `frac_reward_zero_std` is counted with them.
     """
 
-    config_class = BookGRPOConfig
     _sampler: Any = None  # of a data set that does not stream
     _finished: list[bool]  # which of the completions that are being judged the model ended
 
-    @with_signature_of(GRPOTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args, row = self._take(args, model), self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
-        # by generation: what waits for advantages that the loss estimates, and for how many
-        self._unrecorded: dict[int, list[Any]] = {}
+        self._unrecorded = {}
         self._ahead: list[dict[str, Any]] = []
         self._window_tokens: Tensor | None = None
         super().__init__(model, args=args, **kwargs)
@@ -139,6 +136,8 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
         self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
+        self.drops_groups = self._algorithm == "dapo" and self._formulation == "code"
+        self.drops_groups &= not self._rounds
 
     def _counts_examples(self) -> bool:
         rounds = "dynamic_sampling_rounds"
@@ -180,26 +179,6 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         self._ended = ended
         return rewards
 
-    def judge(self, rows: Rows, said: Said) -> Scores:
-        """Return the scores, those of all reward functions, and the reward they come to."""
-        mine = self.share(rows)
-        chat = is_conversational({"prompt": rows[0]["prompt"]})
-        texts = [said[i].text for i in mine]
-        pending = self._pending_extra_logs, self._pending_metrics  # of the next generation
-        self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
-        self._finished = [said[i].finished for i in mine]
-        rewards = super()._calculate_rewards(
-            [rows[i] for i in mine],
-            [rows[i]["prompt"] for i in mine],
-            [[{"role": "assistant", "content": t}] for t in texts] if chat else texts,
-            [said[i].ids for i in mine],
-        )
-        self._pending_extra_logs, self._pending_metrics = pending
-        rewards, names = rewards[: len(rows)], self.reward_func_names
-        named = named_rewards(rewards, self.reward_weights, names, said, self.args)
-        scores = super().judge(rows, said)
-        return scores | {name: values for name, values in named.items() if name not in scores}
-
     # Extends GRPOTrainer._generate_and_score_completions: the row's advantages replace TRL's.
     @override
     def _generate_and_score_completions(self, inputs):
@@ -218,15 +197,18 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         self._scored = None
         per_func, training = self._rewards_per_func, self.model.training
-        told = [(len(ids), end) for ids, end in zip(self._completion_ids, self._ended, strict=True)]
-        told = self.accelerator.gather(torch.tensor(told, device=per_func.device))
+        pairs = zip(self._completion_ids, self._ended, strict=True)
+        endings = torch.tensor([(len(ids), end) for ids, end in pairs], device=per_func.device)
+        endings = self.accelerator.gather(endings)
         rewards = self._weighted(per_func)
-        if penalized := with_penalties(self.args, rewards, *told.T):
+        if penalized := with_penalties(self.args, rewards, *endings.T):
             rewards = penalized[WITH_PENALTIES]
-            self._log_penalties(penalized)
+            self._log_penalties(penalized, self._group())
         if not self._stock:
             if training and self.num_generations == 1:  # TRL finds no spread in groups of one
                 self._metrics["train"].pop("frac_reward_zero_std", None)
+            if self.drops_groups and training:
+                self._drop_groups(output)
             # counted here, since TRL's shuffle spreads a prompt over micro-batches and processes
             lengths = self.accelerator.gather(loss_mask(output).sum(1)).view(-1, self._group())
             tokens = lengths.sum(1, keepdim=True).expand_as(lengths).flatten()
@@ -239,57 +221,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             logged.extend([*kept, *advantages.tolist()])
         if training:
             if self.rollouts is not None:
-                self._record_generation(output, told)
+                self._record_generation(output, endings)
             self._carried["generation"] += 1
         return output
-
-    def _weighted(self, per_func: Tensor) -> Tensor:
-        """Return the weighted sum of the rewards."""
-        return (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
-
-    def _log_penalties(self, penalized: dict[str, Tensor]) -> None:
-        """Log what `with_penalties` returns, in the table of completions, too."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, column in penalized.items():
-            metrics[name].append(column.mean().item())
-            self._logs["extra"][name].extend(column.tolist())
-        if (size := self._group()) > 1:  # TRL has counted groups by their rewards alone
-            spread = penalized[WITH_PENALTIES].view(-1, size).std(dim=1)
-            equal = torch.isclose(spread, torch.zeros_like(spread))
-            metrics["frac_reward_zero_std"][-1] = equal.float().mean().item()
-
-    def _samples(
-        self, prompts: Any, completions: Any, told: Tensor, per_func: Tensor
-    ) -> tuple[list[tuple[Any, ...]], dict[str, list[float]]]:
-        """Return samples, but for their advantages, and rewards as `Store.write` takes them."""
-        rewards = self._weighted(per_func)
-        samples = zip(prompts, completions, *told.T.tolist(), rewards.tolist(), strict=True)
-        named = dict(zip(self.reward_func_names, per_func.T, strict=True))
-        named |= with_penalties(self.args, rewards, *told.T)
-        return list(samples), {name: column.tolist() for name, column in named.items()}
-
-    def _record_generation(self, output: Batch, told: Tensor) -> None:
-        """Record a generation, unless only the loss will estimate its advantages."""
-        number, logs = self._carried["generation"], self._logs
-        recorded = self._samples(logs["prompt"], logs["completion"], told, self._rewards_per_func)
-        if "token_rewards" not in output:
-            self.record("train", number, *recorded, list(logs["advantages"]), self.num_generations)
-            return
-        places = torch.arange(len(output["advantages"]), device=told.device)
-        output["recorded_as"] = torch.stack([torch.full_like(places, number), places], dim=1)
-        self._unrecorded[number] = [recorded, torch.zeros(len(places)), len(places)]
-
-    def _record_estimated(self, batch: Batch) -> None:
-        """Take the advantages of a micro-batch; with its last one, record a generation."""
-        number, places = batch["recorded_as"][0, 0].item(), batch["recorded_as"][:, 1].cpu()
-        waiting = self._unrecorded[number]
-        recorded, advantages, _ = waiting
-        advantages[places] = mean_advantages(batch).to(advantages)
-        waiting[2] -= len(places)
-        if not waiting[2]:
-            del self._unrecorded[number]
-            advantages = self.accelerator.gather(advantages.to(self.args.device)).tolist()
-            self.record("train", number, *recorded, advantages, self.num_generations)
 
     def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         mine = self._mine(output)
@@ -339,10 +273,12 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         """Return 1 for completions that are right (and well formed, if that is asked)."""
         if self._correctness is None:
             return None
-        success = self._rewards_per_func[:, self._correctness] == 1
+        success = self._rewards_per_func[:, self._correctness]
+        if not self._parameters.get("partial_credit"):
+            success = (success == 1).float()
         if self._format is not None:
-            success &= self._rewards_per_func[:, self._format] == 1
-        return success.float()
+            success = success * (self._rewards_per_func[:, self._format] == 1)
+        return success
 
     def _recall_baseline(self, rewards: Tensor, training: bool) -> None:
         """Set the moving average of earlier batches (the first has its own mean) and move it."""
@@ -397,7 +333,9 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
         if self._row.surrogate != "clipped_ratio":  # TRL counts what that one clips
             for name in [n for n in self._metrics[mode] if n.startswith("clip_ratio/")]:
                 del self._metrics[mode][name]
-        steps = self.current_gradient_accumulation_steps if mode == "train" else 1
+        steps = 1
+        if mode == "train" and self.loss_is_scaled_for_ga:  # else transformers divides
+            steps = self.current_gradient_accumulation_steps
         tokens = None
         if self._row.window == "window":
             # DDP averages over processes what is a sum over them
@@ -505,6 +443,16 @@ class BookGRPOTrainer(OnTRL, DynamicSampling, AnswersHeldOut, GRPOTrainer):
             self._window_tokens = state["window_tokens"]
 
 
+class BookGRPOTrainer(PolicyGradientTrainer, GRPOTrainer):
+    """GRPOTrainer whose advantages and loss are a row of `rlhf_trl.algorithms`."""
+
+    config_class = BookGRPOConfig
+
+    @with_signature_of(GRPOTrainer.__init__)
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+
+
 def loss_mask(batch: Batch) -> Tensor:
     """Return (B, T) 1 on the tokens that the policy generated and that count."""
     mask = batch["completion_mask"]
@@ -525,15 +473,20 @@ def mean_advantages(batch: Batch) -> Tensor:
     return advantages.sum(1) / loss_mask(batch).sum(1).clamp(min=1)
 
 
-def _check(row: PolicyGradient, args: BookGRPOConfig) -> None:
+def _check(row: PolicyGradient, args: Any) -> None:
+    """Refuse another trainer than the row's, groups of one where it compares, odd windows."""
+    if row.label.endswith("(trl)") and row.trainer != args.stock_trainer:
+        raise InputError(
+            f"{row.label} is TRL's {row.trainer}, not {args.stock_trainer}: use "
+            f"Book{row.trainer}, or another formulation."
+        )
     if args.critic != (row.value_loss != "none"):
         has, name = ("no critic", "grpo") if args.critic else ("a critic", "ppo")
         raise InputError(
             f"{row.label} has {has}: use Book{name.upper()}Trainer (recipes/{name}.py)."
         )
-    estimate = row.advantage
-    estimate = estimate if callable(estimate) else getattr(book.advantages, estimate)
-    grouped = "num_generations" in inspect.signature(estimate).parameters
+    part = row.advantage if callable(row.advantage) else getattr(book.advantages, row.advantage)
+    grouped = "num_generations" in inspect.signature(part).parameters
     if grouped and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
         raise FieldError(
             "num_generations_eval",

@@ -21,7 +21,13 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.on_trl import Batch, with_signature_of
-from rlhf_trl.trainers.policy_gradient import BookGRPOConfig, BookGRPOTrainer, loss_mask, whole
+from rlhf_trl.trainers.policy_gradient import (
+    BookGRPOConfig,
+    BookGRPOTrainer,
+    loss_mask,
+    mean_advantages,
+    whole,
+)
 
 
 @dataclass
@@ -174,7 +180,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         if "token_rewards" in inputs:
             inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
             if "recorded_as" in inputs:
-                self._record_estimated(inputs)
+                self._record_estimated(inputs["recorded_as"], mean_advantages(inputs))
         critic = {"values": self._values, **{n: inputs[n] for n in ("old_values", "returns")}}
         self._log_update(critic, inputs)
         self._values = self._logps = None
@@ -192,14 +198,16 @@ class BookPPOTrainer(BookGRPOTrainer):
         return _before_tokens(torch.cat(found), output["completion_ids"])
 
     def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
-        """Return (B, T) advantages of this process; add old values and returns to the output."""
-        rewards, mask = rewards[self._mine(output)], loss_mask(output)
-        if self.beta:
-            rewards = self._shaped(output, rewards)
-        # As TRL leaves out the old log-probabilities where a single update follows: until then the
-        # models stay as they are, so its own forward gives the old values as well.
-        single = training and "old_per_token_logps" not in output
-        if single and not (self.args.whiten_advantages or self.log_completions):
+        """Return (B, T) advantages of this process; add old values and returns to the output.
+
+        If a single update follows (TRL then omits old log-probabilities), zeros hold their place:
+        `_critic` estimates them in the loss, from the added `token_rewards` and that forward's
+        values. But whitening and the log of completions need those of the whole generation now.
+        """
+        own, mask = self._mine(output), loss_mask(output)
+        rewards = self._shaped(output, rewards[own]) if self.beta else rewards[own]  # (B, T), (B,)
+        single_update = training and "old_per_token_logps" not in output
+        if single_update and not (self.args.whiten_advantages or self.log_completions):
             if rewards.dim() == 1:
                 rewards = book.rewards.at_last_token(rewards, mask)
             output["token_rewards"] = rewards
@@ -208,10 +216,10 @@ class BookPPOTrainer(BookGRPOTrainer):
         advantages = output["advantages"]
         if self.args.whiten_advantages:
             # every process pads to its own longest completion
-            alike = [self.accelerator.pad_across_processes(x, dim=1) for x in (advantages, mask)]
-            all_advantages, all_mask = self.accelerator.gather(alike)
+            padded = [self.accelerator.pad_across_processes(x, dim=1) for x in (advantages, mask)]
+            all_advantages, all_mask = self.accelerator.gather(padded)
             whitened = book.advantages.whitened(all_advantages, all_mask)
-            advantages = whitened[self._mine(output), : mask.shape[1]]
+            advantages = whitened[own, : mask.shape[1]]
         return advantages
 
     def _estimated(self, batch: Batch, rewards: Tensor, values: Tensor) -> dict[str, Tensor]:

@@ -9,29 +9,28 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import RewardConfig, RewardTrainer
-from trl.trainer.utils import create_model_from_path
 from typing_extensions import override
 
 from rlhf_trl.algorithms import RowConfig
 from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.candidates import RanksCandidates
 from rlhf_trl.evaluation.over_examples import OverExamples
 from rlhf_trl.losses import scores_loss
-from rlhf_trl.models import loading
 from rlhf_trl.reward_models import metrics
+from rlhf_trl.reward_models.classifiers import check_classifier, loading_of, token_classifier
 from rlhf_trl.reward_models.reader import (
     CLASSES,
     Encoded,
     Reader,
+    collate_ranked,
     judged_class,
     pad_texts,
     reading_last_tokens,
 )
-from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, with_signature_of
+from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, fields_set, with_signature_of
 
 
 @dataclass
@@ -52,6 +51,8 @@ class BookTokenRewardConfig(BookRewardConfig):
 
     head_bias: bool | None = None  # whether the head has a bias; None: with several classes
     class_weights: list[float] | None = None  # of bad, neutral and good steps; None: all 1
+    step_separator: str | None = None  # what ends a step (PRM); recipes: dataset.step_separator
+    step_split: str | None = None  # regular expression that cuts steps; recipes: dataset.step_split
 
     def __post_init__(self):
         weights = self.class_weights
@@ -62,7 +63,7 @@ class BookTokenRewardConfig(BookRewardConfig):
         super().__post_init__()
 
 
-class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
+class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
     """RewardTrainer that also measures what a reward model is used for.
 
     Evaluation adds metrics of the held-out rows and, where there are `candidates`, of how well the
@@ -73,17 +74,15 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
 
     reader: Reader  # how texts are read and scored
     left_out: dict[str, int]  # rows that were too long, by data set
-    candidates: Sequence[Mapping[str, Any]] = ()  # `prompt`, `completion`, `finished`, `label`
     on_answers: Any = None  # called on the main process with step, metrics and []
-    # by the newest evaluation: `rows`, logits and labels, and `scores`, of the candidates
-    judged: dict[str, list[Any]] | None = None
 
-    def _take(self, args: Any, model: Any, *steps: str | None) -> Any:
+    def _take(self, args: Any, model: Any) -> Any:
         args = super()._take(args, model)
         self.left_out = {}
         if (name := self._algorithm or self.config_class.default_row) not in self.known:
             raise InputError(f"algorithm is {name!r}; write {' or '.join(self.known)}.")
-        self.reader = Reader(name, self._formulation, *(steps if name == "prm" else ()))
+        steps = (args.step_separator, args.step_split) if name == "prm" else ()
+        self.reader = Reader(name, self._formulation, *steps)
         return args
 
     # Extends RewardTrainer.evaluate, to tell afterwards.
@@ -114,32 +113,8 @@ class _OnRewardTrainer(OnTRL, OverExamples, RewardTrainer):
             output.metrics[f"{metric_key_prefix}_{name}"] = value
         return output
 
-    def ranking(self) -> tuple[list[float], list[bool], list[int]]:
-        """Return each candidate's default score, label and prompt number, as last evaluated."""
-        scores = [each[self.reader.names[0]] for each in self.judged["scores"]]
-        labels = [bool(row["label"]) for row in self.candidates]
-        return scores, labels, metrics.prompt_groups([row["prompt"] for row in self.candidates])
-
     def _counts_examples(self) -> bool:
         return self._algorithm in ("kwise", "orm", "prm")
-
-    def _score_candidates(self) -> list[dict[str, float]]:
-        """Score all candidates; processes share the work evenly, as the forward is collective."""
-        rows, processes = self.candidates, self.accelerator.num_processes
-        if not rows:
-            return []
-        share = -(-len(rows) // processes)
-        first = share * self.accelerator.process_index
-        mine = [i % len(rows) for i in range(first, first + share)]
-        texts = [self._encode(self.processing_class, rows[i]) for i in mine]
-        how = (texts, self.args.per_device_eval_batch_size, self.accelerator.device)
-        logits = self.reader.outputs(self.model_wrapped, self.processing_class, *how)
-        by_row = dict(gather_object(list(zip(mine, map(self.reader.scores, logits), strict=True))))
-        return [by_row[i] for i in range(len(rows))]
-
-    def _encode(self, tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
-        finished = row.get("finished", True)
-        return self.reader.encode(tokenizer, row["prompt"], row["completion"], finished)
 
     def _row_metrics(self, rows: list[Any], dataset: Any) -> dict[str, float]:
         return {}
@@ -195,7 +170,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             self._reads_last = False
             super().__init__(model, args=args, **kwargs)
             return
-        _check_classifier(model, args)
+        check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         tokenizer = self.processing_class
         ends_pad = tokenizer.pad_token_id == tokenizer.eos_token_id
@@ -214,20 +189,20 @@ class BookRewardTrainer(_OnRewardTrainer):
         if not self._ranked:
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
-        done = "ranked_ids" in dataset.column_names
-        lengths = [len(each) for each in dataset["ranked_ids" if done else "ranked"]]
+        is_tokenized = "ranked_ids" in dataset.column_names
+        lengths = [len(each) for each in dataset["ranked_ids" if is_tokenized else "ranked"]]
         for n, length in enumerate(lengths):
             if length != lengths[0]:  # a batch has no place for where its lists end
                 raise InputError(
                     f"dataset: row {n + 1} of the {dataset_name} data set ranks {length} "
                     f"completions and row 1 {lengths[0]}; make all lists equally long."
                 )
-        if done:
+        if is_tokenized:
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
             encode = partial(self.reader.encode, processing_class, row["prompt"])
-            return {"ranked_ids": [encode(each).ids for each in row["ranked"]]}
+            return {"ranked_ids": [encode(completion).ids for completion in row["ranked"]]}
 
         given = (lambda row: max(map(len, row["ranked_ids"])), dataset_name, args)
         return self._tokenized(dataset, tokenize, *given)
@@ -289,43 +264,36 @@ def _sides(rows: list[list[float]]) -> tuple[list[float], list[float]]:
     return [better for better, _ in pairs], [worse for _, worse in pairs]
 
 
-def collate_ranked(
-    rows: list[dict[str, Any]], pad_token_id: int, multiple: int | None = None
-) -> dict[str, Any]:
-    """Put the completions of all lists of `ranked_ids` below each other, list by list."""
-    texts = [{"input_ids": ids} for row in rows for ids in row["ranked_ids"]]
-    return {**pad_texts(texts, pad_token_id, multiple), "list_length": len(rows[0]["ranked_ids"])}
-
-
 class BookTokenRewardTrainer(_OnRewardTrainer):
     """RewardTrainer for models that judge every token (ORM) or every step (PRM) of a completion.
 
     The model is a token classifier, or the name of a language model. The data set has rows of
     `prompt`, `completion`, `label` and perhaps `finished` (ORM), or of `prompt`, `completions` and
-    `labels` (PRM), where `step_separator` ends a step and `step_split`, a regular expression, cuts
-    completions into steps.
+    `labels` (PRM).
     """
 
     config_class, known = BookTokenRewardConfig, ("orm", "prm")
 
+    @with_signature_of(RewardTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
-        steps = [kwargs.pop(name, None) for name in ("step_separator", "step_split")]
-        args = self._take(args, model, *steps)
+        args = self._take(args, model)
         labels = self.reader.num_labels
+        during: dict[str, Any] = {}
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
-            more = _loading(args)
+            more = loading_of(args)
             if (quantization := kwargs.pop("quantization_config", None)) is not None:
                 more["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random
             model = token_classifier(model, labels, bias, **more)
-            args.model_init_kwargs = None
+            during["model_init_kwargs"] = None  # RewardTrainer would say that it ignores them
         if model.config.num_labels != labels:
             raise InputError(
                 f"num_labels is {model.config.num_labels}, not {labels}; choose another model."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
-        super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
+        with fields_set(args, during):
+            super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
             self.data_collator = self._collating(pad_texts)
@@ -409,22 +377,6 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
         return [CLASSES[i] if self.reader.num_labels > 1 else 2 * i - 1 for i in labels]
 
 
-def _check_classifier(model: Any, args: RewardConfig) -> None:
-    """Refuse a classifier with several labels, which RewardTrainer cannot load or use."""
-    if isinstance(model, str):
-        config = _config(model, _loading(args))
-        if not any("Classification" in name for name in config.architectures or []):
-            return  # a language model, which gets a new head
-        name = f"model_name_or_path: {model!r}"
-    else:
-        config, name = model.config, "the model"
-    if config.num_labels != 1:
-        raise InputError(
-            f"{name} has num_labels {config.num_labels}, but a reward is one number; name a "
-            "language model, or a reward model with num_labels 1."
-        )
-
-
 def _adapting(task_type: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments with an adapter's task type, by which PEFT trains and saves the head."""
     if (adapter := kwargs.get("peft_config")) is None:
@@ -432,36 +384,6 @@ def _adapting(task_type: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     adapter = deepcopy(adapter)
     adapter.task_type = task_type
     return {**kwargs, "peft_config": adapter}
-
-
-def _loading(args: RewardConfig) -> dict[str, Any]:
-    """Return what `from_pretrained` gets; the trainer places the model, on each process' device."""
-    found = {"trust_remote_code": args.trust_remote_code, "device_map": None}
-    return found | (args.model_init_kwargs or {})
-
-
-def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
-    known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
-    return AutoConfig.from_pretrained(source, **known)
-
-
-def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
-    """Load a language model with a head of `num_labels` on every token, without dropout."""
-    remedy = "name a language model, or a reward model of the same kind"
-    fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
-    with loading(f"model_name_or_path: {source!r}", remedy, fault, RuntimeError, new_head=True):
-        config = _config(source, kwargs)
-        tokens = any("TokenClassification" in name for name in config.architectures or [])
-        had_bias = getattr(config, "token_classification_bias", True)
-        if tokens and config.num_labels == num_labels and had_bias != head_bias:
-            raise InputError(
-                f"head_bias: the head in {source!r} has another; write {str(had_bias).lower()}."
-            )
-        config.num_labels = num_labels
-        config.classifier_dropout = 0.0
-        config.token_classification_bias = head_bias
-        auto = AutoModelForTokenClassification
-        return create_model_from_path(source, auto, config=config, **kwargs)
 
 
 def _count_tokens(trainer: RewardTrainer, inputs: Mapping[str, Tensor]) -> None:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.report import read_evaluations
 from rlhf_trl.output import write_json, write_whole
-from rlhf_trl.run.config import join_options, read_config
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.folders import home
+from rlhf_trl.run.options import join_options
 from rlhf_trl.run.race import draw_band, train_all
 from rlhf_trl.run.stages import stage_of_config
 

@@ -1,27 +1,26 @@
-"""The loss of an algorithm on plain tensors: a row of the table, read over the book's functions.
+"""The four public losses: what is given is checked, then computed as the row says.
 
-`policy_gradient_loss`, `preference_loss`, `reward_loss` and `distillation_loss` are the whole of
-it, one for each family. A name that does not exist, a tensor or parameter that the formulation does
-not read, one that it needs and does not get, and a shape or value that is impossible are an
-InputError. A policy-gradient trainer takes three steps one by one: `shaped_rewards` where it has
-the log-probabilities, `estimate_advantages` on the rewards of all processes, and `surrogate_loss`
-on each micro-batch.
+A name that does not exist, a tensor or parameter that the formulation does not read, one that it
+needs and does not get, and a shape or value that is impossible are an InputError.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_trl import algorithms, book
-from rlhf_trl.algorithms import Distillation, Part, PolicyGradient, Preference, RewardModel
-from rlhf_trl.book.aggregation import masked
+from rlhf_trl.algorithms import Distillation, PolicyGradient, Preference, RewardModel
 from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.losses.calling import call, look_up, promoted
+from rlhf_trl.losses.distillation import distilled_loss, student_name
+from rlhf_trl.losses.policy_gradients import estimate_advantages, shaped_rewards, surrogate_loss
+from rlhf_trl.losses.preferences import PreferenceLoss, completions_loss
+from rlhf_trl.losses.reward_models import scores_loss
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def policy_gradient_loss(
         ref_logps: (B, T) log-probabilities under the reference policy, with `beta`.
         values: (B, T) values of the critic that is trained (PPO).
         old_values: (B, T) values at rollout time (PPO).
-        binary_rewards: (B,) 1 for a success, 0 for a failure (MaxRL).
+        binary_rewards: (B,) 1 for a success, 0 for a failure (MaxRL; code: or partial credit).
         num_generations: completions per prompt, standing next to each other; None: the batch is one
             group.
         prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt, for a
@@ -92,120 +91,8 @@ def policy_gradient_loss(
     known = {**tensors, "row": row, "params": numbers}
     known |= {"num_generations": num_generations, "normalizer": normalizer}
     for name, step in (("rewards", shaped_rewards), ("advantages", estimate_advantages)):
-        known[name] = _call(step, {}, known)
-    return PolicyGradientLoss(_call(surrogate_loss, {}, known), known["advantages"])
-
-
-def shaped_rewards(
-    row: PolicyGradient,
-    params: Mapping[str, Any],
-    *,
-    rewards: Tensor,
-    mask: Tensor,
-    logps: Tensor,
-    old_logps: Tensor | None = None,
-    ref_logps: Tensor | None = None,
-) -> Tensor:
-    """Step 1: take beta * KL from the rewards, where the row has its KL there.
-
-    Row and parameters are what `PolicyGradient.chosen` and `parameters` returned, the tensors those
-    of `policy_gradient_loss`. The KL is that of `old_logps`, or else of `logps`. Rewards are (B,),
-    or (B, T) if the row penalizes each token.
-    """
-    if row.kl != "reward" or not params["beta"]:
-        return rewards
-    rollout_logps = (logps if old_logps is None else old_logps).detach()
-    per_token = kl_estimate(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
-    penalize = _function(book.rewards, row.kl_penalty)
-    return _call(penalize, params, {"rewards": rewards, "kl": per_token, "mask": mask})
-
-
-def estimate_advantages(
-    row: PolicyGradient,
-    params: Mapping[str, Any],
-    *,
-    rewards: Tensor,
-    mask: Tensor | None = None,
-    old_values: Tensor | None = None,
-    binary_rewards: Tensor | None = None,
-    num_generations: int | None = None,
-) -> Tensor:
-    """Step 2: turn rewards into advantages, (B,) or (B, T), detached.
-
-    The rewards are what step 1 returned, gathered over all processes if they are (B,). `mask` and
-    `old_values`, (B, T), are for advantages per token.
-    """
-    estimate = _function(book.advantages, row.advantage)
-    tensors = {"rewards": rewards, "num_generations": num_generations, "mask": mask}
-    if "token_rewards" in inspect.signature(estimate).parameters:
-        per_token = rewards if rewards.dim() == 2 else book.rewards.at_last_token(rewards, mask)
-        tensors["token_rewards"] = per_token
-    tensors |= {"old_values": old_values, "binary_rewards": binary_rewards}
-    return _call(estimate, params, tensors).detach()
-
-
-def surrogate_loss(
-    row: PolicyGradient,
-    params: Mapping[str, Any],
-    *,
-    logps: Tensor,
-    mask: Tensor,
-    advantages: Tensor,
-    old_logps: Tensor | None = None,
-    ref_logps: Tensor | None = None,
-    values: Tensor | None = None,
-    old_values: Tensor | None = None,
-    returns: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    num_generations: int | None = None,
-    prompt_tokens: Tensor | None = None,
-    normalizer: Tensor | float | None = None,
-) -> Tensor:
-    """Step 3: the scalar loss of a micro-batch, given its advantages, (B,) or (B, T).
-
-    Args:
-        returns: (B, T) targets of the critic; None: advantages + old_values, which holds for
-            advantages that are not whitened.
-        token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as
-            the learner-to-sampler weights of chapter 6, eq:ppo_tis.
-        num_generations: completions of each prompt, for a mean over the tokens of a prompt.
-        prompt_tokens: (B,) for each completion, the tokens of all completions of its prompt; None:
-            counted from `mask`, in which those of a prompt are neighbors.
-        normalizer: what the aggregation divides by; None: counted from `mask`.
-    """
-    advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else masked(advantages, mask)
-    logps = masked(logps, mask)
-    old_logps = logps.detach() if old_logps is None else masked(old_logps, mask)
-    tensors = {"logps": logps, "old_logps": old_logps, "mask": mask, "advantages": advantages}
-    if row.ratio != "none":
-        tensors["ratio"] = _call(_function(book.surrogates, row.ratio), params, tensors)
-    losses = _call(_function(book.surrogates, row.surrogate), params, tensors)
-    if token_weights is not None:
-        losses = losses * masked(token_weights, mask)
-    if row.kl == "loss" and params["beta"]:
-        losses = losses + params["beta"] * kl_estimate(row, params, logps, masked(ref_logps, mask))
-    if row.value_loss != "none":
-        old_values = masked(old_values, mask)
-        if returns is None:
-            returns = book.value.lambda_returns(advantages, old_values)
-        critic = {"values": masked(values, mask), "old_values": old_values}
-        critic["returns"] = masked(returns, mask)
-        critic_losses = _call(_function(book.value, row.value_loss), params, critic)
-        losses = losses + params["vf_coef"] * critic_losses
-    tensors |= {"losses": losses, "normalizer": normalizer}
-    tensors |= {"num_generations": num_generations, "prompt_tokens": prompt_tokens}
-    return _call(_function(book.aggregation, row.aggregation), params, tensors)
-
-
-@dataclass(frozen=True)
-class PreferenceLoss:
-    """What `preference_loss` returns."""
-
-    loss: Tensor  # the scalar to minimize; differentiable in the policy's log-probabilities
-    # (B,) implicit rewards, beta * (log pi - log pi_ref), or beta * log pi where no reference is
-    # read; constants
-    chosen_rewards: Tensor
-    rejected_rewards: Tensor
+        known[name] = call(step, {}, known)
+    return PolicyGradientLoss(call(surrogate_loss, {}, known), known["advantages"])
 
 
 def preference_loss(
@@ -254,29 +141,10 @@ def preference_loss(
         "ref_kl_logps": ref_kl_logps,
         "chosen_nll": chosen_nll,
     }
-    tensors = _named(row.label, _function(book.preference, row.loss), given)
+    tensors = _named(row.label, look_up(book.preference, row.loss), given)
     _check_floating(row.label, tensors, "policy_chosen_logps")
     _check_completions(row, tensors)
     return completions_loss(row, numbers, **tensors)
-
-
-def completions_loss(
-    row: Preference, params: Mapping[str, Any], **tensors: Tensor
-) -> PreferenceLoss:
-    """Compute a direct-alignment loss without any check: what `preference_loss` does after them.
-
-    `params` is what `Preference.parameters` returned, the tensors those that the row's function
-    reads.
-    """
-    learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
-    tensors = _promoted(tensors, "policy_chosen_logps", learned)
-
-    def implicit_rewards(which: str) -> Tensor:
-        policy = tensors[f"policy_{which}_logps"]
-        return (params["beta"] * (policy - tensors.get(f"ref_{which}_logps", 0))).detach()
-
-    loss = _call(_function(book.preference, row.loss), params, tensors).mean()
-    return PreferenceLoss(loss, implicit_rewards("chosen"), implicit_rewards("rejected"))
 
 
 _REWARD_ROWS = {"bradley_terry": "reward", "kwise": "kwise", "orm": "orm", "prm": "prm"}
@@ -322,7 +190,7 @@ def reward_loss(
         raise InputError(f"unknown reward model {kind!r}{told}")
     row = algorithms.formulation(_REWARD_ROWS[kind], formulation)
     numbers = row.parameters(params)
-    function = _function(book.reward_models, row.loss)
+    function = look_up(book.reward_models, row.loss)
     if isinstance(margin, Real):
         margin = torch.tensor(float(margin), dtype=torch.float64)
     given = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
@@ -332,36 +200,6 @@ def reward_loss(
     _check_floating(row.label, tensors, next(iter(tensors)))
     (_check_tokens if per_token else _check_comparisons)(row, tensors)
     return scores_loss(row, numbers, **tensors)
-
-
-def scores_loss(row: RewardModel, params: Mapping[str, Any], **tensors: Tensor) -> Tensor:
-    """Compute a reward model's loss without any check: what `reward_loss` does after them.
-
-    `params` is what `RewardModel.parameters` returned, the tensors those that the row's function
-    reads; rewards or logits first.
-    """
-    function = _function(book.reward_models, row.loss)
-    tensors = _promoted(tensors, next(iter(tensors)))
-    if row.aggregation == "none":
-        loss = _call(function, params, tensors).mean()
-        if weight := params.get("center_rewards_coefficient"):
-            loss = loss + weight * _call(book.reward_models.centering, {}, tensors).mean()
-        return loss
-    logits, labels = tensors["logits"], tensors["labels"]
-    if labels.dim() == 1:
-        labels = labels.unsqueeze(1).expand(logits.shape[:2])
-    mask = tensors.get("mask", 1) * (labels != -100).to(logits.dtype)
-    counted = mask.bool()
-    tensors |= {
-        "logits": torch.where(counted.unsqueeze(2) if logits.dim() == 3 else counted, logits, 0),
-        "labels": masked(labels, mask),
-        "mask": mask,
-    }
-    if (weights := tensors.get("class_weights")) is not None:
-        total = (weights[tensors["labels"].long()] * mask).sum()
-        tensors["normalizer"] = total.clamp(min=torch.finfo(total.dtype).tiny)
-    tensors["losses"] = _call(function, params, tensors)
-    return _call(_function(book.aggregation, row.aggregation), params, tensors)
 
 
 def distillation_loss(
@@ -398,65 +236,32 @@ def distillation_loss(
         **params: kl_top_k (sdpo).
     """
     row = algorithms.formulation(algorithm, formulation, "distillation")
-    numbers = row.parameters(params)
+    parameters = row.parameters(params)
     given = {"logps": logps, "logits": logits}
     given |= {"teacher_logps": teacher_logps, "teacher_logits": teacher_logits, "mask": mask}
-    function = _function(book.distillation, row.loss)
-    name = _student(row)
-    tensors = _promoted(_named(row.label, function, given, {"mask"}), name)
+    function = look_up(book.distillation, row.loss)
+    name = student_name(row)  # "logps" or "logits"
+    tensors = promoted(_named(row.label, function, given, {"mask"}), name)
     student, teacher, mask = tensors[name], tensors[f"teacher_{name}"], tensors["mask"]
     form = "BT" if name == "logps" else "BTV"
     shapes = {name: form, f"teacher_{name}": f"{form}|K{form}", "mask": "BT"}
-    _check_shapes(row.label, {name: student, **tensors}, shapes)
+    _check_shapes(row.label, {name: student, **tensors}, shapes)  # the first one sets the sizes
     _check_mask(row.label, mask)
     _check_window(row, normalizer)
     _check_groups(row.label, num_generations, len(mask))
     teacher = teacher if teacher.dim() > student.dim() else teacher.unsqueeze(0)
     _check_finite(row.label, name, student, mask.bool())
-    for each in teacher:
-        _check_finite(row.label, f"teacher_{name}", each, mask.bool())
+    for one_teacher in teacher:
+        _check_finite(row.label, f"teacher_{name}", one_teacher, mask.bool())
     if teacher_weights is None:
         teacher_weights = torch.ones(len(teacher)) / len(teacher)
     count, shape = len(teacher), tuple(teacher_weights.shape)
     if shape[:1] != (count,) or shape[1:] not in ((), mask.shape[:1]):
         wanted = f"({count},) or ({count}, B)"
         raise InputError(f"{row.label}: teacher_weights must have shape {wanted}, not {shape}")
-    also = {"num_generations": num_generations, "normalizer": normalizer}
-    pairs = zip(teacher, teacher_weights.to(student), strict=True)
-    return distilled_loss(row, numbers, student, pairs, mask, **also)
-
-
-def distilled_loss(
-    row: Distillation,
-    params: Mapping[str, Any],
-    student: Tensor,
-    teachers: Iterable[tuple[Tensor, Tensor | float]],
-    mask: Tensor,
-    token_weights: Tensor | None = None,
-    **also: Any,
-) -> Tensor:
-    """Compute the loss without any check: what `distillation_loss` does after them.
-
-    `student` is what the row's function reads of it, and `teachers` the same of each with its
-    weight, a number or (B,). `token_weights`, (B, T), are constants on the losses of the tokens;
-    the rest is for the aggregation.
-    """
-    function, name = _function(book.distillation, row.loss), _student(row)
-    counted = mask.bool().view(*mask.shape, *[1] * (student.dim() - 2))
-    student = torch.where(counted, student, 0)
-    losses: Tensor | float = 0
-    for teacher, weight in teachers:
-        pair = {name: student, f"teacher_{name}": torch.where(counted, teacher, 0)}
-        each = _call(function, params, pair)
-        losses = losses + (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight) * each
-    if token_weights is not None:
-        losses = losses * masked(token_weights, mask)
-    aggregate = _function(book.aggregation, row.aggregation)
-    return _call(aggregate, params, {"losses": losses, "mask": mask, **also})
-
-
-def _student(row: Distillation) -> str:
-    return next(iter(inspect.signature(_function(book.distillation, row.loss)).parameters))
+    groups = {"num_generations": num_generations, "normalizer": normalizer}
+    weighted_teachers = zip(teacher, teacher_weights.to(student), strict=True)
+    return distilled_loss(row, parameters, student, weighted_teachers, mask, **groups)
 
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
@@ -536,16 +341,6 @@ def _check_floating(label: str, tensors: Mapping[str, Tensor], first: str) -> No
         raise InputError(f"{label}: {first} must hold floating-point numbers, not {kind}")
 
 
-def _promoted(
-    tensors: Mapping[str, Tensor], first: str, learned: Collection[str] | None = None
-) -> dict[str, Tensor]:
-    """Bring all to the precision of the first, float32 at least; cut gradients but of `learned`."""
-    precision = torch.promote_types(tensors[first].dtype, torch.float32)
-    found = {name: tensor.to(precision) for name, tensor in tensors.items()}
-    cut = found.keys() - set(found if learned is None else learned)
-    return {name: tensor.detach() if name in cut else tensor for name, tensor in found.items()}
-
-
 def _check_finite(label: str, name: str, tensor: Tensor, counted: Tensor | None = None) -> None:
     """Refuse what is not finite, anywhere or where it is counted."""
     if counted is not None and not tensor[counted].isfinite().all():
@@ -581,28 +376,6 @@ def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
         raise InputError(f"{row.label}: rewards must have shape (B, K) with K of 2 or more")
 
 
-def _function(module: ModuleType, part: Part) -> Callable[..., Tensor]:
-    """Look a part of a row up among the book's functions, unless it is a function already."""
-    return part if callable(part) else getattr(module, part)
-
-
-def _call(
-    function: Callable[..., Tensor], params: Mapping[str, Any], tensors: Mapping[str, Any]
-) -> Tensor:
-    """Call a function with those parameters and tensors that its arguments name."""
-    known = {**params, **tensors}
-    names = inspect.signature(function).parameters
-    return function(**{name: known[name] for name in names if name in known})
-
-
-def kl_estimate(
-    row: PolicyGradient, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor
-) -> Tensor:
-    """Return the KL estimate per token, (B, T), in the row's sign."""
-    prefix = "code_" if row.kl_sign == "code" else ""
-    return getattr(book.kl, prefix + params["kl_estimator"])(logps, ref_logps)
-
-
 def _check_reads(
     row: PolicyGradient, params: Mapping[str, Any], given: set[str], beta_given: bool
 ) -> None:
@@ -613,13 +386,13 @@ def _check_reads(
         reads.add("old_logps")
     if row.kl != "none" and beta_given:
         reads.add("ref_logps")
-    aggregate = _function(book.aggregation, row.aggregation)
+    aggregate = look_up(book.aggregation, row.aggregation)
     reads |= {"prompt_tokens"} & {*inspect.signature(aggregate).parameters}
     if row.kl != "none" and params["beta"] > 0:
         needs["ref_logps"] = f"beta={params['beta']}"
     if row.value_loss != "none":
         needs |= {"values": "its critic", "old_values": "its critic (on-policy: values.detach())"}
-    if "binary_rewards" in inspect.signature(_function(book.advantages, row.advantage)).parameters:
+    if "binary_rewards" in inspect.signature(look_up(book.advantages, row.advantage)).parameters:
         needs["binary_rewards"] = "its advantages"
     for name in sorted(given - reads - needs.keys()):
         hint = ""
@@ -669,4 +442,4 @@ def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     _check_finite(label, "rewards", tensors["rewards"])
     if not (tensors.get("prompt_tokens", mask.sum(1)) >= mask.sum(1)).all():
         raise InputError(f"{label}: prompt_tokens must hold at least the tokens of each completion")
-    return _promoted(tensors, "logps", learned=("logps", "values"))
+    return promoted(tensors, "logps", learned=("logps", "values"))

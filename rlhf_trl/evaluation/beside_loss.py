@@ -1,0 +1,47 @@
+"""Evaluation by answering beside that of a trainer's own loss."""
+
+from typing_extensions import override
+
+from rlhf_trl.evaluation.held_out import AnswersHeldOut
+
+
+class AnswersBesideLoss(AnswersHeldOut):
+    """`AnswersHeldOut` for trainers whose own evaluation, on an `eval_dataset`, is of use, too.
+
+    Both end in one set of metrics; where there is no `held_out`, nothing is answered.
+    """
+
+    # Replaces AnswersHeldOut.evaluate by the next class's, whose evaluation_loop is extended.
+    @override
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
+        if eval_dataset is None and self.eval_dataset is None:
+            return super().evaluate(None, ignore_keys, metric_key_prefix)
+        self._answers = []
+        metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        names = (*getattr(self, "scores", ()), "length", "cut_off")
+        known = (
+            "loss",
+            "pair_accuracy",
+            "rewards/",
+            "logps/",
+            *names,
+            *(f"sampled_{name}" for name in names),
+        )
+        told = {
+            key: value
+            for key, value in metrics.items()
+            if key.removeprefix(f"{metric_key_prefix}_").startswith(known)
+        }
+        self._tell(told, self._answers)
+        return metrics
+
+    # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.
+    @override
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """Run the loop, then answer."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self.held_out:
+            metrics, self._answers = self._scored_answers(metric_key_prefix)
+            output.metrics.update(metrics)
+        return output

@@ -1,0 +1,42 @@
+"""The loss of a reward model's row, without any check."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_trl import book
+from rlhf_trl.algorithms import RewardModel
+from rlhf_trl.book.aggregation import masked
+from rlhf_trl.losses.calling import call, look_up, promoted
+
+
+def scores_loss(row: RewardModel, params: Mapping[str, Any], **tensors: Tensor) -> Tensor:
+    """Compute a reward model's loss without any check: what `reward_loss` does after them.
+
+    `params` is what `RewardModel.parameters` returned, the tensors those that the row's function
+    reads; rewards or logits first.
+    """
+    function = look_up(book.reward_models, row.loss)
+    tensors = promoted(tensors, next(iter(tensors)))
+    if row.aggregation == "none":
+        loss = call(function, params, tensors).mean()
+        if weight := params.get("center_rewards_coefficient"):
+            loss = loss + weight * call(book.reward_models.centering, {}, tensors).mean()
+        return loss
+    logits, labels = tensors["logits"], tensors["labels"]
+    if labels.dim() == 1:
+        labels = labels.unsqueeze(1).expand(logits.shape[:2])
+    mask = tensors.get("mask", 1) * (labels != -100).to(logits.dtype)
+    counted = mask.bool()
+    tensors |= {
+        "logits": torch.where(counted.unsqueeze(2) if logits.dim() == 3 else counted, logits, 0),
+        "labels": masked(labels, mask),
+        "mask": mask,
+    }
+    if (weights := tensors.get("class_weights")) is not None:
+        total = (weights[tensors["labels"].long()] * mask).sum()
+        tensors["normalizer"] = total.clamp(min=torch.finfo(total.dtype).tiny)
+    tensors["losses"] = call(function, params, tensors)
+    return call(look_up(book.aggregation, row.aggregation), params, tensors)

@@ -1,0 +1,107 @@
+"""Whole language models that answer; adapters with their base, checked for what they lack."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+from rlhf_trl.errors import InputError, reason_in_short
+from rlhf_trl.models import ADAPTER, as_saved, model_config, prepare_model, whole_weights
+
+
+def load_policy(model: Any, args: Any) -> Any:
+    """Return a whole language model that answers, on `args.device`; an adapter with its base."""
+    from trl import get_quantization_config
+
+    fields, quantization = copy(args), get_quantization_config(model)
+    policy = prepare_model(model, fields)
+    if isinstance(policy, str):
+        check_language_model(model, args)
+        if quantization is not None:  # such a model cannot be moved
+            told = {"quantization_config": quantization, "device_map": {"": args.device}}
+            fields.model_init_kwargs = told | fields.model_init_kwargs
+        with whole_weights(args), as_saved(policy):
+            policy = load_language_model(policy, **fields.model_init_kwargs)
+    return policy.eval() if quantization is not None else policy.to(args.device).eval()
+
+
+def check_language_model(model: Any, args: Any) -> None:
+    """Refuse a `ModelConfig`'s model that writes no answers, by what its config.json says."""
+    import transformers
+
+    config = model_config(model, args)
+    names = config.architectures or ["none"]
+    kind = getattr(transformers, names[0], None)
+    if getattr(kind, "can_generate", bool)() or getattr(config, "auto_map", None):
+        return
+    what = f"an architecture that transformers does not have ({names[0]})"
+    if kind is not None:
+        what = "a classifier" if "Classification" in names[0] else f"no language model ({names[0]})"
+    raise InputError(
+        f"model_name_or_path: {model.model_name_or_path!r} is {what}, which writes no answers; "
+        "name a language model (of which to sample: dataset.sampled_from)."
+    )
+
+
+def load_language_model(source: str, **options: Any) -> Any:
+    """Return the language model of a folder or hub name; an adapter in PEFT's wrapper, on its base.
+
+    transformers would load adapters, too, but pass over what it does not know, such as DoRA's
+    magnitudes. The `options` are those of `from_pretrained`.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    revision = options.get("revision")
+    if find_adapter_config_file(source, revision=revision) is None:
+        return AutoModelForCausalLM.from_pretrained(source, **options)
+    from peft import PeftConfig, PeftModelForCausalLM
+
+    config = PeftConfig.from_pretrained(source, **options)
+    if config.is_prompt_learning:
+        raise InputError(
+            f"{source} is an adapter that holds a learned prompt, which is not read here; name one "
+            "that changes weights, such as LoRA."
+        )
+    base_class = (config.auto_mapping or {}).get("base_model_class", "")
+    if config.task_type not in (None, "CAUSAL_LM") or "Classification" in base_class:
+        raise InputError(
+            f"{source} is an adapter of another kind of model ({config.task_type or base_class}), "
+            "which writes no answers; name one of a language model (CAUSAL_LM)."
+        )
+    # Not by AutoPeftModelForCausalLM, which adds rows to the embeddings of a base that has fewer
+    # than its tokenizer has tokens; training does not.
+    base_options = {**options, "revision": config.revision}
+    with fitting_adapter(source):
+        base = AutoModelForCausalLM.from_pretrained(config.base_model_name_or_path, **base_options)
+        model = PeftModelForCausalLM.from_pretrained(base, source, **options)
+        check_adapter(model, source, revision)
+    return model
+
+
+def check_adapter(model: Any, source: str, revision: str | None = None) -> None:
+    """Refuse an adapter of which `PeftModel.from_pretrained` passed over some weights, or lacked.
+
+    Only loading again tells: `from_pretrained` warns of some and is silent about others.
+    """
+    weights = model.load_adapter(source, model.active_adapter, revision=revision)
+    for fault, keys in (("lacks", weights.missing_keys), ("also has", weights.unexpected_keys)):
+        if keys:
+            raise InputError(
+                f"{source} is an adapter that {fault} {keys[0]} (of {len(keys)} such weights), so "
+                f"it is not what its {ADAPTER} says; name a whole one."
+            )
+
+
+@contextmanager
+def fitting_adapter(source: str) -> Iterator[None]:
+    """Say in one sentence that an adapter does not fit its base, where PEFT raises an error."""
+    try:
+        yield
+    except (KeyError, RuntimeError) as error:  # a weight is missing, or of another shape
+        lacking = isinstance(error, KeyError)
+        reason = f"it lacks {error.args[0]}" if lacking else reason_in_short(error)
+        raise InputError(
+            f"{source} is an adapter that does not fit its base model ({reason}); name a whole "
+            f"one, or correct base_model_name_or_path in its {ADAPTER}."
+        ) from error

@@ -1,0 +1,126 @@
+"""A translation field by field: what the config says and means, and what becomes of it here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_trl.evaluation import tables
+from rlhf_trl.ports.book_fields import meaning_of
+from rlhf_trl.ports.comments import Differs, Line, Note
+from rlhf_trl.ports.quantities import Quantity, quantities
+from rlhf_trl.ports.sheet import Sheet
+
+SAME, CONVERTED, DIFFERS, LEFT_OUT = "same", "converted", "differs", "not carried over"
+WIDEST = 40  # characters of a value that are shown
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One field of a translated config, or one that the translation adds."""
+
+    field: str  # there; "": it has none
+    value: Any
+    meaning: str
+    here: Mapping[str, Any]  # the fields here that it becomes part of
+    verdict: str
+    note: str
+
+    def line(self, side: str) -> dict[str, str]:
+        """Return the cells of a table; `side` heads the column of the value there."""
+        here = "; ".join(
+            name if isinstance(value, dict) else f"{name}: {_shown(value)}"
+            for name, value in self.here.items()
+        )
+        value = _shown(self.value) if self.field else "-"
+        return {
+            "field": self.field or "-",
+            "verdict": self.verdict,
+            side: value if len(value) <= WIDEST else f"{value[: WIDEST - 3]}...",
+            "here": here or "-",
+        }
+
+
+def entries_of_book(sheet: Sheet) -> list[Entry]:
+    """Return the fields of the book's code, then what it fixes and a recipe has a field for."""
+    fields = {name: sheet[name] for name in sheet.table}
+    meanings = {name: meaning_of(sheet.kind, name) for name in fields}
+    return entries(fields, meanings, sheet.lines, sheet.left_out, "fixed by the book's code")
+
+
+def entries(
+    fields: Mapping[str, Any],
+    meanings: Mapping[str, str],
+    lines: Mapping[str, Line],
+    left_out: Mapping[str, Note],
+    added: str,
+) -> list[Entry]:
+    """Return an entry for each field there, and for each here that is made of none.
+
+    Args:
+        fields: the values there, by name.
+        meanings: what they mean there.
+        lines: the translation.
+        left_out: why fields have no counterpart.
+        added: what to say of a field that only the translation has.
+    """
+    found = []
+    for name, value in fields.items():
+        made = {to: line for to, line in lines.items() if name in line.sources}
+        here = {to: line.value for to, line in made.items()}
+        notes = [line.note for line in made.values() if line.note]
+        verdict = _verdict(name, value, made)
+        if not made:
+            notes = [left_out.get(name, "")]
+            verdict = DIFFERS if isinstance(notes[0], Differs) else LEFT_OUT
+        found.append(Entry(name, value, meanings[name], here, verdict, _joined(notes)))
+    for to, line in lines.items():
+        if not line.sources:
+            verdict = DIFFERS if isinstance(line.note, Differs) else SAME
+            found.append(Entry("", None, added, {to: line.value}, verdict, str(line.note)))
+    return found
+
+
+def _verdict(name: str, value: Any, made: Mapping[str, Line]) -> str:
+    if any(isinstance(line.note, Differs) for line in made.values()):
+        return DIFFERS
+    if any(to == name and line.value == value for to, line in made.items()):
+        return SAME
+    return CONVERTED
+
+
+def _joined(notes: Iterable[Note]) -> str:
+    return "; ".join(dict.fromkeys(str(note) for note in notes if note))
+
+
+def table(found: Sequence[Entry], counted: Sequence[Quantity], side: str) -> str:
+    """Return entries and quantities as text; `side` heads the column of what is translated."""
+    lines = [entry.line(side) for entry in found]
+    below = [[entry.meaning, *filter(None, [entry.note])] for entry in found]
+    text = tables.text(lines, below)
+    if counted:
+        rows = [
+            {
+                "quantity": one.name,
+                "verdict": DIFFERS if one.differs else SAME,
+                "here": _shown(one.here),
+                side: _shown(one.code),
+            }
+            for one in counted
+        ]
+        text += f"\n\n{tables.text(rows)}"
+    return text
+
+
+def explain_book(sheet: Sheet) -> str:
+    """Return the whole table of a config of the book's code."""
+    return table(entries_of_book(sheet), quantities(sheet), "the book's code")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return str(value)

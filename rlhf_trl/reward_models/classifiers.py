@@ -1,0 +1,57 @@
+"""The classifiers that reward models are: what may be one, and how one of tokens is loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForTokenClassification
+from trl import RewardConfig
+from trl.trainer.utils import create_model_from_path
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.models import loading
+
+
+def check_classifier(model: Any, args: RewardConfig) -> None:
+    """Refuse a classifier with several labels, which RewardTrainer cannot load or use."""
+    if isinstance(model, str):
+        config = _config(model, loading_of(args))
+        if not any("Classification" in name for name in config.architectures or []):
+            return  # a language model, which gets a new head
+        name = f"model_name_or_path: {model!r}"
+    else:
+        config, name = model.config, "the model"
+    if config.num_labels != 1:
+        raise InputError(
+            f"{name} has num_labels {config.num_labels}, but a reward is one number; name a "
+            "language model, or a reward model with num_labels 1."
+        )
+
+
+def loading_of(args: RewardConfig) -> dict[str, Any]:
+    """Return what `from_pretrained` gets; the trainer places the model, on each process' device."""
+    found = {"trust_remote_code": args.trust_remote_code, "device_map": None}
+    return found | (args.model_init_kwargs or {})
+
+
+def _config(source: str, kwargs: Mapping[str, Any]) -> Any:
+    known = {k: kwargs[k] for k in ("revision", "trust_remote_code") if k in kwargs}
+    return AutoConfig.from_pretrained(source, **known)
+
+
+def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: Any) -> Any:
+    """Load a language model with a head of `num_labels` on every token, without dropout."""
+    remedy = "name a language model, or a reward model of the same kind"
+    fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
+    with loading(f"model_name_or_path: {source!r}", remedy, fault, new_head=True):
+        config = _config(source, kwargs)
+        tokens = any("TokenClassification" in name for name in config.architectures or [])
+        had_bias = getattr(config, "token_classification_bias", True)
+        if tokens and config.num_labels == num_labels and had_bias != head_bias:
+            raise InputError(
+                f"head_bias: the head in {source!r} has another; write {str(had_bias).lower()}."
+            )
+        config.num_labels = num_labels
+        config.classifier_dropout = 0.0
+        config.token_classification_bias = head_bias
+        auto = AutoModelForTokenClassification
+        return create_model_from_path(source, auto, config=config, **kwargs)

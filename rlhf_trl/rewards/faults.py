@@ -1,0 +1,82 @@
+"""Where a reward function went wrong: the line of its code, the step and the completion."""
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.data.answers import completion_text
+from rlhf_trl.rewards.verifiers import RewardFunc
+
+# Where code lies that is not the user's.
+NOT_THEIRS = (
+    str(Path(__file__).parents[1]) + os.sep,
+    sysconfig.get_path("stdlib") + os.sep,
+    sysconfig.get_path("purelib") + os.sep,
+    sysconfig.get_path("platlib") + os.sep,
+    "<frozen",
+)
+
+
+def place_of(error: Exception) -> str:
+    """Return the file and line of the user's own code that an exception was raised in, if any.
+
+    That is the deepest call outside this package, the installed ones and Python's own.
+    """
+    for call in reversed(traceback.extract_tb(error.__traceback__)):
+        if not call.filename.startswith(NOT_THEIRS):
+            return f" at {os.path.relpath(call.filename)}, line {call.lineno}"
+    return ""
+
+
+def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> int | None:
+    """Return the first completion for which a function raises an error; None: it cannot be told.
+
+    The function is called anew. The culprits are those for which it raises the same error twice:
+    for the completion alone, and for it together with all that alone raise none. The first call
+    does not suffice: a function that raises at the end of each batch raises for any one alone.
+
+    Args:
+        function: a reward function.
+        sample: the arguments with which it raised the error: lists, with a place for each
+            completion, and what is the same for all.
+        error: what it raised.
+    """
+    count = len(sample["completions"])
+
+    def raises(places: list[int]) -> bool:
+        rows = {
+            key: [value[place] for place in places]
+            if isinstance(value, list) and len(value) == count
+            else value
+            for key, value in sample.items()
+        }
+        try:
+            function(**rows)
+        except Exception as other:
+            return (type(other), str(other)) == (type(error), str(error))
+        return False
+
+    suspects = [place for place in range(count) if raises([place])]
+    others = [place for place in range(count) if place not in suspects]
+    if not others:
+        return None
+    for place in suspects:
+        if raises(sorted([place, *others])):
+            return place
+    return None
+
+
+def where(sample: dict[str, Any], index: int | None = None) -> str:
+    """Return the step and the completion at `index`; None: the batch, which may hold only one."""
+    state = sample.get("trainer_state")
+    step = f"at step {state.global_step} " if state is not None else ""
+    prompts = sample.get("prompts") or sample.get("prompt")
+    count = len(sample["completions"])
+    shown = index or 0
+    prompt = f"prompt {completion_text(prompts[shown]) if prompts else None!r}"
+    completion = f"completion {completion_text(sample['completions'][shown])!r}"
+    if index is not None or count == 1:
+        return f"{step}({prompt}, {completion})"
+    return f"{step}in a batch of {count} that begins with {prompt} and {completion}"

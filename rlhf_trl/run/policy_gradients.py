@@ -1,0 +1,126 @@
+"""A run that answers prompts and learns from the rewards of its answers."""
+
+from typing import Any
+
+from rlhf_trl.algorithms import nearest_row
+from rlhf_trl.data.blocks import FileData
+from rlhf_trl.data.examples import Examples
+from rlhf_trl.data.prompts import load_prompts
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation.held_out import PENALTIES, WITH_PENALTIES
+from rlhf_trl.models import load_tokenizer
+from rlhf_trl.rewards.loading import (
+    answer_columns,
+    check_all_rewarded,
+    check_right_answers,
+    load_rewards,
+)
+from rlhf_trl.rollouts.generate import check_prompts
+from rlhf_trl.run import train
+from rlhf_trl.run.folders import model_folder
+
+
+@train.a_run
+def train_policy(loaded: Any, trainer_class: Any) -> None:
+    """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
+    own, args, model = loaded.own, loaded.trl, loaded.model
+    if args.generation_kwargs:
+        from rlhf_trl.run.generation_kwargs import check_generation_kwargs
+
+        check_generation_kwargs(loaded)
+    train.begin(loaded, loaded.row.label, on_policy_note(loaded))
+    check_reward_model(own)
+    data = train.read(args, load_prompts, own.dataset, answer_columns(own))
+    if isinstance(own.dataset, FileData):
+        from rlhf_trl.data.columns import check_unread
+
+        check_unread(data.train.column_names, own.dataset.path)
+    check_generation_batch(args, data.train)
+    train.check_held_out(args, data.held_out)  # before a reward model is loaded
+    tokenizer = load_tokenizer(model, args, data.conversational)
+    train.check_template(data, tokenizer, args, own.dataset)
+    rewards = load_reward_functions(own, args, data, tokenizer)
+    for rows in (data.train, data.held_out or []):
+        check_prompts(rows, tokenizer, model, args)
+    trainer = train.build(loaded, trainer_class, data, tokenizer, reward_funcs=rewards)
+    if data.tasks is None and data.held_out is not None:
+        trainer.held_out, trainer.scores = data.held_out.to_list(), {}
+    train.run(trainer, loaded, data, loaded.row.label)
+
+
+def on_policy_note(loaded: Any) -> str | None:
+    """Say what of an algorithm does nothing in a run whose ratios never leave 1; None: all acts.
+
+    TRL takes the log-probabilities of the update itself for the old ones where a generation ends
+    with an accumulation window.
+    """
+    args = loaded.trl
+    if loaded.row is None or not hasattr(args, "steps_per_generation"):
+        return None
+    if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
+        return None
+    name = loaded.row.algorithm
+    near = nearest_row(name, loaded.row.formulation)
+    if near is None or not near.inactive_at_ratio_1:
+        return None
+    start = "one update per generation: every ratio is 1, so"
+    if near.same_at_ratio_1:
+        return f"{start} {name} is {near.name} here; num_iterations 2 tells them apart"
+    idle = " and ".join(near.inactive_at_ratio_1)
+    rest = [part for part in near.differs_in if part not in near.inactive_at_ratio_1]
+    return (
+        f"{start} {name} differs from {near.name} in {', '.join(rest)} only, not in {idle}; "
+        "num_iterations 2 brings that in"
+    )
+
+
+def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
+    """Return all reward functions that a config names, each with a name and weight of its own."""
+    if not hasattr(own, "reward_funcs"):
+        return []
+    rewards = []
+    if own.reward_funcs or not own.reward_model:
+        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+        check_right_answers(own.reward_funcs, data.train, data.held_out)
+        if not own.reward_model:
+            check_all_rewarded(own.reward_funcs, data.train)
+    if own.reward_model:
+        from rlhf_trl.rewards.from_model import load_reward_model
+
+        how = (own.reward_aggregate, own.reward_model_strips_think)
+        path = model_folder("reward_model", own.reward_model)
+        rewards.append(load_reward_model(path, tokenizer, args, *how))
+    names = [function.__name__ for function in rewards]
+    taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
+    if len(names) > 1:
+        taken.add("reward")
+    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
+        raise InputError(
+            f"reward_funcs: {again[0]!r} is what logs call another number; rename the function."
+        )
+    weights = getattr(args, "reward_weights", None)  # rejection sampling has none
+    if weights and not any(weights):
+        raise InputError("reward_weights: all are 0, so nothing is rewarded; raise one.")
+    if weights is not None and len(weights) != len(rewards):
+        raise InputError(
+            f"reward_weights: {len(weights)} for {len(rewards)} reward_funcs; write one for each."
+        )
+    return rewards
+
+
+def check_reward_model(own: Any) -> None:
+    """Refuse what only a reward model would read, where there is none."""
+    for key in ("reward_aggregate", "reward_model_strips_think"):
+        if (value := getattr(own, key)) and not own.reward_model:
+            told = f"{key} is {str(value).lower()}, but there is no reward_model"
+            raise InputError(f"{told}; name one.")
+
+
+def check_generation_batch(args: Any, rows: Any) -> None:
+    """Stop unless the data set fills at least one generation batch; TRL would train 0 steps."""
+    prompts = args.generation_batch_size // args.num_generations
+    if len(rows) < prompts:
+        raise InputError(
+            f"dataset: {len(rows)} rows are fewer than the {prompts} prompts of a generation batch "
+            f"({args.generation_batch_size} / {args.num_generations}); add rows or make it smaller."
+        )

@@ -1,0 +1,122 @@
+"""Going on from a checkpoint: what must not have changed since, and what is written anew."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl import output
+from rlhf_trl.errors import InputError
+from rlhf_trl.evaluation import report
+from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.differences import differences
+
+# What makes a resumed run another one: refused, but for what `resume_changed` names.
+NEVER = {"model_name_or_path", "use_peft"}
+DECISIVE = {
+    *("seed", "data_seed", "dataset", "max_samples", "world_size", "bf16", "fp16", "dtype"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
+    *("steps_per_generation", "num_generations", "num_iterations", "algorithm", "formulation"),
+}
+RESUMING = ("resume_from_checkpoint", "resume_changed")
+LENGTH = {"max_steps", "num_train_epochs"}
+
+
+def check_resume(loaded: Any, checkpoint: str) -> None:
+    """Refuse to go on where the run would not be the same one; say what else changed."""
+    args, step = loaded.trl, output.step_of(checkpoint)
+    if 0 < args.max_steps < step:
+        raise InputError(
+            f"resume_from_checkpoint: {checkpoint} is at step {step} of max_steps "
+            f"{args.max_steps}, so there is nothing left to train; raise max_steps to go on."
+        )
+    print(f"resuming from {checkpoint}", flush=True)
+    manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
+    changed = changed_fields(loaded, manifest.get("given", loaded.given))
+    versions_before = manifest.get("versions", {})
+    for library, now in report.versions().items():
+        before = versions_before.get(library, now)
+        if before != now:
+            changed[library] = before, now
+    if manifest["world_size"] != args.world_size:
+        changed["world_size"] = manifest["world_size"], args.world_size
+    for key, (old, new) in changed.items():
+        effect = ", which changes the schedule of the learning rate" if key in LENGTH else ""
+        print(f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}{effect}", flush=True)
+        name = key.partition(".")[0]
+        if name in NEVER or (name in DECISIVE and name not in allowed):
+            remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
+            raise InputError(
+                f"resume_from_checkpoint: {key} was {old} and is now {new}, so the run would not "
+                f"be the same one; restore it, {remedy}start a new run in another output_dir."
+            )
+    if "world_size" in changed or getattr(args, "use_vllm", False):
+        cause = "another number of processes" if "world_size" in changed else "vLLM"
+        print(f"with {cause}, it cannot go on exactly as it would have", flush=True)
+
+
+def is_evaluated(args: Any, step: int, evaluated: Mapping[int, Path]) -> bool:
+    """Return whether a checkpoint lacks no evaluation: one that failed is saved before its own."""
+    due = args.eval_strategy == "steps" and args.eval_steps >= 1 and step % args.eval_steps == 0
+    return step in evaluated if due else any(before <= step for before in evaluated)
+
+
+def steps_left(loaded: Any, checkpoint: str | None) -> bool:
+    """Tell whether there are steps to train after a checkpoint, or beyond a finished run."""
+    args, folder = loaded.trl, Path(loaded.trl.output_dir)
+    if checkpoint is None:
+        longer = changed_fields(loaded, read_config(folder / "config.yaml")).keys() & LENGTH
+        if longer:
+            raise InputError(
+                f"resume_from_checkpoint: {str(folder)!r} holds a finished run and no checkpoint "
+                f"for another {min(longer)}; write elsewhere with --output_dir."
+            )
+        return False
+    state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
+    if args.max_steps > 0:
+        return state["global_step"] < args.max_steps
+    before = output.read_manifest(checkpoint).get("given", loaded.given)
+    longer = changed_fields(loaded, before).keys() & LENGTH
+    return state["global_step"] < state["max_steps"] or bool(longer)
+
+
+def check_template(loaded: Any, digest: str) -> None:
+    """Refuse a checkpoint that was trained with another chat template than that of this hash."""
+    checkpoint = loaded.trl.resume_from_checkpoint
+    before = output.read_manifest(checkpoint).get("chat_template", digest)
+    if before != digest and "chat_template_path" not in loaded.own.resume_changed:
+        raise InputError(
+            f"resume_from_checkpoint: the chat template is not that of {checkpoint}; restore it, "
+            "write resume_changed: [chat_template_path] if it is meant, or start in another "
+            "output_dir."
+        )
+
+
+def check_rows(loaded: Any, checksums: Mapping[str, int]) -> None:
+    """Refuse a checkpoint that was made with other examples than those of these checksums."""
+    checkpoint = loaded.trl.resume_from_checkpoint
+    before = output.read_manifest(checkpoint).get("rows", checksums)
+    changed = " and ".join(side for side in checksums if checksums[side] != before.get(side))
+    if changed and "dataset" not in loaded.own.resume_changed:
+        raise InputError(
+            f"resume_from_checkpoint: the {changed} rows are not those of {checkpoint}; restore "
+            "them, write resume_changed: [dataset] if it is meant, or start in another output_dir."
+        )
+
+
+def changed_fields(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what a run was given before and what is given now, where the two differ."""
+    # as a manifest holds them
+    old, new = (json.loads(json.dumps(given, default=str)) for given in (before, loaded.given))
+    return {k: v for k, v in differences(old, new).items() if k not in RESUMING}
+
+
+def keep_config(loaded: Any, folder: Path) -> None:
+    """Set aside what was written after the checkpoint; keep what the run is given from there on."""
+    config, checkpoint = folder / "config.yaml", loaded.trl.resume_from_checkpoint
+    if steps_left(loaded, checkpoint):
+        output.set_aside(folder, output.step_of(checkpoint))
+    if not config.exists():
+        loaded.save(config)
+    elif changed_fields(loaded, read_config(config)):
+        loaded.save(folder / f"config-from-step-{output.step_of(checkpoint)}.yaml")

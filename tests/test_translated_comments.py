@@ -1,0 +1,148 @@
+"""What the comments of a translated config say: both sides of a difference, and nothing false."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from rlhf_trl import book
+from rlhf_trl.algorithms import names
+from rlhf_trl.ports.book_code import translate
+from rlhf_trl.ports.book_fields import DEFAULTS, NOTES
+from rlhf_trl.ports.comments import Differs
+
+ROOT = Path(__file__).parent.parent
+SPECS = {"size": 100, "specs": [{"name": "spell_backward"}]}
+GYM = {"data": SPECS, "num_rollouts": 8}
+PPO = {"loss": "ppo", "data": SPECS, "prompts_per_step": 16, "num_rollouts": 1}
+
+
+@pytest.fixture
+def comments(tmp_path):
+    """Return the text of a translation in one line, without the marks of comments."""
+
+    def comments(**config):
+        path = tmp_path / "book.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return " ".join(translate(path).replace("#", " ").split())
+
+    return comments
+
+
+EVERY_LOSS = {
+    **{loss: GYM for loss in names("policy_gradient", "code")},
+    **{loss: {} for loss in names("direct_alignment", "code")},
+    "sdpo": GYM,
+}
+OTHERS = {
+    "sft": {"chat_template_source": "m"},
+    "rejection sampling": {"selection": {"strategy": "top_per_prompt"}},
+    "reward": {"model_id": "m"},
+    "orm": {"model_id": "m", "rollouts_per_prompt": 100},
+    "prm": {"model_id": "m", "max_steps": 12, "lr_scheduler": "warmup_only"},
+}
+
+
+@pytest.mark.parametrize("case", [*EVERY_LOSS, *OTHERS])
+def test_no_comment_says_that_nothing_differs(comments, case):
+    config = {"loss": case, **EVERY_LOSS[case]} if case in EVERY_LOSS else OTHERS[case]
+    text = comments(**config)
+    assert "Nothing" not in text
+    assert "as the code" not in text  # whose code?
+
+
+def test_every_difference_of_the_table_names_both_sides():
+    for note in NOTES.values():
+        if isinstance(note, Differs):
+            assert note.code and note.here
+            assert str(note) == f"the book's code {note.code}; here {note.here}"
+
+
+def test_notes_are_of_fields_and_kinds_that_exist():
+    everywhere = {name for table in DEFAULTS.values() for name in table}
+    for name in NOTES:
+        kind, _, field = name.rpartition("/")
+        assert field in (DEFAULTS[kind] if kind else everywhere), name
+
+
+# --- what was false ------------------------------------------------------------------------------
+
+
+def test_simpos_note_on_gamma_is_not_ppos(comments):
+    assert "a ratio to beta" not in comments(**PPO)
+    assert "gamma: a ratio to beta; TRL's simpo_gamma is beta x gamma" in comments(
+        loss="simpo", gamma=0.3
+    )
+
+
+def test_process_reward_models_do_not_shuffle_before_they_cut(comments):
+    text = comments(**OTHERS["prm"], samples=2000)
+    assert "shuffles" not in text
+    assert "the book's code takes the first 2000 rows that have a rated step and holds out" in text
+    assert "the book's code shuffles all rows before it takes 2000" in comments(
+        model_id="m", samples=2000
+    )
+
+
+def test_sdpos_note_has_no_number_beside_the_field(comments):
+    text = comments(loss="sdpo", kl_top_k=100, **GYM)
+    assert "kl_top_k: 100" in text and "20 likeliest" not in text
+
+
+@pytest.mark.parametrize(
+    ("estimator", "says"),
+    [("kl1", "k1 has the other sign"), ("kl2", None), ("kl3", "k3 has the other sign")],
+)
+def test_only_k1_and_k3_have_the_other_sign(comments, estimator, says):
+    text = comments(loss="grpo", beta=0.1, kl_estimator=estimator, **GYM)
+    assert (says or "") in text
+    assert (says is None) == (re.search("k. has the other sign", text) is None)
+    # on a batch: the code's estimate is that of the policies swapped, which changes k1 and k3 alone
+    logps, ref_logps = -torch.rand(2, 50, dtype=torch.float64)
+    name = estimator.replace("kl", "k")
+    chapter = getattr(book.kl, name)(logps, ref_logps)
+    code = getattr(book.kl, f"code_{name}")(logps, ref_logps)
+    assert torch.equal(code, getattr(book.kl, name)(ref_logps, logps))
+    assert torch.allclose(code, chapter) == (estimator == "kl2")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/book").glob("*.yaml")), ids=str)
+def test_the_configs_of_the_book_say_none_of_it(path):
+    text = path.read_text(encoding="utf-8")
+    assert "what the code takes for right" not in text and "Nothing." not in text
+    if path.stem == "prm":
+        assert "shuffles" not in text
+
+
+# --- statements with a number, on a toy batch ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("nats", "step"), [(256.0, 2.0), (1024.0, 8.0), (1.0, 1 / 128)])
+def test_log_probabilities_in_bfloat16_come_in_steps(comments, nats, step):
+    text = comments(loss="simpo" if nats < 2 else "dpo")
+    shown = "in steps of 0.008 between 1 and 2 nats per token"
+    assert (shown if nats < 2 else "in steps of 2 from 256 nats on and of 8 from 1,024 on") in text
+    below, above = torch.tensor([nats + 0.49 * step, nats + 0.51 * step]).bfloat16().float()
+    assert (above - below).item() == step
+
+
+def test_a_token_of_a_short_micro_batch_weighs_more_in_the_code(comments):
+    assert "a token weighs half as much there and the same here" in comments(**OTHERS["sft"])
+    losses = torch.rand(3, requires_grad=True)  # 1 token in the first micro-batch, 2 in the second
+    ((losses[:1].mean() + losses[1:].mean()) / 2).backward()
+    assert losses.grad[1] == losses.grad[0] / 2
+    losses.grad = None
+    losses.mean().backward()
+    assert losses.grad[1] == losses.grad[0]
+
+
+def test_a_critics_random_head_spreads_the_first_values(comments):
+    text = comments(**PPO)
+    assert "about 0.6 times the size of the hidden states" in text
+    torch.manual_seed(0)
+    hidden = torch.randn(256, 2048)  # of size 1
+    heads = [torch.nn.Linear(2048, 1, bias=False, dtype=torch.bfloat16) for _ in range(64)]
+    values = torch.cat([hidden @ head.weight.T.float() for head in heads], dim=1)
+    assert values.square().mean().sqrt().item() == pytest.approx(0.6, abs=0.05)
