@@ -47,6 +47,17 @@ def differences(one, other):
     return [name for name in differences(one, other) if not name.startswith("checkpoint-")]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_ignored():
+    """Let signals arrive, whatever a shell in the background or `nohup` left ignored."""
+    usual = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL)
+    usual[signal.SIGINT] = signal.default_int_handler
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def asleep(tmp_path):
     """Start a recipe that only sleeps, behind the words of a command; return what kills it."""
