@@ -31,7 +31,7 @@ class AlignmentFields(RowConfig, Safeguards):
     that evaluation generates.
     """
 
-    family: ClassVar[str] = "direct_alignment"
+    kind = Preference
     in_recipes: ClassVar = {"overlong": "cut_prompt"}
     trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
 

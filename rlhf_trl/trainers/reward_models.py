@@ -14,7 +14,7 @@ from torch import Tensor
 from trl import RewardConfig, RewardTrainer
 from typing_extensions import override
 
-from rlhf_trl.algorithms import RowConfig
+from rlhf_trl.algorithms import RewardModel, RowConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.candidates import RanksCandidates
 from rlhf_trl.evaluation.over_examples import OverExamples
@@ -37,7 +37,7 @@ from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, fields_set, with_signatu
 class BookRewardConfig(RowConfig, Safeguards, RewardConfig):
     """RewardConfig for models that compare whole texts."""
 
-    family: ClassVar[str] = "reward_model"
+    kind = RewardModel
     default_row: ClassVar[str] = "reward"
 
     max_completion_length: int = 64  # of answers sampled for on-policy data and for evaluation
