@@ -82,7 +82,7 @@ def instead(value: Any, metadata: Mapping[str, Any]) -> str | None:
 def allowed(metadata: Mapping[str, Any]) -> Collection[Any]:
     """Return the `choices` of a field, which may be a function that returns them; without: ()."""
     choices = metadata.get("choices") or ()
-    return choices() if callable(choices) else choices
+    return choices if isinstance(choices, Collection) else choices()
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -287,7 +287,7 @@ def test_settings_that_depend_on_a_parameter():
 
 def test_a_family_is_asked_for_by_name():
     with pytest.raises(InputError) as error:
-        formulation("dpo", "chapter", "policy_gradient")
+        formulation("dpo", "chapter", algorithms.PolicyGradient)
     assert str(error.value) == (
         "dpo is not a policy-gradient algorithm; those are " + ", ".join(names("policy_gradient"))
     )

@@ -62,7 +62,7 @@ def test_a_row_is_found_without_the_rows_of_other_families():
     program = """
 import sys
 from rlhf_trl import algorithms
-assert algorithms.formulation("dpo", "chapter", "direct_alignment").label == "dpo (chapter)"
+assert algorithms.formulation("dpo", "chapter", algorithms.Preference).label == "dpo (chapter)"
 assert algorithms.names("direct_alignment")[0] == "dpo"
 modules = {"policy_gradients", "direct_alignment", "reward_models", "distillation"}
 print({name for name in modules if f"rlhf_trl.algorithms.{name}" in sys.modules})

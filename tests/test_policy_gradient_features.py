@@ -782,6 +782,15 @@ def test_weights_that_are_not_finite_are_not_saved(step, value, last, tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_weights_that_are_not_finite_are_saved_where_nobody_asked_for_the_refusal(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "answer": None}
+    default = BookGRPOConfig.refuse_non_finite
+    trainer = build("grpo", output_dir=str(tmp_path), refuse_non_finite=default, **saving)
+    trainer.add_callback(_Breaks(2, math.nan))
+    trainer.train()
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+
+
 def test_a_checkpoint_is_on_the_disk_before_older_ones_are_deleted(tmp_path, monkeypatch):
     synced, deleted, rmtree = set(), [], shutil.rmtree
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from rlhf_trl.algorithms.parameters import BASELINES, PARAMETERS, Family, parameter
 from rlhf_trl.errors import RANGES, InputError, nearest
@@ -78,11 +78,13 @@ class Formulation:
         elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
             fits = False
             wanted = "a number"
+        elif line.range is None:
+            return
         else:
-            fits = line.range is None or RANGES[line.range](value)
+            fits = RANGES[line.range](value)
             wanted = MUST_BE.get(line.range, line.range)
         if not fits:
-            hint = nearest(value, line.choices)
+            hint = nearest(str(value), line.choices)
             raise InputError(f"{self.label}: {name} must be {wanted}, not {value!r}{hint}")
 
     def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +93,9 @@ class Formulation:
             return dict(self.settings)
         values = self.parameters(given)
         return {k: v(values) if callable(v) else v for k, v in self.settings.items()}
+
+
+Row = TypeVar("Row", bound=Formulation)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 
-from rlhf_trl.algorithms.formulations import REQUIRED, Formulation
-from rlhf_trl.algorithms.parameters import EARLY, LOSS_FIELDS, Family
+from rlhf_trl.algorithms.formulations import REQUIRED, Formulation, Row
+from rlhf_trl.algorithms.parameters import EARLY, LOSS_FIELDS
 from rlhf_trl.algorithms.table import formulation as find
 from rlhf_trl.algorithms.table import names
 from rlhf_trl.errors import InputError, instead
-
-Row = TypeVar("Row", bound=Formulation)
 
 
 class FieldError(InputError):
@@ -96,7 +94,7 @@ class RowConfig:
     and without an algorithm None is TRL's default.
     """
 
-    family: ClassVar[Family]
+    kind: ClassVar[type[Formulation]]
     default_row: ClassVar[str]
 
     algorithm: str | None = field(
@@ -130,7 +128,7 @@ class RowConfig:
                 raise FieldError(f.name, f"is {value!r}; write {wanted}")
         is_stock = args.formulation == "trl"
         algorithm = args.algorithm or (None if is_stock else cls.default_row)
-        row = find(algorithm, args.formulation, cls.family) if algorithm else cls._stock_row()
+        row = find(algorithm, args.formulation, cls.kind) if algorithm else cls._stock_row()
         args.check_for(row)
         known = {f.name: _default(f) for f in fields(args)}
         reads = {**row.reads, **row.trainer_reads}
@@ -142,7 +140,7 @@ class RowConfig:
             and (name in reads or value != default)
             and not (name in filled and value == filled[name])
         }
-        others = {n: find(n, args.formulation) for n in names(cls.family, args.formulation)}
+        others = {n: find(n, args.formulation) for n in names(cls.kind.family, args.formulation)}
         values = resolve(row, given, others, stock if is_stock else ())
         for name, value in values.items():
             if value == REQUIRED:
@@ -151,7 +149,7 @@ class RowConfig:
             passed = given if is_stock else {}
             setattr(args, name, values.get(name, passed.get(name, stock.get(name))))
         names_filled = known.keys() & (LOSS_FIELDS | values.keys()) - given.keys()
-        args._filled = {name: getattr(args, name) for name in names_filled}
+        vars(args)["_filled"] = {name: getattr(args, name) for name in names_filled}
         parameters = {n: v for n in row.reads if (v := values.get(n)) is not None}
         parameters = args.parameters(row, parameters)
         return args.checked(Resolved(algorithm, args.formulation, row, parameters, args))
@@ -159,7 +157,7 @@ class RowConfig:
     @classmethod
     def _stock_row(cls, algorithm: str | None = None) -> Formulation:
         """Return TRL's own loss, all of whose fields are TRL's."""
-        row = find(algorithm or cls.default_row, "trl", cls.family)
+        row = find(algorithm or cls.default_row, "trl", cls.kind)
         own = {"reads": {}, "trainer_reads": {}, "settings": {}, "trl_offset": {}}
         return replace(row, **own, label=row.label if algorithm else f"{row.trainer} (trl)")
 
@@ -167,7 +165,7 @@ class RowConfig:
     def _of_stock(cls, args: Any, trainer: str) -> Resolved:
         """Return what a config of TRL's own class computes, named after the row it is, if any."""
         algorithm = None
-        for name in names(cls.family, "trl"):
+        for name in names(cls.kind.family, "trl"):
             row = find(name, "trl")
             reads = {key: value for key in row.reads if (value := getattr(args, key, None))}
             settings = dict(row.fixed(reads))

@@ -9,6 +9,7 @@ rows of each family stand in a module of their own; here they are looked up, fam
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import Any
 
 from rlhf_trl.algorithms.formulations import (
     FORMULATIONS,
@@ -16,6 +17,7 @@ from rlhf_trl.algorithms.formulations import (
     Algorithm,
     Formulation,
     PolicyGradient,
+    Row,
 )
 from rlhf_trl.algorithms.parameters import Family
 from rlhf_trl.errors import InputError, nearest
@@ -44,7 +46,7 @@ class Table(MutableMapping[str, Algorithm]):
 
     def _home(self, name: str) -> dict[str, Algorithm]:
         """Return the rows of the family that has this one; those that are imported come first."""
-        for family in [*self._families, *MODULES]:
+        for family in (*self._families, *MODULES):
             if name in self.family(family):
                 return self.family(family)
         raise KeyError(name)
@@ -112,10 +114,9 @@ def names(family: Family, having: str = "chapter") -> list[str]:
     return [name for name, row in ALGORITHMS.family(family).items() if having in row.formulations]
 
 
-def formulation(
-    algorithm_name: str, formulation_name: str, family: Family | None = None
-) -> Formulation:
-    """Return one formulation of an algorithm."""
+def formulation(algorithm_name: str, formulation_name: str, kind: type[Row] = Formulation) -> Row:
+    """Return one formulation of an algorithm; one of another kind is an InputError."""
+    family = getattr(kind, "family", None)  # the base class stands for rows of any family
     if family:
         ALGORITHMS.family(family)  # is imported, so that the name is looked for there first
     row = algorithm(algorithm_name)
@@ -130,5 +131,5 @@ def formulation(
         raise InputError(
             f"{algorithm_name} has no formulation {formulation_name!r}{why}; it has {known}"
         )
-    label = f"{algorithm_name} ({formulation_name})"
-    return replace(row.formulations[formulation_name], label=label)
+    form: Any = row.formulations[formulation_name]  # of this kind, since its family is
+    return replace(form, label=f"{algorithm_name} ({formulation_name})")

@@ -224,7 +224,7 @@ def kto_class_means(
         undesirable_weight,
     )
     classes = losses.split([len(policy_chosen_logps), len(policy_rejected_logps)])
-    return sum(part.sum() / max(len(part), 1) for part in classes)
+    return sum((part.sum() / max(len(part), 1) for part in classes), losses.new_zeros(()))
 
 
 def apo_zero(

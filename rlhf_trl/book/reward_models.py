@@ -57,8 +57,9 @@ def plackett_luce(rewards: Tensor) -> Tensor:
     Returns:
         (B,) losses; for K = 2 those of `bradley_terry`.
     """
-    best = range(rewards.shape[1])
-    return sum(torch.logsumexp(rewards[:, k:], 1) - rewards[:, k] for k in best)
+    places = range(rewards.shape[1])
+    losses = [torch.logsumexp(rewards[:, k:], 1) - rewards[:, k] for k in places]
+    return sum(losses, rewards.new_zeros(()))
 
 
 def outcome(logits: Tensor, labels: Tensor) -> Tensor:

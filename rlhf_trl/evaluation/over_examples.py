@@ -80,7 +80,7 @@ class OverExamples:
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         """Run the loop, then compute loss and metrics on all examples as one batch."""
         kwargs["metric_key_prefix"] = metric_key_prefix
-        if not self._safe("evaluate_examples"):
+        if not self._evaluates_examples():
             return super().evaluation_loop(dataloader, *args, **kwargs)
         self._evaluated = []
         try:

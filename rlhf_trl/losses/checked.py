@@ -75,7 +75,7 @@ def policy_gradient_loss(
         **params: the parameters that the formulation reads, under TRL's names where it has one.
             `epsilon_high` always means an upper bound of 1 + epsilon_high.
     """
-    row = algorithms.formulation(algorithm, formulation, "policy_gradient")
+    row = algorithms.formulation(algorithm, formulation, PolicyGradient)
     numbers = row.parameters(params)
     row = row.chosen(numbers)
     given = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
@@ -130,7 +130,7 @@ def preference_loss(
             gamma_beta_ratio (SimPO's margin over beta), desirable_weight and undesirable_weight
             (KTO).
     """
-    row = algorithms.formulation(algorithm, formulation, "direct_alignment")
+    row = algorithms.formulation(algorithm, formulation, Preference)
     numbers = row.parameters(params)
     given = {
         "policy_chosen_logps": policy_chosen_logps,
@@ -188,7 +188,7 @@ def reward_loss(
     if kind not in _REWARD_ROWS:
         told = f"{nearest(kind, _REWARD_ROWS)}; known: {', '.join(_REWARD_ROWS)}"
         raise InputError(f"unknown reward model {kind!r}{told}")
-    row = algorithms.formulation(_REWARD_ROWS[kind], formulation)
+    row = algorithms.formulation(_REWARD_ROWS[kind], formulation, RewardModel)
     numbers = row.parameters(params)
     function = look_up(book.reward_models, row.loss)
     if isinstance(margin, Real):
@@ -235,7 +235,7 @@ def distillation_loss(
         formulation: "chapter", "code" or "trl".
         **params: kl_top_k (sdpo).
     """
-    row = algorithms.formulation(algorithm, formulation, "distillation")
+    row = algorithms.formulation(algorithm, formulation, Distillation)
     parameters = row.parameters(params)
     given = {"logps": logps, "logits": logits}
     given |= {"teacher_logps": teacher_logps, "teacher_logits": teacher_logits, "mask": mask}

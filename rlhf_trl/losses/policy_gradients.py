@@ -34,6 +34,7 @@ def shaped_rewards(
     """
     if row.kl != "reward" or not params["beta"]:
         return rewards
+    assert ref_logps is not None, "a KL is against a reference"
     rollout_logps = (logps if old_logps is None else old_logps).detach()
     per_token = kl_estimate(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
     penalize = look_up(book.rewards, row.kl_penalty)
@@ -58,6 +59,7 @@ def estimate_advantages(
     estimate = look_up(book.advantages, row.advantage)
     tensors = {"rewards": rewards, "num_generations": num_generations, "mask": mask}
     if "token_rewards" in inspect.signature(estimate).parameters:
+        assert mask is not None, "an advantage per token needs the mask"
         per_token = rewards if rewards.dim() == 2 else book.rewards.at_last_token(rewards, mask)
         tensors["token_rewards"] = per_token
     tensors |= {"old_values": old_values, "binary_rewards": binary_rewards}
@@ -103,8 +105,10 @@ def surrogate_loss(
     if token_weights is not None:
         losses = losses * masked(token_weights, mask)
     if row.kl == "loss" and params["beta"]:
+        assert ref_logps is not None, "a KL is against a reference"
         losses = losses + params["beta"] * kl_estimate(row, params, logps, masked(ref_logps, mask))
     if row.value_loss != "none":
+        assert values is not None and old_values is not None, "a critic is trained on its values"
         old_values = masked(old_values, mask)
         if returns is None:
             returns = book.value.lambda_returns(advantages, old_values)

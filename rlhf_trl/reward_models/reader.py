@@ -48,7 +48,7 @@ class Reader:
     step_split: str | None = None
 
     def __post_init__(self):
-        algorithms.formulation(self.algorithm, self.formulation, "reward_model")
+        algorithms.formulation(self.algorithm, self.formulation, algorithms.RewardModel)
         if self.algorithm != "prm":
             return
         if not (isinstance(self.step_separator, str) and isinstance(self.step_split, str)):
@@ -61,7 +61,7 @@ class Reader:
     @property
     def num_labels(self) -> int:
         """Outputs per token, or per text."""
-        row = algorithms.formulation(self.algorithm, self.formulation, "reward_model")
+        row = algorithms.formulation(self.algorithm, self.formulation, algorithms.RewardModel)
         return len(CLASSES) if row.loss == "process" else 1
 
     @property

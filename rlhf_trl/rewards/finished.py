@@ -17,11 +17,7 @@ def with_finished(
     A function takes it that has a parameter of one of the `NAMES` or, unless `only_by_name`, any
     keyword. Others, and models, are returned as they are.
     """
-    if not callable(function) or hasattr(function, "forward"):
-        return function
-    parameters = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not only_by_name
-    names = [name for name in NAMES if takes_all or name in parameters]
+    names = _names_taken(function, only_by_name)
     if not names:
         return function
 
@@ -35,3 +31,12 @@ def with_finished(
 
     waits = map(inspect.iscoroutinefunction, (function, type(function).__call__))
     return waiting if any(waits) else wrapper
+
+
+def _names_taken(function: Any, only_by_name: bool) -> list[str]:
+    """Return which of the `NAMES` a reward function takes; a model takes none."""
+    if not callable(function) or hasattr(function, "forward"):
+        return []
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not only_by_name
+    return [name for name in NAMES if takes_all or name in parameters]

@@ -117,12 +117,14 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
         return None
     if colon:
         raise InputError(f"reward_funcs: {base} reads no column; write {base} in place of {name}.")
-    if base == "gym_score" and tasks is None:
+    if base == "format":
+        return format_reward
+    if tasks is None:
         raise InputError(
             "reward_funcs: gym_score is the score of reasoning-gym, which does not know these "
             f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
         )
-    return format_reward if base == "format" else gym_score(tasks)
+    return gym_score(tasks)
 
 
 def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:

@@ -59,8 +59,7 @@ def _verifier(
             return rewards
 
         reward.__name__ = name
-        reward.read_right_answer = read
-        reward.read_ahead = ahead
+        vars(reward).update(read_right_answer=read, read_ahead=ahead)
         return reward
 
     return reward_of

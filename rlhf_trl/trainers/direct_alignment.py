@@ -31,7 +31,7 @@ class AlignmentFields(RowConfig, Safeguards):
     that evaluation generates.
     """
 
-    family: ClassVar[str] = "direct_alignment"
+    kind = Preference
     in_recipes: ClassVar = {"overlong": "cut_prompt"}
     trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
 
@@ -191,7 +191,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
         mode = "train" if self.model.training else "eval"
-        if self._stock and (mode == "train" or not self._safe("evaluate_examples")):
+        if self._stock and (mode == "train" or not self._evaluates_examples()):
             return compute(model, inputs, return_outputs)
         if self._row.reference:
             inputs = {**inputs, **self._reference(inputs)}
@@ -290,7 +290,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
     @override
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
-        if self._stock and (self.model.training or not self._safe("evaluate_examples")):
+        if self._stock and (self.model.training or not self._evaluates_examples()):
             return compute(model, inputs, return_outputs)
         inputs = {**inputs, **self._reference(inputs)}
         if self._stock:

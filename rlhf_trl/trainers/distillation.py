@@ -43,7 +43,7 @@ class BookDistillationConfig(BookGRPOConfig):
     the student at `teacher_rate` per optimizer step; "live" is the student as it is.
     """
 
-    family: ClassVar[str] = "distillation"
+    kind = Distillation
     default_row: ClassVar[str] = "opd"
 
     kl_top_k: int | None = of_the_row("kl_top_k")

@@ -57,13 +57,14 @@ def fields_set(args: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
 @dataclass
 class Safeguards:
-    """Fields that TRL lacks and recipes turn on; None: unless the formulation is "trl"."""
+    """Fields that TRL lacks and recipes turn on."""
 
     # what recipes have in place of the defaults, in this class and in those that extend it
     in_recipes: ClassVar = {"refuse_non_finite": True, "evaluate_examples": True}
 
-    refuse_non_finite: bool | None = None  # stop before weights that are not finite are saved
-    evaluate_examples: bool | None = None  # metrics of all examples as one, not means over batches
+    refuse_non_finite: bool = False  # stop before weights that are not finite are saved
+    # metrics of all examples as one, not means over batches; None: unless the formulation is "trl"
+    evaluate_examples: bool | None = None
 
 
 class OnTRL:
@@ -97,9 +98,9 @@ class OnTRL:
         """Tell whether examples are counted or ordered before training, so that none can stream."""
         return False
 
-    def _safe(self, name: str) -> bool:
-        """Tell whether one of the `Safeguards` is on."""
-        chosen = getattr(self.args, name, None)
+    def _evaluates_examples(self) -> bool:
+        """Tell whether metrics are of all examples as one."""
+        chosen = getattr(self.args, "evaluate_examples", None)
         return not self._stock if chosen is None else chosen
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -142,7 +143,7 @@ class OnTRL:
     @override
     def _save_checkpoint(self, model, trial):
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        if self._safe("refuse_non_finite"):
+        if getattr(self.args, "refuse_non_finite", False):
             self.check_finite()
         args, limit = self.args, self.args.save_total_limit
         if args.should_save:

@@ -163,7 +163,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
     def get_batch_loss_metrics(self, model, batch, train_eval="train"):
         """Compute the row's loss, and TRL's metrics with log-probabilities that are sums."""
         loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
-        if self._stock and (train_eval == "train" or not self._safe("evaluate_examples")):
+        if self._stock and (train_eval == "train" or not self._evaluates_examples()):
             return loss, metrics
         (chosen, rejected), aux = self._forward[:2], self._forward[5:]
         prefix = "eval_" if train_eval == "eval" else ""

@@ -35,7 +35,7 @@ STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each proce
 class PolicyGradientConfig(RowConfig, Safeguards):
     """Mixin of configs of TRL's GRPO kind: their row is one of policy gradients."""
 
-    family: ClassVar[str] = "policy_gradient"
+    kind = PolicyGradient
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
     stock_trainer: ClassVar[str] = "GRPOTrainer"
 

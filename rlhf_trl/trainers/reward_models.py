@@ -14,7 +14,7 @@ from torch import Tensor
 from trl import RewardConfig, RewardTrainer
 from typing_extensions import override
 
-from rlhf_trl.algorithms import RowConfig
+from rlhf_trl.algorithms import RewardModel, RowConfig
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.candidates import RanksCandidates
 from rlhf_trl.evaluation.over_examples import OverExamples
@@ -37,7 +37,7 @@ from rlhf_trl.trainers.on_trl import OnTRL, Safeguards, fields_set, with_signatu
 class BookRewardConfig(RowConfig, Safeguards, RewardConfig):
     """RewardConfig for models that compare whole texts."""
 
-    family: ClassVar[str] = "reward_model"
+    kind = RewardModel
     default_row: ClassVar[str] = "reward"
 
     max_completion_length: int = 64  # of answers sampled for on-policy data and for evaluation
@@ -102,7 +102,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
         """Run the loop, then add what the model is used for."""
         self._rows, kwargs["metric_key_prefix"] = [], metric_key_prefix
         output = super().evaluation_loop(dataloader, *args, **kwargs)
-        if not self._safe("evaluate_examples"):
+        if not self._evaluates_examples():
             return output
         self.judged = {"rows": self._rows, "scores": self._score_candidates()}
         found = self._row_metrics(self._rows, dataloader.dataset)
@@ -218,7 +218,7 @@ class BookRewardTrainer(_OnRewardTrainer):
     @override
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss; while evaluating, keep the rewards."""
-        if self._stock and not self._safe("evaluate_examples"):
+        if self._stock and not self._evaluates_examples():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         config = self.model.config.get_text_config()
         with reading_last_tokens(config, inputs) if self._reads_last else nullcontext():
