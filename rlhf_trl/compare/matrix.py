@@ -275,8 +275,9 @@ def _apart(side: Book, view: View, arguments: dict[str, Any], weights: Tensor) -
     kl = torch.zeros_like(weights)
     if beta and row.kl == "loss":
         logps = view.logps.clone().requires_grad_()
-        estimate = kl_estimate(row, {**row.reads, **arguments}, logps, view.ref_logps)
-        (slope,) = torch.autograd.grad((estimate * view.mask).sum(), logps)
+        params = {**row.reads, **arguments}
+        estimate = kl_estimate(row, params, logps, view.ref_logps, view.mask)
+        (slope,) = torch.autograd.grad(estimate.sum(), logps)
         kl = beta * norm * slope
     return Terms(view, weights - kl, kl, norm, beta)
 

@@ -28,7 +28,7 @@ def completions_loss(
     """Compute a direct-alignment loss without any check: what `preference_loss` does after them.
 
     `params` is what `Preference.parameters` returned, the tensors those that the row's function
-    reads.
+    reads, (B,) log-probabilities of completions as `preference_loss` takes them.
     """
     learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
     tensors = promoted(tensors, "policy_chosen_logps", learned)
