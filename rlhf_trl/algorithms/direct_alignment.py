@@ -42,11 +42,7 @@ ROWS["dpo"] = Algorithm(
     paper="arXiv:2305.18290",
     chapter=_DPO,
     code=replace(_DPO, differs=_SUMS),
-    trl=replace(
-        _DPO,
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    trl=replace(_DPO, trainer_reads={}, differs="Nothing."),
 )
 
 _CDPO = Preference(
@@ -202,11 +198,7 @@ ROWS["dpo_norm"] = Algorithm(
     paper="arXiv:2411.15124",
     chapter=_DPO_NORM,
     code=replace(_DPO_NORM, differs=_SUMS),
-    trl=replace(
-        _DPO_NORM,
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    trl=replace(_DPO_NORM, trainer_reads={}, differs="Nothing."),
 )
 
 _APO_ZERO = Preference(

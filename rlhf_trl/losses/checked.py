@@ -289,15 +289,11 @@ def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _read_tensors(
-    label: str,
-    function: Callable[..., Tensor],
-    tensors: Mapping[str, Tensor | None],
-    further: Iterable[str] = (),
+    label: str, function: Callable[..., Tensor], tensors: Mapping[str, Any], further: Iterable = ()
 ) -> dict[str, Tensor]:
     """Return the tensors that are not None; refuse those that nobody reads, and missing ones.
 
-    A function reads those that its arguments name; it needs those without a default. The names in
-    `further` are read elsewhere, and never needed.
+    A function reads what its arguments name; names in `further` are read elsewhere, if at all.
     """
     parameters = inspect.signature(function).parameters
     known = [name for name in tensors if name in parameters or name in further]
@@ -402,10 +398,7 @@ def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
 def _check_reads(
     row: PolicyGradient, params: Mapping[str, Any], tensors: set[str], has_beta: bool
 ) -> None:
-    """Refuse optional `tensors` that the row does not read, and ask for those it needs.
-
-    Without KL (`has_beta` False: the caller names no beta) a row reads fewer.
-    """
+    """Refuse optional `tensors` that the row does not read, and ask for those it needs."""
     reads: set[str] = set()
     needs: dict[str, str] = {}  # and what for
     if row.ratio != "none" or (row.kl == "reward" and has_beta):
@@ -423,7 +416,7 @@ def _check_reads(
         needs["binary_rewards"] = "its advantages"
     for name in sorted(tensors - reads - needs.keys()):
         hint = ""
-        if name == "ref_logps" and row.kl != "none":
+        if name == "ref_logps" and row.kl != "none":  # which reads none without beta
             hint = " unless beta is given"
         if name == "old_logps" and "importance_cap" in params:
             hint = " unless importance_cap is given"
