@@ -224,11 +224,14 @@ def _concerns(section: str, place: str) -> str:
 
 
 def _rows_on(family: str) -> dict[str, Formulation]:
-    """Return the formulations that stand on a stock trainer, by labels such as "grpo (chapter)"."""
+    """Return the formulations that stand on a stock trainer, by labels such as "grpo (chapter)".
+
+    `family` is the trainer's name without "Trainer".
+    """
     return {
-        f"{algorithm} ({which})": row
+        f"{algorithm} ({formulation_name})": row
         for algorithm in ALGORITHMS
-        for which, row in ALGORITHMS[algorithm].formulations.items()
+        for formulation_name, row in ALGORITHMS[algorithm].formulations.items()
         if row.trainer == f"{family}Trainer"
     }
 
@@ -264,9 +267,12 @@ def _agree(setting: Any, value: Any) -> bool:
 
 def _joined(labels: Iterable[str], rows: Iterable[str]) -> list[str]:
     """Write "grpo" where all formulations of an algorithm are meant, else "grpo (chapter)"."""
-    rest = {label.split()[0] for label in rows if label not in labels}
-    names = [label if label.split()[0] in rest else label.split()[0] for label in labels]
-    return list(dict.fromkeys(names))
+    in_part = {label.split()[0] for label in rows if label not in labels}
+    names = {}  # in their order, each once
+    for label in labels:
+        algorithm = label.split()[0]
+        names[label if algorithm in in_part else algorithm] = None
+    return list(names)
 
 
 def _since(place: str, old: Any, new: Any) -> str | None:

@@ -60,7 +60,9 @@ class Stock:
     trainer: str = "GRPOTrainer"
     columns: tuple[str, ...] = ()  # further columns of the data set
     classes: tuple[type, type] | None = None  # trainer and config, where they are not TRL's own
-    also: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the trainer
+    trainer_arguments: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # further arguments of the trainer
 
 
 def fix_completions(
