@@ -23,7 +23,7 @@ class FieldError(InputError):
 
 def resolve(
     row: Formulation,
-    given: Mapping[str, Any],
+    user_values: Mapping[str, Any],
     others: Mapping[str, Formulation] | None = None,
     passing: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def resolve(
 
     Args:
         row: the formulation that a config chooses.
-        given: the fields that the user sets, with their values.
+        user_values: the fields that the user sets, with their values.
         others: formulations by algorithm that might be chosen in its place, for the error message.
         passing: fields that may be given although the row does not read them.
 
@@ -39,9 +39,9 @@ def resolve(
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
     """
     reads = {**row.reads, **row.trainer_reads}
-    settings = row.fixed({name: given[name] for name in row.reads if name in given})
+    settings = row.fixed({name: user_values[name] for name in row.reads if name in user_values})
     others = others or {}
-    for name, value in given.items():
+    for name, value in user_values.items():
         if name in reads:
             continue
         if name in settings and not _fits(value, settings[name]):
@@ -58,7 +58,7 @@ def resolve(
             ]
             remedy = f", or choose one that reads it: {', '.join(readers)}" if readers else ""
             raise FieldError(name, f"is not read by {row.label}; remove it{remedy}")
-    return {**{name: given.get(name, default) for name, default in reads.items()}, **settings}
+    return {**{name: user_values.get(name, default) for name, default in reads.items()}, **settings}
 
 
 def _fits(value: Any, fixed: Any) -> bool:
@@ -130,43 +130,43 @@ class RowConfig:
         algorithm = args.algorithm or (None if is_stock else cls.default_row)
         row = find(algorithm, args.formulation, cls.family) if algorithm else cls._stock_row()
         args.check_for(row)
-        given = args._given(row)
+        user_values = args._set_by_user(row)
         others = {n: find(n, args.formulation) for n in names(cls.family, args.formulation)}
-        values = resolve(row, given, others, stock if is_stock else ())
+        values = resolve(row, user_values, others, stock if is_stock else ())
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{row.label} needs {name}, which has no default; set it.")
-        filled_in = {**stock, **given, **values} if is_stock else {**stock, **values}
-        args._fill_in(filled_in, LOSS_FIELDS | values.keys(), given.keys())
+        filled_in = {**stock, **user_values, **values} if is_stock else {**stock, **values}
+        args._fill_in(filled_in, LOSS_FIELDS | values.keys(), user_values.keys())
         parameters = {n: values[n] for n in row.reads if values.get(n) is not None}
         parameters = args.parameters(row, parameters)
         return args.checked(Resolved(algorithm, args.formulation, row, parameters, args))
 
-    def _given(self, row: Formulation) -> dict[str, Any]:
+    def _set_by_user(self, row: Formulation) -> dict[str, Any]:
         """Return the fields that the user sets; those that an earlier call filled in are not."""
         reads = {**row.reads, **row.trainer_reads}
         filled_in = getattr(self, "_filled", {})
-        given = {}
+        user_values = {}
         for f in fields(self):
             value = getattr(self, f.name)
             was_filled_in = f.name in filled_in and value == filled_in[f.name]
             # what the row does not read, and is as by default, need not be the user's
             is_set = value is not None and (f.name in reads or value != _default(f))
             if is_set and not was_filled_in:
-                given[f.name] = value
-        return given
+                user_values[f.name] = value
+        return user_values
 
     def _fill_in(
-        self, values: Mapping[str, Any], decided: Collection[str], given: Collection[str]
+        self, values: Mapping[str, Any], decided: Collection[str], user_values: Collection[str]
     ) -> None:
         """Set the fields that the row decides, to None where nothing has a value for them.
 
-        Those that were not `given` are noted, so that the next call takes them for not given.
+        Those that are not the user's are noted, so that the next call tells them apart.
         """
         decided = {f.name for f in fields(self)} & set(decided)
         for name in decided:
             setattr(self, name, values.get(name))
-        self._filled = {name: getattr(self, name) for name in decided - set(given)}
+        self._filled = {name: getattr(self, name) for name in decided - set(user_values)}
 
     @classmethod
     def _stock_row(cls, algorithm: str | None = None) -> Formulation:
@@ -195,9 +195,9 @@ class RowConfig:
     def check_for(self, row: Formulation) -> None:
         """Refuse a row that is not trained with this config."""
 
-    def parameters(self, row: Formulation, given: dict[str, Any]) -> dict[str, Any]:
+    def parameters(self, row: Formulation, user_values: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of the row's loss."""
-        return row.parameters(given)
+        return row.parameters(user_values)
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return what was resolved, or refuse what could not be computed or resumed later."""

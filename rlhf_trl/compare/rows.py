@@ -109,8 +109,8 @@ def _trl(
     )
 
 
-def _group_code(name: str, *more: Identity, why: str = "") -> Row:
-    return _code(name, *more, _EPS, to.CODE_K3, why=f"{why}{_EPS_SAYS}.", with_kl=_SIGN_SAYS)
+def _group_code(name: str, *steps: Identity, why: str = "") -> Row:
+    return _code(name, *steps, _EPS, to.CODE_K3, why=f"{why}{_EPS_SAYS}.", with_kl=_SIGN_SAYS)
 
 
 def _group_code_trl(name: str) -> Row:
@@ -537,9 +537,12 @@ def own_fields(row: Formulation) -> dict[str, Any]:
     ours |= {"demonstration": "first", "teacher_models": [EMBEDDED]}
     # no completion of the batches comes near the penalty, and no group is sampled again
     ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
-    found = {name: value for name, value in ours.items() if name in row.trainer_reads}
-    found |= {"max_completion_length": 80} if "soft_punish_cache" in found else {}
-    return found | (_PPO if "vf_coef" in row.reads else {})
+    fields = {name: value for name, value in ours.items() if name in row.trainer_reads}
+    if "soft_punish_cache" in fields:
+        fields["max_completion_length"] = 80
+    if "vf_coef" in row.reads:
+        fields |= _PPO
+    return fields
 
 
 def _own(name: str, formulation_name: str, row: Formulation) -> Row:

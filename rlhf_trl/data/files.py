@@ -418,11 +418,13 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
 
     if Path(path).exists():
         return {"data_dir": path} if Path(path).is_dir() else {"data_files": path}
-    found = {
-        part: [hf_hub_download(path, name.format(part), repo_type="dataset") for name in names]
-        for part in dict.fromkeys([part.partition("[")[0] for part in split.split("+")])
-    }
-    return {"data_files": found}
+    files: dict[str, list[str]] = {}  # by part of the split, such as "train" of "train[:9]+test"
+    for slice_of_part in split.split("+"):
+        part = slice_of_part.partition("[")[0]
+        if part not in files:
+            paths = [name.format(part) for name in names]
+            files[part] = [hf_hub_download(path, file, repo_type="dataset") for file in paths]
+    return {"data_files": files}
 
 
 def _made(dataset: "Dataset", reader: str, where: str) -> Counted:

@@ -89,7 +89,7 @@ def examples_of(row: Row, reader: Reader) -> list[Row | str]:
             _of(dict, row, "the line", "object of columns").setdefault(column, None)
     made = reader.read(row)
     made = made if isinstance(made, list) else [made]
-    return [one if isinstance(one, str) or not _blank(one) else BLANK for one in made]
+    return [BLANK if isinstance(example, dict) and _blank(example) else example for example in made]
 
 
 def _blank(row: Row) -> bool:
@@ -270,11 +270,11 @@ def ultrafeedback_openbmb(row: Row) -> Made:
     """openbmb/UltraFeedback: scored completions, from which ranked lists are made."""
     prompt = [_said("user", _text(row["instruction"], "instruction"))]
     scored = []
-    for n, one in enumerate(_list(row["completions"], "completions")):
+    for n, completion in enumerate(_list(row["completions"], "completions")):
         where = f"completions[{n}]"
-        one = _of(dict, one, where, "mapping with response and overall_score")
-        response = _text(one.get("response"), f"{where}.response")
-        score = _of(int | float, one.get("overall_score"), f"{where}.overall_score", "number")
+        cells = _of(dict, completion, where, "mapping with response and overall_score")
+        response = _text(cells.get("response"), f"{where}.response")
+        score = _of(int | float, cells.get("overall_score"), f"{where}.overall_score", "number")
         scored.append({"response": response, "overall_score": float(score)})
     return {"prompt": prompt, "completions": scored}
 

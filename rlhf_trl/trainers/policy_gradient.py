@@ -39,11 +39,11 @@ class PolicyGradientConfig(RowConfig, Safeguards):
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
     stock_trainer: ClassVar[str] = "GRPOTrainer"
 
-    def parameters(self, row: PolicyGradient, given: dict[str, Any]) -> dict[str, Any]:
+    def parameters(self, row: PolicyGradient, user_values: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of the row's loss."""
-        if given.get("baseline") == "moving_average":
-            given["baseline_value"] = 0.0  # each generation sets it
-        return row.parameters(given)
+        if user_values.get("baseline") == "moving_average":
+            user_values["baseline_value"] = 0.0  # each generation sets it
+        return row.parameters(user_values)
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return the row as its parameters make it, if the run can be computed and resumed."""
