@@ -516,7 +516,7 @@ def test_a_subclass_of_ours_is_compared_with_our_config():
 
 def test_a_subclass_of_ours_is_measured_without_a_config():
     subject = closest.read_subject(None, "rlhf_trl.trainers.rloo.BookRLOOTrainer")
-    assert subject.also == {"algorithm": "rloo", "formulation": "chapter"}
+    assert subject.trainer_arguments == {"algorithm": "rloo", "formulation": "chapter"}
     assert subject.fields["beta"] == 0.05  # RLOOConfig's
     own, other = distances(subject, [("rloo", "chapter"), ("rloo", "code")], fixes=False)
     assert own.equal and not other.equal and own.formulation == "chapter"

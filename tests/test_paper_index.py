@@ -136,5 +136,5 @@ def test_the_sign_of_the_kl_shows_in_the_gradient(tmp_path):
 
 @pytest.mark.promise
 def test_the_page_is_what_the_command_writes():
-    assert PAGE.read_text(encoding="utf-8") == page(how="markdown") + "\n"
+    assert PAGE.read_text(encoding="utf-8") == page(output_format="markdown") + "\n"
     assert Path(INDEX).is_file()

@@ -41,15 +41,8 @@ ROWS["dpo"] = Algorithm(
     source="chapter 8, eq:dpo_core",
     paper="arXiv:2305.18290",
     chapter=_DPO,
-    code=replace(
-        _DPO,
-        differs=_SUMS,
-    ),
-    trl=replace(
-        _DPO,
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    code=replace(_DPO, differs=_SUMS),
+    trl=replace(_DPO, trainer_reads={}, differs="Nothing."),
 )
 
 _CDPO = Preference(
@@ -68,10 +61,7 @@ ROWS["cdpo"] = Algorithm(
     source="chapter 8 prints no equation",
     paper="Mitchell 2023, ericmitchell.ai/cdpo.pdf",
     chapter=_CDPO,
-    code=replace(
-        _CDPO,
-        differs=_SUMS + " It fixes label_smoothing at 0.1.",
-    ),
+    code=replace(_CDPO, differs=_SUMS + " It fixes label_smoothing at 0.1."),
     trl=replace(
         _CDPO,
         trainer_reads={},
@@ -95,10 +85,7 @@ ROWS["ipo"] = Algorithm(
     source="chapter 8 prints no equation",
     paper="arXiv:2310.12036",
     chapter=_IPO,
-    code=replace(
-        _IPO,
-        differs=_SUMS,
-    ),
+    code=replace(_IPO, differs=_SUMS),
     trl=replace(
         _IPO,
         logps="mean",
@@ -125,10 +112,7 @@ ROWS["simpo"] = Algorithm(
     source="chapter 8 prints no equation",
     paper="arXiv:2405.14734",
     chapter=_SIMPO,
-    code=replace(
-        _SIMPO,
-        differs=_SUMS + " Its config calls the ratio gamma.",
-    ),
+    code=replace(_SIMPO, differs=_SUMS + " Its config calls the ratio gamma."),
     trl="CPOTrainer is not the trainer that the recipe builds on; compare shows it",
 )
 
@@ -213,15 +197,8 @@ ROWS["dpo_norm"] = Algorithm(
     source="chapter 8 prints no equation",
     paper="arXiv:2411.15124",
     chapter=_DPO_NORM,
-    code=replace(
-        _DPO_NORM,
-        differs=_SUMS,
-    ),
-    trl=replace(
-        _DPO_NORM,
-        trainer_reads={},
-        differs="Nothing.",
-    ),
+    code=replace(_DPO_NORM, differs=_SUMS),
+    trl=replace(_DPO_NORM, trainer_reads={}, differs="Nothing."),
 )
 
 _APO_ZERO = Preference(
@@ -240,10 +217,7 @@ ROWS["apo_zero"] = Algorithm(
     source="chapter 8 prints no equation",
     paper="arXiv:2408.06266",
     chapter=_APO_ZERO,
-    code=replace(
-        _APO_ZERO,
-        differs=_SUMS,
-    ),
+    code=replace(_APO_ZERO, differs=_SUMS),
     trl=replace(
         _APO_ZERO,
         constants={"offset": 1.0},
@@ -269,10 +243,7 @@ ROWS["apo_down"] = Algorithm(
     source="chapter 8 prints no equation",
     paper="arXiv:2408.06266",
     chapter=_APO_DOWN,
-    code=replace(
-        _APO_DOWN,
-        differs=_SUMS,
-    ),
+    code=replace(_APO_DOWN, differs=_SUMS),
     trl=replace(
         _APO_DOWN,
         constants={"offset": 1.0},

@@ -51,15 +51,15 @@ class Formulation:
     differs: str = ""  # one sentence: what differs from the chapter (for the chapter: what to know)
     label: str = ""  # filled in by `formulation`: "grpo (chapter)"
 
-    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the given parameters and add the defaults and constants of the row."""
-        for name, value in given.items():
+    def parameters(self, user_values: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the parameters that a user sets; add the defaults and constants of the row."""
+        for name, value in user_values.items():
             if name not in self.reads:
                 known = ", ".join(self.reads) or "no parameter"
                 hint = nearest(name, self.reads)
                 raise InputError(f"{self.label} does not read {name}{hint}; it reads {known}")
             self._check(name, value)
-        values = {**self.reads, **given}
+        values = {**self.reads, **user_values}
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{self.label} needs {name}, which has no default; set it")
@@ -87,11 +87,11 @@ class Formulation:
             hint = nearest(str(value), line.choices)
             raise InputError(f"{self.label}: {name} must be {wanted}, not {value!r}{hint}")
 
-    def fixed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `settings`, those that depend on the parameters worked out for the given ones."""
+    def fixed(self, user_values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `settings`; those that depend on parameters, for the user's values of these."""
         if not any(map(callable, self.settings.values())):
             return dict(self.settings)
-        values = self.parameters(given)
+        values = self.parameters(user_values)
         return {k: v(values) if callable(v) else v for k, v in self.settings.items()}
 
 
@@ -123,9 +123,9 @@ class PolicyGradient(Formulation):
     kl_penalty: Part = "none"  # how the KL enters the reward, if that is where it goes
     value_loss: Part = "none"  # the critic's loss, or "none"
 
-    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def parameters(self, user_values: Mapping[str, Any]) -> dict[str, Any]:
         """Check and complete as `Formulation` does; `epsilon_high` follows `epsilon` if unset."""
-        values = super().parameters(given)
+        values = super().parameters(user_values)
         if values.get("epsilon_high", 0) is None:
             values["epsilon_high"] = values["epsilon"]
         if "baseline" in values:

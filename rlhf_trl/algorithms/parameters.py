@@ -5,7 +5,7 @@ meaning and range from this table; the public losses check it by the same line.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 Family = Literal["policy_gradient", "direct_alignment", "reward_model", "distillation"]
@@ -18,12 +18,13 @@ BASELINES = {
 """By the value of `baseline`, the advantage that it makes of REINFORCE."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Parameter:
     """What rows read or fix: a number unless there are `choices`, or `words` of another type."""
 
     name: str  # in configs, in the table and in the functions of the book
     meaning: str  # one line for --help
+    _: KW_ONLY
     range: str | None = None  # a key of errors.RANGES; None: any
     choices: tuple[str, ...] = ()  # the words it may be
     words: bool = False  # it is no number, and whoever reads it checks it
@@ -33,224 +34,94 @@ class Parameter:
 
 _TABLE = (
     # of policy gradients
+    Parameter("epsilon", "Distance of the lower clip bound from 1.", range="0 or more"),
     Parameter(
-        name="epsilon",
-        meaning="Distance of the lower clip bound from 1.",
-        range="0 or more",
+        "epsilon_high", "Distance of the upper clip bound from 1, always.", range="0 or more"
     ),
     Parameter(
-        name="epsilon_high",
-        meaning="Distance of the upper clip bound from 1, always.",
-        range="0 or more",
-    ),
-    Parameter(
-        name="sapo_temperature_pos",
-        meaning="Temperature of the gate, advantage above 0.",
+        "sapo_temperature_pos",
+        "Temperature of the gate, advantage above 0.",
         range="a number above 0",
     ),
     Parameter(
-        name="sapo_temperature_neg",
-        meaning="Temperature of the gate, other advantages.",
+        "sapo_temperature_neg",
+        "Temperature of the gate, other advantages.",
         range="a number above 0",
     ),
+    Parameter("beta", "Weight of the KL to the reference.", range="0 or more"),
+    Parameter("kl_estimator", "k1, k2 or k3.", choices=("k1", "k2", "k3")),
     Parameter(
-        name="beta",
-        meaning="Weight of the KL to the reference.",
-        range="0 or more",
+        "baseline", "none, batch_mean or moving_average (REINFORCE).", choices=tuple(BASELINES)
     ),
+    Parameter("baseline_value", "The moving average, which the trainer sets."),
     Parameter(
-        name="kl_estimator",
-        meaning="k1, k2 or k3.",
-        choices=("k1", "k2", "k3"),
-    ),
-    Parameter(
-        name="baseline",
-        meaning="none, batch_mean or moving_average (REINFORCE).",
-        choices=tuple(BASELINES),
-    ),
-    Parameter(
-        name="baseline_value",
-        meaning="The moving average, which the trainer sets.",
-    ),
-    Parameter(
-        name="baseline_decay",
-        meaning="Decay of the moving average.",
+        "baseline_decay",
+        "Decay of the moving average.",
         range="a number between 0 and 1",
         early=True,
     ),
+    Parameter("importance_cap", "Largest importance weight.", range="a number above 0"),
+    Parameter("correctness_reward", "Reward that is 1 for a right answer, else 0.", words=True),
+    Parameter("format_reward", "Reward that must be 1 as well for a success (MaxRL).", words=True),
     Parameter(
-        name="importance_cap",
-        meaning="Largest importance weight.",
-        range="a number above 0",
+        "missing_eos_penalty", "Penalty of a cut-off completion.", range="0 or more", early=True
     ),
     Parameter(
-        name="correctness_reward",
-        meaning="Reward that is 1 for a right answer, else 0.",
-        words=True,
+        "soft_punish_cache", "Tokens over which the overlong penalty grows.", range="0 or more"
     ),
     Parameter(
-        name="format_reward",
-        meaning="Reward that must be 1 as well for a success (MaxRL).",
-        words=True,
+        "dynamic_sampling_rounds", "Rounds of sampling groups anew.", range="0 or more", early=True
     ),
     Parameter(
-        name="missing_eos_penalty",
-        meaning="Penalty of a cut-off completion.",
-        range="0 or more",
-        early=True,
-    ),
-    Parameter(
-        name="soft_punish_cache",
-        meaning="Tokens over which the overlong penalty grows.",
-        range="0 or more",
-    ),
-    Parameter(
-        name="dynamic_sampling_rounds",
-        meaning="Rounds of sampling groups anew.",
-        range="0 or more",
-        early=True,
-    ),
-    Parameter(
-        name="max_completion_length",
-        meaning="Longest completion, in tokens.",
-        range="a whole number of tokens",
+        "max_completion_length", "Longest completion, in tokens.", range="a whole number of tokens"
     ),
     # of PPO
+    Parameter("gamma", "Discount factor, in [0, 1].", range="a number between 0 and 1"),
+    Parameter("lam", "Mixing parameter of GAE, in [0, 1].", range="a number between 0 and 1"),
+    Parameter("vf_coef", "Weight of the value loss.", range="0 or more"),
     Parameter(
-        name="gamma",
-        meaning="Discount factor, in [0, 1].",
-        range="a number between 0 and 1",
-    ),
-    Parameter(
-        name="lam",
-        meaning="Mixing parameter of GAE, in [0, 1].",
-        range="a number between 0 and 1",
-    ),
-    Parameter(
-        name="vf_coef",
-        meaning="Weight of the value loss.",
-        range="0 or more",
-    ),
-    Parameter(
-        name="cliprange_value",
-        meaning="How far a value may move before it is clipped.",
+        "cliprange_value",
+        "How far a value may move before it is clipped.",
         range="a number above 0",
     ),
-    Parameter(
-        name="whiten_advantages",
-        meaning="Whether advantages get mean 0 and spread 1.",
-        words=True,
-    ),
+    Parameter("whiten_advantages", "Whether advantages get mean 0 and spread 1.", words=True),
     # of direct alignment
     Parameter(
-        name="beta",
-        meaning="Scale of the implicit rewards; of ORPO, weight of the odds ratio.",
+        "beta",
+        "Scale of the implicit rewards; of ORPO, weight of the odds ratio.",
         range="a number above 0",
         family="direct_alignment",
     ),
-    Parameter(
-        name="label_smoothing",
-        meaning="Share of flipped labels.",
-        range="a number between 0 and 0.5",
-    ),
-    Parameter(
-        name="gamma_beta_ratio",
-        meaning="SimPO's margin, in nats per token.",
-        range="0 or more",
-    ),
-    Parameter(
-        name="nll_weight",
-        meaning="Weight of the NLL of the chosen.",
-        range="0 or more",
-        early=True,
-    ),
-    Parameter(
-        name="desirable_weight",
-        meaning="Weight of the desirable.",
-        range="0 or more",
-    ),
-    Parameter(
-        name="undesirable_weight",
-        meaning="Weight of the undesirable.",
-        range="0 or more",
-    ),
+    Parameter("label_smoothing", "Share of flipped labels.", range="a number between 0 and 0.5"),
+    Parameter("gamma_beta_ratio", "SimPO's margin, in nats per token.", range="0 or more"),
+    Parameter("nll_weight", "Weight of the NLL of the chosen.", range="0 or more", early=True),
+    Parameter("desirable_weight", "Weight of the desirable.", range="0 or more"),
+    Parameter("undesirable_weight", "Weight of the undesirable.", range="0 or more"),
     # of reward models
     Parameter(
-        name="center_rewards_coefficient",
-        meaning="Weight of the squared sum of both rewards.",
+        "center_rewards_coefficient",
+        "Weight of the squared sum of both rewards.",
         range="0 or more",
     ),
-    Parameter(
-        name="class_weights",
-        meaning="Of bad, neutral and good steps; None: all 1.",
-        words=True,
-    ),
+    Parameter("class_weights", "Of bad, neutral and good steps; None: all 1.", words=True),
     # of distillation
+    Parameter("kl_top_k", "Tell apart so many likeliest tokens.", range="1 or more", early=True),
+    Parameter("teacher_models", "Folders or hub names of the teachers.", words=True),
+    Parameter("teacher_weights", "Of the teachers; they add up to 1.", words=True),
     Parameter(
-        name="kl_top_k",
-        meaning="Tell apart so many likeliest tokens.",
-        range="1 or more",
-        early=True,
+        "teacher", "Which version of the student.", choices=("live", "start", "ema"), early=True
     ),
     Parameter(
-        name="teacher_models",
-        meaning="Folders or hub names of the teachers.",
-        words=True,
+        "teacher_rate", "How fast ema follows.", range="a number above 0, at most 1", early=True
     ),
-    Parameter(
-        name="teacher_weights",
-        meaning="Of the teachers; they add up to 1.",
-        words=True,
-    ),
-    Parameter(
-        name="teacher",
-        meaning="Which version of the student.",
-        choices=("live", "start", "ema"),
-        early=True,
-    ),
-    Parameter(
-        name="teacher_rate",
-        meaning="How fast ema follows.",
-        range="a number above 0, at most 1",
-        early=True,
-    ),
-    Parameter(
-        name="demonstration",
-        meaning="Which right completion.",
-        choices=("random", "first"),
-        early=True,
-    ),
-    Parameter(
-        name="demonstration_template",
-        meaning="What the teacher's prompt ends with.",
-        words=True,
-    ),
+    Parameter("demonstration", "Which right completion.", choices=("random", "first"), early=True),
+    Parameter("demonstration_template", "What the teacher's prompt ends with.", words=True),
     # TRL's own, which rows fix
-    Parameter(
-        name="loss_type",
-        meaning="TRL's name of the loss.",
-        words=True,
-    ),
-    Parameter(
-        name="scale_rewards",
-        meaning="How TRL scales rewards.",
-        words=True,
-    ),
-    Parameter(
-        name="importance_sampling_level",
-        meaning="Ratio per token or per sequence.",
-        words=True,
-    ),
-    Parameter(
-        name="multi_objective_aggregation",
-        meaning="How TRL joins several rewards.",
-        words=True,
-    ),
-    Parameter(
-        name="use_bias_correction_kl",
-        meaning="Whether TRL weighs its KL by the ratio.",
-        words=True,
-    ),
+    Parameter("loss_type", "TRL's name of the loss.", words=True),
+    Parameter("scale_rewards", "How TRL scales rewards.", words=True),
+    Parameter("importance_sampling_level", "Ratio per token or per sequence.", words=True),
+    Parameter("multi_objective_aggregation", "How TRL joins several rewards.", words=True),
+    Parameter("use_bias_correction_kl", "Whether TRL weighs its KL by the ratio.", words=True),
 )
 
 PARAMETERS: Mapping[tuple[str, Family | None], Parameter] = {

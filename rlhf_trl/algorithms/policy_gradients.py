@@ -11,6 +11,11 @@ from rlhf_trl.algorithms.formulations import REQUIRED, Algorithm, PolicyGradient
 ROWS: dict[str, Algorithm] = {}
 """The rows of this family, in the order in which they are shown."""
 
+_SIGN_AND_EPSILON = (
+    "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
+    "rounding alone can give a group of equal rewards advantages of about 1."
+)
+
 
 def grpo_fields(
     loss_type: str, scale_rewards: str = "group", importance_sampling_level: str = "token"
@@ -192,10 +197,7 @@ ROWS["grpo"] = Algorithm(
         kl_sign="code",
         constants={"std_epsilon": 1e-8},
         trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
-        differs=(
-            "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
-            "rounding alone can give a group of equal rewards advantages of about 1."
-        ),
+        differs=_SIGN_AND_EPSILON,
     ),
     trl=replace(
         _GRPO,
@@ -288,10 +290,7 @@ ROWS["gspo"] = Algorithm(
         kl_sign="code",
         constants={"std_epsilon": 1e-8},
         trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
-        differs=(
-            "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
-            "rounding alone can give a group of equal rewards advantages of about 1."
-        ),
+        differs=_SIGN_AND_EPSILON,
     ),
     trl=replace(
         _GSPO,
@@ -423,10 +422,7 @@ ROWS["sapo"] = Algorithm(
         kl_sign="code",
         constants={"std_epsilon": 1e-8},
         trl="TRL adds 1e-4 to the standard deviation, and its KL has the right sign",
-        differs=(
-            "k1 and k3 have the other sign, and 1e-8 is added to the standard deviation, so that "
-            "rounding alone can give a group of equal rewards advantages of about 1."
-        ),
+        differs=_SIGN_AND_EPSILON,
     ),
     trl=replace(
         _SAPO,

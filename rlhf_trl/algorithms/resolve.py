@@ -21,53 +21,52 @@ class FieldError(InputError):
 
 def resolve(
     row: Formulation,
-    given: Mapping[str, Any],
+    user_values: Mapping[str, Any],
     others: Mapping[str, Formulation] | None = None,
     passing: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the value of every config field that a row fixes or reads.
 
-    `others` might be chosen in its place, for the error message. Fields in `passing` may be given
-    although the row does not read them.
+    Args:
+        row: the formulation that a config chooses.
+        user_values: the fields that the user sets, with their values.
+        others: formulations by algorithm that might be chosen in its place, for the error message.
+        passing: fields that may be given although the row does not read them.
 
     Returns:
         What the row fixes; for what it reads the given value, or its default (maybe `REQUIRED`).
     """
     reads = {**row.reads, **row.trainer_reads}
-    settings = row.fixed({name: given[name] for name in row.reads if name in given})
+    settings = row.fixed({name: user_values[name] for name in row.reads if name in user_values})
     others = others or {}
-    for name, value in given.items():
+    for name, value in user_values.items():
         if name in reads:
             continue
-        if name in settings:
-            if not _fits(value, settings[name]):
-                same = [n for n, other in others.items() if _fits(value, other.settings.get(name))]
-                remedy = "choose another algorithm"
-                if same:
-                    remedy = f"write algorithm: {' or '.join(same)}"
-                raise FieldError(
-                    name,
-                    f"is {value!r}, which contradicts {row.label} and its {name}: "
-                    f"{settings[name]!r}; remove it, or {remedy}",
-                )
-        elif name in LOSS_FIELDS and name not in passing:
-            readers = ", ".join(
-                other
-                for other, row_of in others.items()
-                if name in {**row_of.reads, **row_of.trainer_reads}
+        if name in settings and not _fits(value, settings[name]):
+            same = [n for n, other in others.items() if _fits(value, other.settings.get(name))]
+            remedy = f"write algorithm: {' or '.join(same)}" if same else "choose another algorithm"
+            raise FieldError(
+                name,
+                f"is {value!r}, which contradicts {row.label} and its {name}: "
+                f"{settings[name]!r}; remove it, or {remedy}",
             )
-            instead = f", or choose one that reads it: {readers}" if readers else ""
-            raise FieldError(name, f"is not read by {row.label}; remove it{instead}")
-    return {**{name: given.get(name, default) for name, default in reads.items()}, **settings}
+        if name in LOSS_FIELDS - settings.keys() and name not in passing:
+            readers = [
+                n for n, other in others.items() if name in (*other.reads, *other.trainer_reads)
+            ]
+            remedy = f", or choose one that reads it: {', '.join(readers)}" if readers else ""
+            raise FieldError(name, f"is not read by {row.label}; remove it{remedy}")
+    return {**{name: user_values.get(name, default) for name, default in reads.items()}, **settings}
 
 
 def _fits(value: Any, fixed: Any) -> bool:
-    """Tell whether a field says what a row fixes, which may be a list of one."""
-    return any(_same(*pair) for pair in ((value, fixed), ([value], fixed), (value, [fixed])))
+    """Tell whether a field says what a row fixes; a list of one is the same as what it holds."""
+    value, fixed = _alone(value), _alone(fixed)
+    return value == fixed and isinstance(value, bool) == isinstance(fixed, bool)
 
 
-def _same(value: Any, other: Any) -> bool:
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
+def _alone(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 @dataclass(frozen=True)
@@ -116,11 +115,10 @@ class RowConfig:
         stock_class = next(c for c in cls.__mro__ if c.__module__.startswith("trl."))
         if not isinstance(args, cls):
             if not isinstance(args, stock_class):
-                has = type(args).__name__
                 wanted = f"{cls.__name__} or {stock_class.__name__}"
-                raise InputError(f"args must be a {wanted}, not a {has}.")
+                raise InputError(f"args must be a {wanted}, not a {type(args).__name__}.")
             return cls._of_stock(args, stock_class.__name__.replace("Config", "Trainer"))
-        stock = {f.name: _default(f) for f in fields(stock_class)}
+        stock = {f.name: _default(f) for f in fields(stock_class)}  # TRL's fields, its defaults
         for f in fields(args):
             value = getattr(args, f.name)
             rules = {**f.metadata, **EARLY.get(f.name, {})}
@@ -130,29 +128,43 @@ class RowConfig:
         algorithm = args.algorithm or (None if is_stock else cls.default_row)
         row = find(algorithm, args.formulation, cls.kind) if algorithm else cls._stock_row()
         args.check_for(row)
-        known = {f.name: _default(f) for f in fields(args)}
-        reads = {**row.reads, **row.trainer_reads}
-        filled = getattr(args, "_filled", {})
-        given = {
-            name: value
-            for name, default in known.items()
-            if (value := getattr(args, name)) is not None
-            and (name in reads or value != default)
-            and not (name in filled and value == filled[name])
-        }
+        user_values = args._set_by_user(row)
         others = {n: find(n, args.formulation) for n in names(cls.kind.family, args.formulation)}
-        values = resolve(row, given, others, stock if is_stock else ())
+        values = resolve(row, user_values, others, stock if is_stock else ())
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{row.label} needs {name}, which has no default; set it.")
-        for name in known.keys() & (LOSS_FIELDS | values.keys()):
-            passed = given if is_stock else {}
-            setattr(args, name, values.get(name, passed.get(name, stock.get(name))))
-        names_filled = known.keys() & (LOSS_FIELDS | values.keys()) - given.keys()
-        vars(args)["_filled"] = {name: getattr(args, name) for name in names_filled}
-        parameters = {n: v for n in row.reads if (v := values.get(n)) is not None}
+        filled_in = {**stock, **user_values, **values} if is_stock else {**stock, **values}
+        args._fill_in(filled_in, LOSS_FIELDS | values.keys(), user_values.keys())
+        parameters = {n: values[n] for n in row.reads if values.get(n) is not None}
         parameters = args.parameters(row, parameters)
         return args.checked(Resolved(algorithm, args.formulation, row, parameters, args))
+
+    def _set_by_user(self, row: Formulation) -> dict[str, Any]:
+        """Return the fields that the user sets; those that an earlier call filled in are not."""
+        reads = {**row.reads, **row.trainer_reads}
+        filled_in = getattr(self, "_filled", {})
+        user_values = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            was_filled_in = f.name in filled_in and value == filled_in[f.name]
+            # what the row does not read, and is as by default, need not be the user's
+            is_set = value is not None and (f.name in reads or value != _default(f))
+            if is_set and not was_filled_in:
+                user_values[f.name] = value
+        return user_values
+
+    def _fill_in(
+        self, values: Mapping[str, Any], decided: Collection[str], user_values: Collection[str]
+    ) -> None:
+        """Set the fields that the row decides, to None where nothing has a value for them.
+
+        Those that are not the user's are noted, so that the next call tells them apart.
+        """
+        decided = {f.name for f in fields(self)} & set(decided)
+        for name in decided:
+            setattr(self, name, values.get(name))
+        vars(self)["_filled"] = {name: getattr(self, name) for name in decided - set(user_values)}
 
     @classmethod
     def _stock_row(cls, algorithm: str | None = None) -> Formulation:
@@ -181,9 +193,9 @@ class RowConfig:
     def check_for(self, row: Formulation) -> None:
         """Refuse a row that is not trained with this config."""
 
-    def parameters(self, row: Formulation, given: dict[str, Any]) -> dict[str, Any]:
+    def parameters(self, row: Formulation, user_values: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of the row's loss."""
-        return row.parameters(given)
+        return row.parameters(user_values)
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return what was resolved, or refuse what could not be computed or resumed later."""

@@ -29,10 +29,7 @@ ROWS["reward"] = Algorithm(
         reads={},
         differs="No margin and no centering.",
     ),
-    trl=replace(
-        _REWARD,
-        differs="Nothing; the margin is a column of the data set.",
-    ),
+    trl=replace(_REWARD, differs="Nothing; the margin is a column of the data set."),
 )
 
 _KWISE = RewardModel(

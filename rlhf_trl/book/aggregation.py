@@ -14,8 +14,12 @@ from rlhf_trl.book.advantages import as_groups
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace what stands on masked positions by 0, in the values and in their gradient."""
-    return torch.where(mask.bool(), values, 0)
+    """Replace what stands on masked positions by 0, in the values and in their gradient.
+
+    Values may have further dimensions behind those of the mask, as logits (B, T, V) have.
+    """
+    further = [1] * (values.dim() - mask.dim())
+    return torch.where(mask.bool().reshape(*mask.shape, *further), values, 0)
 
 
 def sequence_mean(losses: Tensor, mask: Tensor, normalizer: Tensor | float | None = None) -> Tensor:

@@ -67,7 +67,7 @@ class Subject:
     values: Mapping[str, Any]  # all fields that the user gives
     fields: Mapping[str, Any]  # those that decide the loss
     # further arguments of the trainer: the algorithm of a config of this project
-    also: Mapping[str, Any] = field(default_factory=dict)
+    trainer_arguments: Mapping[str, Any] = field(default_factory=dict)
     fits: tuple[str, ...] = ()  # other trainers that the keys fit, where none was named
 
     @property
@@ -91,11 +91,16 @@ class Subject:
     @property
     def batches(self) -> list[PolicyBatch]:
         """The windows on which it is measured."""
-        online = self.base in POLICY
-        names = ["heavy", "ragged", "accumulation", *(["on_policy", "extreme"] * online)]
-        names += ["tools"] * (self.base == "GRPOTrainer")
-        names += ["steps_per_generation"] * (online and self.generation > self.accumulation)
-        across = [policy.ACROSS] * (online and self.generation < self.accumulation)
+        names = ["heavy", "ragged", "accumulation"]
+        across: list[PolicyBatch] = []
+        if self.base == "GRPOTrainer":
+            names.append("tools")
+        if self.base in POLICY:
+            names += ["on_policy", "extreme"]
+            if self.generation > self.accumulation:
+                names.append("steps_per_generation")
+            if self.generation < self.accumulation:
+                across.append(policy.ACROSS)
         return [batch for batch in policy.BATCHES if batch.name in names] + across
 
     @property
@@ -132,14 +137,16 @@ class Subject:
         }
         return [name for name, value in usual.items() if sampled.get(name) not in (None, value)]
 
-    def could_be(self, name: str, which: str) -> bool:
+    def could_be(self, name: str, formulation_name: str) -> bool:
         """Whether its trainer might compute a formulation of an algorithm."""
-        row, own = formulation(name, which), self.also.get("algorithm")
+        row, own = formulation(name, formulation_name), self.trainer_arguments.get("algorithm")
         if {name, own} & _ALONE:
-            return (name, which) == (own, self.also.get("formulation"))
+            return (name, formulation_name) == (own, self.trainer_arguments.get("formulation"))
         if self.base in POLICY:
             return row.trainer in ("GRPOTrainer", self.base)
-        home = pairs.own_trainer(name).removeprefix("Book") if self.also else row.trainer
+        home = (
+            pairs.own_trainer(name).removeprefix("Book") if self.trainer_arguments else row.trainer
+        )
         return home == self.base
 
 
@@ -246,12 +253,16 @@ def _of_recipes(
         )
     run_fields = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
     values = read_fields(path, [config, ModelConfig], run_fields)
-    which = config_keys.get("formulation", "chapter")
-    return _own_subject(label, (trainer_class, config), algorithm, which, values)
+    formulation_name = config_keys.get("formulation", "chapter")
+    return _own_subject(label, (trainer_class, config), algorithm, formulation_name, values)
 
 
 def _own_subject(
-    label: str, classes: tuple[type, type], algorithm: str, which: str, values: Mapping[str, Any]
+    label: str,
+    classes: tuple[type, type],
+    algorithm: str,
+    formulation_name: str,
+    values: Mapping[str, Any],
 ) -> Subject:
     """Return one of our trainers, or a subclass, with its config as a subject.
 
@@ -259,25 +270,25 @@ def _own_subject(
         label: how it is called in sentences.
         classes: the trainer and its config class.
         algorithm: the row that it trains.
-        which: the row's formulation.
+        formulation_name: the row's formulation.
         values: what the user's config says.
     """
-    row = formulation(algorithm, which)
+    row = formulation(algorithm, formulation_name)
     base = pairs.base_name(classes[0])
-    # The batches need some values of their own; where the equation reads such a field, the user's
-    # value goes before.
-    for_batches = own_fields(row)
-    unread = {name: value for name, value in for_batches.items() if name not in row.reads}
     defaults = {
         field.name: field.default
         for field in fields_of(classes[1])
         if field.name in row.reads and field.default not in (None, MISSING)
     }
-    fields = for_batches | _loss_fields(defaults | values) | unread
+    # The batches need some values of their own, which go before the user's; but where the equation
+    # reads such a field, it is the other way round.
+    of_batches = own_fields(row)
+    unread = {name: value for name, value in of_batches.items() if name not in row.reads}
+    fields = of_batches | _loss_fields(defaults | values) | unread
     if row.trainer == "GRPOTrainer" == base:
         fields = dict(row.settings) | fields
-    also = pairs.arguments(algorithm, which)
-    return Subject(label, base, classes, values, fields, also)
+    trainer_arguments = pairs.arguments(algorithm, formulation_name)
+    return Subject(label, base, classes, values, fields, trainer_arguments)
 
 
 def class_of(dotted: str) -> type:
@@ -393,8 +404,8 @@ def distances(
     measured = []
     with quiet():
         try:
-            for algorithm, which in wanted or _comparable(subject):
-                measured.append(_distance(matrix, subject, algorithm, which, fixes))
+            for algorithm, formulation_name in wanted or _comparable(subject):
+                measured.append(_distance(matrix, subject, algorithm, formulation_name, fixes))
         except InputError:
             raise
         except Exception as error:  # whatever the user's trainer or config raises
@@ -407,11 +418,11 @@ def distances(
 def _comparable(subject: Subject) -> list[tuple[str, str]]:
     """Return the (algorithm, formulation) pairs that the subject's trainer could compute."""
     return [
-        (algorithm, which)
+        (algorithm, formulation_name)
         for algorithm, row in ALGORITHMS.items()
-        for which in row.formulations
-        if subject.could_be(algorithm, which)
-        and (which != "trl" or row.chapter.trl is not True)  # else it is the chapter's
+        for formulation_name in row.formulations
+        if subject.could_be(algorithm, formulation_name)
+        and (formulation_name != "trl" or row.chapter.trl is not True)  # else it is the chapter's
     ]
 
 
@@ -422,47 +433,49 @@ def _away(result: Result) -> tuple[float, float]:
 
 
 def _distance(
-    matrix: Matrix, subject: Subject, algorithm: str, which: str, fixes: bool
+    matrix: Matrix, subject: Subject, algorithm: str, formulation_name: str, fixes: bool
 ) -> Distance:
     """Measure a subject against one formulation, as it is and with the fields changed that differ.
 
     Raises:
         InputError: the subject trains on other data or models, or has no finite gradient.
     """
-    row = formulation(algorithm, which)
-    if not subject.could_be(algorithm, which):
+    row = formulation(algorithm, formulation_name)
+    if not subject.could_be(algorithm, formulation_name):
         label = subject.base
-        if subject.also:
-            label = "a config for {algorithm} ({formulation})".format(**subject.also)
+        if subject.trainer_arguments:
+            label = "a config for {algorithm} ({formulation})".format(**subject.trainer_arguments)
         raise InputError(
-            f"{subject.label}: {label} is not compared with {algorithm} ({which}), "
+            f"{subject.label}: {label} is not compared with {algorithm} ({formulation_name}), "
             "whose data or models are others"
         )
     config = _built_config(subject)
-    left = Book(algorithm, which, _params(row, subject, config))
+    left = Book(algorithm, formulation_name, _params(row, subject, config))
     results = _measured(matrix, subject, left)
-    broken = [r.batch for r in results if not math.isfinite(r.grad_rel_error)]
+    broken = [result.batch for result in results if not math.isfinite(result.grad_rel_error)]
     if broken:
         problem = "the gradient is not finite, or the book's is 0, on"
         raise InputError(f"{subject.label}: {problem} {', '.join(broken)}")
-    agrees = all(r.agrees for r in results)
+    agrees = all(result.agrees for result in results)
     untested = subject.unsettled(config) if agrees else ()
     equal = agrees and not untested
     worst = _worst(results)
     changes: Mapping[str, Any] = {}
     after_changes = None
     if fixes and not equal:
-        find_fix = _fix_of_own if subject.also else _fix_of_stock
+        find_fix = _fix_of_own if subject.trainer_arguments else _fix_of_stock
         changes, after_changes = find_fix(matrix, subject, left, config, worst)
     # the table's reasons are about a trainer of TRL, but for RLOOTrainer, which has its own there
-    has_reason = not subject.also and subject.base != "RLOOTrainer" and row.trl is not True
+    has_reason = (
+        not subject.trainer_arguments and subject.base != "RLOOTrainer" and row.trl is not True
+    )
     equal_on_policy = None
     for result in results:
         if result.batch == "on_policy":
             equal_on_policy = result.verdict == "equal"
     return Distance(
         algorithm=algorithm,
-        formulation=which,
+        formulation=formulation_name,
         equal=equal,
         worst=worst,
         on_policy=equal_on_policy,
@@ -497,7 +510,7 @@ def _fix_of_own(
     fields = _differing(wanted, config)
     changes = {}
     for name, value in (("algorithm", left.algorithm), ("formulation", left.formulation)):
-        if subject.also[name] != value:
+        if subject.trainer_arguments[name] != value:
             changes[name] = value
     if changes or not fields:
         return changes | fields, None
@@ -526,11 +539,15 @@ def _worst(results: Sequence[Result]) -> Result:
 def _measured(matrix: Matrix, subject: Subject, left: Book, **changes: Any) -> list[Result]:
     """Measure a subject with some fields changed, on the batches that say something about it."""
     batches = subject.batches
-    # the baseline of REINFORCE spans the generation, which no window of several sees whole
     if changes.get("steps_per_generation") or left.algorithm == "reinforce":
-        batches = [b for b in batches if b.per_generation == b.accumulation]
+        batches = of_whole_generations(batches)
     row = Row(left, side_of(subject, **changes), variant=subject.label)
     return [matrix.compare(row, batch) for batch in batches]
+
+
+def of_whole_generations(batches: Sequence[PolicyBatch]) -> list[PolicyBatch]:
+    """Return the windows that see all of a generation, which REINFORCE's baseline spans."""
+    return [batch for batch in batches if batch.per_generation == batch.accumulation]
 
 
 def side_of(subject: Subject, **changes: Any) -> Stock:
@@ -539,9 +556,15 @@ def side_of(subject: Subject, **changes: Any) -> Stock:
     values = {**subject.fields, **changes}
     fields = {name: value for name, value in values.items() if name not in sampling}
     trainer = subject.base
-    if subject.also and trainer != "RLOOTrainer":  # which no recipe trains
-        trainer = pairs.own_trainer(subject.also["algorithm"])
-    return Stock(fields, subject.label, trainer, classes=subject.classes, also=subject.also)
+    if subject.trainer_arguments and trainer != "RLOOTrainer":  # which no recipe trains
+        trainer = pairs.own_trainer(subject.trainer_arguments["algorithm"])
+    return Stock(
+        fields,
+        subject.label,
+        trainer,
+        classes=subject.classes,
+        trainer_arguments=subject.trainer_arguments,
+    )
 
 
 def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
@@ -551,7 +574,9 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
     for name in row.reads:
         if name in of_the_batches:
             continue
-        value = subject.fields.get(name) if subject.also else getattr(config, name, None)
+        value = (
+            subject.fields.get(name) if subject.trainer_arguments else getattr(config, name, None)
+        )
         if value is None and name == "epsilon_high":
             value = getattr(config, "epsilon", None)  # what TRL falls back to
         if name == "gamma_beta_ratio" and hasattr(config, "simpo_gamma"):
@@ -559,7 +584,7 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
         # a row that smooths labels is not asked for with 0
         if value is None or (name == "label_smoothing" and not value):
             continue
-        offset = 0 if subject.also else row.trl_offset.get(name, 0)
+        offset = 0 if subject.trainer_arguments else row.trl_offset.get(name, 0)
         # below 1, CISPO's absolute bound can only be a paper's relative one
         if offset and value >= offset:
             value = value - offset
@@ -606,8 +631,8 @@ def _wanted_of_any_row(subject: Subject, config: Any) -> dict[str, Any]:
     """Return what every policy-gradient row wants: it is sampled as before, but scored at 1."""
     wanted: dict[str, Any] = {"mask_truncated_completions": False}
     if getattr(config, "temperature", 1.0) != 1.0:
-        more = subject.values.get("generation_kwargs") or {}
-        sampling = {"temperature": config.temperature, **more}
+        sampling = {"temperature": config.temperature}
+        sampling |= subject.values.get("generation_kwargs") or {}
         wanted |= {"temperature": 1.0, "generation_kwargs": sampling}
     return wanted
 

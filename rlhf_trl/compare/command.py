@@ -101,10 +101,12 @@ def _chosen(option: str, text: str | None, known: Sequence[str]) -> set[str]:
     return set(names)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, _, which = text.strip().partition("/")
-    formulation(name, which or "chapter")  # refuses what does not exist
-    return name, which or "chapter"
+def _algorithm_and_formulation(text: str) -> tuple[str, str]:
+    """Read "cispo/code", or "cispo" for its chapter; what does not exist is an InputError."""
+    algorithm, _, formulation_name = text.strip().partition("/")
+    formulation_name = formulation_name or "chapter"
+    formulation(algorithm, formulation_name)  # refuses what does not exist
+    return algorithm, formulation_name
 
 
 def _two_configs(args: Namespace) -> None:
@@ -122,29 +124,38 @@ def _two_configs(args: Namespace) -> None:
 
 
 def _subject(args: Namespace, config: str | None) -> None:
-    wanted = [_pair(n) for n in (args.algorithms or "").split(",") if n.strip()]
-    required = _pair(args.require) if args.require else None
+    """Say how far a config or a trainer is from algorithms; refuse what --require asks and is not.
+
+    `--algorithms` chooses those to compare with; without it they are all that it could be.
+    """
+    names = [name for name in (args.algorithms or "").split(",") if name.strip()]
+    wanted = [_algorithm_and_formulation(name) for name in names]
+    required = _algorithm_and_formulation(args.require) if args.require else None
     if required and wanted and required not in wanted:
         wanted.append(required)
     subject = read_subject(config, args.trainer)
-    found = distances(subject, wanted)
-    print(report.render_distances(subject, found, args.format))
-    if required:
-        each = next((d for d in found if (d.algorithm, d.formulation) == required), None)
-        if each is None:
-            each = distances(subject, [required])[0]
-        if not each.equal:
-            raise InputError(_refusal(subject.label, "/".join(required), each))
+    measured = distances(subject, wanted)
+    print(report.render_distances(subject, measured, args.format))
+    if required is None:
+        return
+    of_required = [d for d in measured if (d.algorithm, d.formulation) == required]
+    if not of_required:  # none of those that its trainer could compute
+        of_required = distances(subject, [required])
+    if not of_required[0].equal:
+        raise InputError(_refusal(subject.label, "/".join(required), of_required[0]))
 
 
-def _refusal(label: str, required: str, each: Distance) -> str:
-    says = f"{label} is not {required}: relative gradient error {each.worst.grad_rel_error:.1e} "
-    says += f"on {each.worst.batch}"
-    if each.untested:
-        may = ", ".join(each.untested)
-        says = f"{label} is not known to be {required}: {may} may act elsewhere"
-    if not each.changes:
-        return f"{says}; {each.why}" if each.why else says
-    there = each.then is None or each.then.agrees
-    how = "to get there" if there else "closer, but not there"
-    return f"{says}; {how}: {report.as_text(each.changes)}"
+def _refusal(label: str, required: str, distance: Distance) -> str:
+    """Say that a config or trainer is not what is required, and which changes lead there."""
+    if distance.untested:
+        fields = ", ".join(distance.untested)
+        problem = f"{label} is not known to be {required}: {fields} may act elsewhere"
+    else:
+        worst = distance.worst
+        error = f"relative gradient error {worst.grad_rel_error:.1e} on {worst.batch}"
+        problem = f"{label} is not {required}: {error}"
+    if not distance.changes:
+        return f"{problem}; {distance.why}" if distance.why else problem
+    suffices = distance.then is None or distance.then.agrees
+    progress = "to get there" if suffices else "closer, but not there"
+    return f"{problem}; {progress}: {report.as_text(distance.changes)}"

@@ -62,11 +62,14 @@ class DistillationView:
     def norm(self, kind: str) -> Tensor:
         """Return the weight 1 / (B n) that an aggregation gives to a token, (B, 1, 1)."""
         lengths = self.mask.sum(1)
-        of_prompts = lengths.view(-1, self.group).mean(1).repeat_interleave(self.group)
         ones = torch.ones_like(lengths)
-        n = {"sequence_sum": ones, "sequence_mean": lengths, "per_prompt": of_prompts}
-        n["token_mean"] = ones * lengths.mean()
-        return 1 / (len(lengths) * n[kind].view(-1, 1, 1))
+        counts = {
+            "sequence_sum": ones,
+            "sequence_mean": lengths,
+            "per_prompt": lengths.view(-1, self.group).mean(1).repeat_interleave(self.group),
+            "token_mean": ones * lengths.mean(),
+        }
+        return 1 / (len(lengths) * counts[kind].view(-1, 1, 1))
 
     def slope(self, top_k: int | None) -> Tensor:
         """Return the derivative of each token's divergence in the student's logits, (B, T, V)."""
@@ -251,13 +254,13 @@ def build_trainer(
     }
     if config.__name__.startswith("SDPO"):  # its own teacher
         window |= {"num_generations": GROUP, "num_iterations": 2}
-        arguments = {"reward_funcs": [policy.right, policy.has_format]} | arguments
+        arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
         examples *= 2  # for each of two processes
         teacher = untrained()
         teacher.model.layers[0].self_attn.attention_dropout = 0.5  # which TRL must switch off
-        arguments = {"teacher_model": teacher} | arguments
+        arguments.setdefault("teacher_model", teacher)
     built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
     measure.check_generation(built)
     has_tools = batch.rewards == "model"

@@ -85,7 +85,7 @@ def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surfac
     return compare(recorded, installed), recorded, installed
 
 
-def compare(recorded: Surface, found: Surface) -> list[Moved]:
+def compare(recorded: Surface, installed: Surface) -> list[Moved]:
     """Return what differs between the recorded and the installed surface.
 
     What hangs on a class that has gone is left out: the class itself is told.
@@ -93,14 +93,14 @@ def compare(recorded: Surface, found: Surface) -> list[Moved]:
     gone = {
         family_of(name)
         for name, home in recorded["homes"].items()
-        if home and not found["homes"][name]
+        if home and not installed["homes"][name]
     }
     moved = [
-        *_moved_homes(recorded["homes"], found["homes"]),
-        *_moved_signatures(recorded["signatures"], found["signatures"], gone),
-        *_moved_defaults(recorded["defaults"], found["defaults"], gone),
-        *_moved_losses(recorded["losses"], found["losses"], gone),
-        *_moved_fields(recorded["fields"], found["fields"]),
+        *_moved_homes(recorded["homes"], installed["homes"]),
+        *_moved_signatures(recorded["signatures"], installed["signatures"], gone),
+        *_moved_defaults(recorded["defaults"], installed["defaults"], gone),
+        *_moved_losses(recorded["losses"], installed["losses"], gone),
+        *_moved_fields(recorded["fields"], installed["fields"]),
     ]
     for module, why in relied_on()[1].items():
         moved.append(Moved(module, "can be imported", why, None, "the recipes that use it"))
@@ -112,10 +112,10 @@ def _moved(section: str, place: str, old: Any, new: Any) -> Moved:
     return Moved(place, old, new, _since(place, old, new), _concerns(section, place))
 
 
-def _moved_homes(recorded: Facts, found: Facts) -> Iterator[Moved]:
+def _moved_homes(recorded: Facts, installed: Facts) -> Iterator[Moved]:
     """Yield the classes that another module exports, or none; `recorded` may hold None, too."""
     for name, old in recorded.items():
-        old, new = old or "absent", found.get(name) or "absent"
+        old, new = old or "absent", installed.get(name) or "absent"
         if new == "absent" != old:
             new = _why_not(old, name)
         if not _same(old, new):
@@ -123,32 +123,36 @@ def _moved_homes(recorded: Facts, found: Facts) -> Iterator[Moved]:
 
 
 def _moved_signatures(
-    recorded: Facts, found: Facts, gone: Collection[str | None]
+    recorded: Facts, installed: Facts, gone: Collection[str | None]
 ) -> Iterator[Moved]:
     """Yield the functions with another signature, and methods that have come or gone."""
     # a method that has come may stand before one that is relied on
-    for place in dict.fromkeys([*found, *recorded]):
-        old, new = recorded.get(place) or "absent", found.get(place) or "absent"
+    for place in dict.fromkeys([*installed, *recorded]):
+        old, new = recorded.get(place) or "absent", installed.get(place) or "absent"
         if family_of(place) not in gone and not _same(old, new):
             yield _moved("signatures", place, old, new)
 
 
-def _moved_defaults(recorded: Facts, found: Facts, gone: Collection[str | None]) -> Iterator[Moved]:
+def _moved_defaults(
+    recorded: Facts, installed: Facts, gone: Collection[str | None]
+) -> Iterator[Moved]:
     """Yield the fields with another default; those that have gone are told as fields."""
     for place, old in recorded.items():
-        if place not in found or family_of(place) in gone:
+        if place not in installed or family_of(place) in gone:
             continue
-        if not _same(old, found[place]):
-            yield _moved("defaults", place, old, found[place])
+        if not _same(old, installed[place]):
+            yield _moved("defaults", place, old, installed[place])
 
 
-def _moved_losses(recorded: Facts, found: Facts, gone: Collection[str | None]) -> Iterator[Moved]:
+def _moved_losses(
+    recorded: Facts, installed: Facts, gone: Collection[str | None]
+) -> Iterator[Moved]:
     """Yield the losses that differ, then those that cannot be computed, by trainer and error."""
     failed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for case, old in recorded.items():
         if family_of(case) in gone:
             continue
-        old, new = old or "absent", found.get(case) or "absent"
+        old, new = old or "absent", installed.get(case) or "absent"
         tolerance = 300 * TOLERANCE if "bf16=true" in case else TOLERANCE
         if isinstance(new, str):
             failed[case.partition(" ")[0], new].append(case)
@@ -159,11 +163,11 @@ def _moved_losses(recorded: Facts, found: Facts, gone: Collection[str | None]) -
         yield Moved(what, "can be computed", why, None, _concerns("homes", trainer))
 
 
-def _moved_fields(recorded: Facts, found: Facts) -> Iterator[Moved]:
+def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:
     """Yield the fields that have come or gone; one line for those of several configs alike."""
     configs_of: dict[Moved, list[str]] = defaultdict(list)
     for config, names in recorded.items():
-        for name in sorted({*names} ^ {*found.get(config, names)}):
+        for name in sorted({*names} ^ {*installed.get(config, names)}):
             old, new = ("present", "absent") if name in names else ("absent", "present")
             since = _since(f"{config} field {name}", old, new)
             alike = Moved(name, old, new, since, _concerns(new, f"{config}.{name}"))
@@ -224,11 +228,14 @@ def _concerns(section: str, place: str) -> str:
 
 
 def _rows_on(family: str) -> dict[str, Formulation]:
-    """Return the formulations that stand on a stock trainer, by labels such as "grpo (chapter)"."""
+    """Return the formulations that stand on a stock trainer, by labels such as "grpo (chapter)".
+
+    `family` is the trainer's name without "Trainer".
+    """
     return {
-        f"{algorithm} ({which})": row
+        f"{algorithm} ({formulation_name})": row
         for algorithm in ALGORITHMS
-        for which, row in ALGORITHMS[algorithm].formulations.items()
+        for formulation_name, row in ALGORITHMS[algorithm].formulations.items()
         if row.trainer == f"{family}Trainer"
     }
 
@@ -264,9 +271,12 @@ def _agree(setting: Any, value: Any) -> bool:
 
 def _joined(labels: Iterable[str], rows: Iterable[str]) -> list[str]:
     """Write "grpo" where all formulations of an algorithm are meant, else "grpo (chapter)"."""
-    rest = {label.split()[0] for label in rows if label not in labels}
-    names = [label if label.split()[0] in rest else label.split()[0] for label in labels]
-    return list(dict.fromkeys(names))
+    in_part = {label.split()[0] for label in rows if label not in labels}
+    names = {}  # in their order, each once
+    for label in labels:
+        algorithm = label.split()[0]
+        names[label if algorithm in in_part else algorithm] = None
+    return list(names)
 
 
 def _since(place: str, old: Any, new: Any) -> str | None:

@@ -112,18 +112,20 @@ FINISHED_ONLY = _surrogate(
 
 def sampler_weight(mode: str, low: float, high: float) -> Identity:
     """Weigh by how much likelier the policy finds tokens or completions than the sampler did."""
-    whole, masks = mode.startswith("sequence"), mode.endswith("mask")
+    of_completion, masks = mode.startswith("sequence"), mode.endswith("mask")
 
     def change(view: View, old: Tensor) -> Tensor:
-        away = view.sampler_log_ratio
-        weight = (away.sum(1, keepdim=True) if whole else away).exp()
-        kept = (weight >= low) & (weight <= high)
-        return old * (weight * kept if masks else weight.clamp(low, high))
+        log_ratio = view.sampler_log_ratio
+        weight = (log_ratio.sum(1, keepdim=True) if of_completion else log_ratio).exp()
+        if masks:
+            return old * (weight * ((weight >= low) & (weight <= high)))
+        return old * weight.clamp(low, high)
 
-    weight = f"w = pi_old / pi_sampler of the {'completion' if whole else 'token'}"
-    bounded = "w, or by 0" if masks else "w, bounded"
-    says = f"multiply each token by {bounded} outside [{low:g}, {high:g}], {weight}"
-    return _surrogate("sampler", says.replace("bounded outside", "bounded to"), change)
+    bounds = f"[{low:g}, {high:g}]"
+    rule = f"w, or by 0 outside {bounds}" if masks else f"w, bounded to {bounds}"
+    unit = "completion" if of_completion else "token"
+    says = f"multiply each token by {rule}, w = pi_old / pi_sampler of the {unit}"
+    return _surrogate("sampler", says, change)
 
 
 def _kl(slope: Callable[[View], Tensor], says: str) -> Identity:
@@ -162,12 +164,12 @@ def weight_bound(low: float, high: float, new_high: float) -> Identity:
     )
 
 
-def _clipped(whole: bool) -> Callable[[View, Tensor], Tensor]:
+def _clipped(of_completion: bool) -> Callable[[View, Tensor], Tensor]:
     """Multiply by the ratio of tokens, or of whole completions, where the clip does not hold."""
 
     def change(view: View, old: Tensor) -> Tensor:
-        away = (view.logps - view.old_logps) * view.mask
-        ratio = (away.sum(1, keepdim=True) if whole else away).exp()
+        log_ratio = (view.logps - view.old_logps) * view.mask
+        ratio = (log_ratio.sum(1, keepdim=True) if of_completion else log_ratio).exp()
         # a surrogate's derivative is -A times something positive
         outside = torch.where(old < 0, ratio > 1.2, ratio < 0.8)
         return old * ratio * (~outside).to(ratio)
@@ -176,12 +178,12 @@ def _clipped(whole: bool) -> Callable[[View, Tensor], Tensor]:
 
 
 CLIPPED_TOKEN_RATIO = _surrogate(
-    "ratio", "multiply each token by rho, or 0 where the clip holds", _clipped(whole=False)
+    "ratio", "multiply each token by rho, or 0 where the clip holds", _clipped(of_completion=False)
 )
 CLIPPED_WHOLE_RATIO = _surrogate(
     "ratio",
     "multiply each completion by the product of its rho, or 0 where the clip holds",
-    _clipped(whole=True),
+    _clipped(of_completion=True),
 )
 
 
@@ -193,8 +195,9 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
         beta: its weight; None: the one among the left side's arguments.
     """
 
-    def arguments(view: View, given: dict[str, Any]) -> dict[str, Any]:
-        changed = dict(given)
+    def arguments(view: View, old: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with other rewards, without those of a KL."""
+        changed = dict(old)
         weight = changed.pop("beta", 0.0) if beta is None else beta
         log_ratio = view.old_logps - view.ref_logps
         if estimate == "averaged":
@@ -202,9 +205,9 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
             penalty = (per_token * view.mask).sum(1) / view.lengths.squeeze(1)
         else:
             penalty = (log_ratio * view.mask).sum(1)
-        changed["rewards"] = given["rewards"] - weight * penalty
+        changed["rewards"] = old["rewards"] - weight * penalty
         unread = ["ref_logps", "kl_estimator"]
-        if "values" not in given:  # PPO's ratio still reads them
+        if "values" not in old:  # PPO's ratio still reads them
             unread.append("old_logps")
         for name in unread:
             changed.pop(name, None)
@@ -231,7 +234,7 @@ def vocabulary(top_k: int | None = None) -> Identity:
 NO_BASELINE = Identity(
     "baseline",
     "the advantage is the reward itself",
-    arguments=lambda _, given: given | {"baseline": "none"},
+    arguments=lambda _, old: old | {"baseline": "none"},
 )
 AT_TEMPERATURE = Identity(
     "temperature", "take log-probabilities from logits / temperature", temperature=True

@@ -103,11 +103,8 @@ def measure_kl(
         sequences = _all_sequences(policy, reference, behavior, length)
         for sampled_by, name in product(MEASURED, ESTIMATORS):
             for placement, ratio in MEASURED[sampled_by]:
-                label = (name, placement, ratio, sampled_by, length)
-                if placement == "value":
-                    rows.append(_value_row(sequences, *label))
-                else:
-                    rows.append(_gradient_row(sequences, *label))
+                measure = _value_row if placement == "value" else _gradient_row
+                rows.append(measure(sequences, name, placement, ratio, sampled_by, length))
     return rows
 
 
@@ -308,16 +305,20 @@ def _draw_panel(axis: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
 def page(image: str = "kl.png") -> str:
     """Return the section on KL estimators in Markdown; `image` is what `figure` drew."""
     rows = measure_kl(*toy())
-    found = {(r.estimator, r.placement, r.ratio, r.policy, r.tokens): r for r in rows}
-    code_k3 = found["code k3", "value", "none", "on", 1].expected
-    exact = {r.tokens: r.exact for r in rows if r.placement == "value"}
-    shown = [r for r in rows if r.estimator != "code k2"]
-    tables = {by: table([r for r in shown if r.policy == by]) for by in MEASURED}
+
+    def row_of(estimator: str, placement: str, tokens: int, ratio="none", policy="on") -> Row:
+        wanted = (estimator, placement, tokens, ratio, policy)
+        keys = [(r.estimator, r.placement, r.tokens, r.ratio, r.policy) for r in rows]
+        return rows[keys.index(wanted)]
 
     def against(row: Row) -> str:
         return f"cosine {row.cosine:.2f}, length {row.norm_ratio:.2f}"
 
-    k3_rewards = [found["k3", "reward", "none", "on", tokens].norm_ratio for tokens in (1, 3)]
+    code_k3 = row_of("code k3", "value", 1).expected
+    exact = {row.tokens: row.exact for row in rows if row.placement == "value"}
+    shown = [row for row in rows if row.estimator != "code k2"]  # which equals k2
+    tables = {by: table([row for row in shown if row.policy == by]) for by in MEASURED}
+    k3_rewards = [row_of("k3", "reward", tokens).norm_ratio for tokens in (1, 3)]
     return f"""## KL estimators: as a number, in the loss, in the reward
 
 A policy over five tokens has drifted from its reference: KL(pi || pi_ref) is {exact[1]:.3f} nats
@@ -345,10 +346,10 @@ Samples of an earlier policy mu, half-way back to the reference:
   estimates chi2 - KL ({code_k3:.3f} where the KL is {exact[1]:.3f}).
 - In the loss, k1 has no gradient on average, only noise, in either sign.
 - In the loss, k2 has the exact gradient for one token. For three tokens it has not
-  ({against(found["k2", "loss", "none", "on", 3])}): a loss per token leaves out what a token does
+  ({against(row_of("k2", "loss", 3))}): a loss per token leaves out what a token does
   to the KL of the tokens after it, so no entry in the loss is exact there.
 - k3 in the loss has the gradient of the reverse, KL(pi_ref || pi), for one token
-  ({against(found["k3", "loss", "none", "on", 1])}). Times the token ratio it has, on-policy, the
+  ({against(row_of("k3", "loss", 1))}). Times the token ratio it has, on-policy, the
   gradient of k2 in each sample. The code's k3 has the gradient of chi2(pi || pi_ref) / 2
   for one token.
 - In the reward, k1 is right at both lengths, and with the code's sign it is the exact opposite: it
@@ -359,5 +360,5 @@ Samples of an earlier policy mu, half-way back to the reference:
   reference. For one token the ratio repairs k1 and k3 as numbers and in the loss, and k1 in the
   reward. For three, only the ratio of the whole sequence does, as numbers and in the reward, with
   more noise; with the token ratio k1 in the reward has
-  {against(found["k1", "reward", "token", "off", 3])}.
+  {against(row_of("k1", "reward", 3, "token", "off"))}.
 """

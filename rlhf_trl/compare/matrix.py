@@ -81,17 +81,18 @@ class Matrix:
 
     def run(self, rows: Iterable[Row], batches: Iterable[PolicyBatch]) -> list[Result]:
         """Return one result per row and batch that it is for, rows first."""
-        rows, batches, found = list(rows), list(batches), {}
+        rows, batches = list(rows), list(batches)
+        results: dict[tuple[int, int], Result] = {}  # by the numbers of row and batch
         count = sum(applies(row, batch) for batch in batches for row in rows)
         with quiet(), tqdm(total=count, desc="compare", disable=None) as bar:  # on a terminal only
-            for place, batch in enumerate(batches):
-                for number, row in enumerate(rows):
+            for batch_number, batch in enumerate(batches):
+                for row_number, row in enumerate(rows):
                     if applies(row, batch):
-                        found[number, place] = self._tried(row, batch)
+                        results[row_number, batch_number] = self._tried(row, batch)
                         bar.update()
                 self._windows.clear()  # the gradients of a batch fill hundreds of MB
                 self._measured.clear()
-        return [found[key] for key in sorted(found)]
+        return [results[numbers] for numbers in sorted(results)]
 
     def _tried(self, row: Row, batch: PolicyBatch) -> Result:
         """Measure one row on one batch; what another release of TRL breaks becomes the verdict."""
@@ -100,8 +101,8 @@ class Matrix:
         except InputError:
             raise
         except Exception as error:  # whatever another release breaks is named, and where
-            mine = isinstance(row.right, Stock) and row.right.trainer in pairs.OURS
-            gone = mine or isinstance(error, ImportError)
+            is_ours = isinstance(row.right, Stock) and row.right.trainer in pairs.OURS
+            is_missing = is_ours or isinstance(error, ImportError)
             return Result(
                 row=row,
                 batch=batch.name,
@@ -111,7 +112,7 @@ class Matrix:
                 grad_rel_error_float64=None,
                 grad_cosine=math.nan,
                 grad_norm_ratio=math.nan,
-                verdict="not on this TRL" if gone else "cannot run",
+                verdict="not on this TRL" if is_missing else "cannot run",
                 why=f"{sentence(error)} at {extract_tb(error.__traceback__)[-1].line}",
             )
 
@@ -157,17 +158,21 @@ class Matrix:
         """Return a window, prepared; kind and columns are what `kind_of` returns of a row."""
         key = (kind, columns, batch)
         if key not in self._windows:
-            online = PolicyWindow if kind in POLICY else DistillationWindow
-            pair = kind not in (*POLICY, *DISTILLING)
-            self._windows[key] = PairWindow(kind, batch, columns) if pair else online(batch)
+            if kind in POLICY:
+                window = PolicyWindow(batch)
+            elif kind in DISTILLING:
+                window = DistillationWindow(batch)
+            else:
+                window = PairWindow(kind, batch, columns)
+            self._windows[key] = window
         return self._windows[key]
 
     def side(self, side: Book | Stock, window: Window, double: bool = False) -> Measurement:
         """Return loss and gradient of a side on a window."""
         key = (repr(side), id(window), double)
         if key not in self._measured:
-            ours = isinstance(side, Book)
-            self._measured[key] = book(side, window) if ours else stock(side, window, double)
+            is_book = isinstance(side, Book)
+            self._measured[key] = book(side, window) if is_book else stock(side, window, double)
         return self._measured[key]
 
 
@@ -187,20 +192,20 @@ def kind_of_stock(side: Stock) -> str:
     ours = ("BookGRPOTrainer", "BookRLOOTrainer", "BookPPOTrainer", "BookDistillationTrainer")
     if side.trainer in (*POLICY, *ours):
         return "GRPOTrainer"
-    if side.trainer == "BookORPOTrainer" and side.also.get("formulation") == "trl":
+    if side.trainer == "BookORPOTrainer" and side.trainer_arguments.get("formulation") == "trl":
         return "ORPOTrainer"  # whose tokens it keeps
-    return pairs.made_kind(side.also) or side.trainer
+    return pairs.made_kind(side.trainer_arguments) or side.trainer
 
 
 def book(side: Book, window: Window) -> Measurement:
     """Compute the book's loss and gradient on a window."""
-    online = isinstance(window, PolicyWindow)
-    if not online or side.row.family == "distillation":
-        view = distillation.of_policy(window, side) if online else window.view
-        loss, weights = view.book(side)
-        return loss, view.gradient(weights)
-    view = window.view()
-    loss, slopes = view.book(side, view.arguments(side))
+    is_online = isinstance(window, PolicyWindow)
+    if is_online and side.row.family != "distillation":
+        view = window.view()
+        loss, slopes = view.book(side, view.arguments(side))
+        return loss, view.gradient(slopes)
+    view = distillation.of_policy(window, side) if is_online else window.view
+    loss, slopes = view.book(side)
     return loss, view.gradient(slopes)
 
 
@@ -209,17 +214,20 @@ def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
     classes = side.classes or pairs.trainer_classes(side.trainer)
     fields, batch = dict(side.config), window.batch
     if isinstance(window, PairWindow):
-        trainer = pairs.build_trainer(*classes, fields, batch, side.columns, **side.also)
+        trainer = pairs.build_trainer(
+            *classes, fields, batch, side.columns, **side.trainer_arguments
+        )
         measured = window.stock(trainer, double)
     elif isinstance(window, DistillationWindow):
-        built = distillation.build_trainer(*classes, fields, batch, **side.also)
+        built = distillation.build_trainer(*classes, fields, batch, **side.trainer_arguments)
         measured = window.stock(built)
     else:
         if batch.beta:
             fields["beta"] = batch.beta
         if "reward_weights" in fields:
-            fields["reward_weights"] = [w * batch.reward_scale for w in fields["reward_weights"]]
-        measured = window.stock(build_trainer(*classes, fields, batch, **side.also))
+            weights = fields["reward_weights"]
+            fields["reward_weights"] = [weight * batch.reward_scale for weight in weights]
+        measured = window.stock(build_trainer(*classes, fields, batch, **side.trainer_arguments))
     return measured.loss, measured.gradient
 
 
@@ -275,8 +283,9 @@ def _apart(side: Book, view: View, arguments: dict[str, Any], weights: Tensor) -
     kl = torch.zeros_like(weights)
     if beta and row.kl == "loss":
         logps = view.logps.clone().requires_grad_()
-        estimate = kl_estimate(row, {**row.reads, **arguments}, logps, view.ref_logps)
-        (slope,) = torch.autograd.grad((estimate * view.mask).sum(), logps)
+        params = {**row.reads, **arguments}
+        estimate = kl_estimate(row, params, logps, view.ref_logps, view.mask)
+        (slope,) = torch.autograd.grad(estimate.sum(), logps)
         kl = beta * norm * slope
     return Terms(view, weights - kl, kl, norm, beta)
 
@@ -320,15 +329,15 @@ def applies(row: Row, batch: PolicyBatch) -> bool:
     """Whether a row has something to say about a batch."""
     if row.batches or batch.reward is not None or batch.sampler or batch.max_length:
         return batch.name in row.batches
-    rloo = isinstance(row.right, Stock) and row.right.trainer == "RLOOTrainer"
-    if rloo and batch.name in ("tools", "extreme"):
+    is_rloo = isinstance(row.right, Stock) and row.right.trainer == "RLOOTrainer"
+    if is_rloo and batch.name in ("tools", "extreme"):
         return False  # it knows no tools, and float32 rounds the product of 40 ratios
     if kind_of(row)[0] not in POLICY:
         return batch.name in pairs.BATCHES
     books = [side for side in (row.left, row.right) if isinstance(side, Book)]
     if batch.temperature != 1 and len(books) == 2:
         return False  # the book never divides logits
-    return not batch.beta or all("beta" in b.row.reads for b in books)
+    return not batch.beta or all("beta" in side.row.reads for side in books)
 
 
 def _error(gradient: Tensor, reference: Tensor) -> float:

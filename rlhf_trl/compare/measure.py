@@ -60,7 +60,9 @@ class Stock:
     trainer: str = "GRPOTrainer"
     columns: tuple[str, ...] = ()  # further columns of the data set
     classes: tuple[type, type] | None = None  # trainer and config, where they are not TRL's own
-    also: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the trainer
+    trainer_arguments: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # further arguments of the trainer
 
 
 def fix_completions(
@@ -126,8 +128,10 @@ def _mark_tools_of_generate(trainer: Any) -> None:
     """Let `_generate` of a trainer without `rollout_func` return masks of a tool's tokens."""
 
     def generate_with_tools(prompts: list[Any]) -> tuple[Any, ...]:
-        prompt_ids, completion_ids, _, *rest = type(trainer)._generate(trainer, prompts)
-        return prompt_ids, completion_ids, _tool_masks(completion_ids), *rest
+        results = list(type(trainer)._generate(trainer, prompts))
+        completion_ids = results[1]
+        results[2] = _tool_masks(completion_ids)
+        return tuple(results)
 
     trainer._generate = generate_with_tools
 
@@ -196,7 +200,8 @@ def check_generation(trainer: Any) -> None:
                 completions = completions[0]
     faults = _wrong_sampling(trainer, received["generation_config"], has_second_end)
     mask = received["attention_mask"].bool()
-    unpadded = [ids[on].tolist() for ids, on in zip(received["input_ids"], mask, strict=True)]
+    rows = zip(received["input_ids"], mask, strict=True)
+    unpadded = [ids[is_text].tolist() for ids, is_text in rows]
     is_padded_left = bool(mask[:, -1].all())
     if unpadded != prompts or not is_padded_left:
         faults.append("prompts")
@@ -315,12 +320,14 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
 
 def check_same(trainer: Any, seen: Sequence[Batch], fixed: Sequence[Batch], key: str) -> None:
     """Refuse a trainer whose loss saw another tensor `key` in a micro-batch than the fixed one."""
-    pairs = zip(seen, fixed, strict=False)
-    same = all(key in mine and torch.equal(mine[key], theirs[key]) for mine, theirs in pairs)
-    if not same or len(seen) != len(fixed):
-        what = "completions" if key == "completion_ids" else "token ids"
+    is_same = len(seen) == len(fixed) and all(
+        key in batch and torch.equal(batch[key], fixed_batch[key])
+        for batch, fixed_batch in zip(seen, fixed, strict=True)
+    )
+    if not is_same:
+        tensors = "completions" if key == "completion_ids" else "token ids"
         raise InputError(
-            f"{type(trainer).__name__} changed the {what} of the fixed batch; compare needs a "
+            f"{type(trainer).__name__} changed the {tensors} of the fixed batch; compare needs a "
             "trainer whose loss sees the texts that it was given, or that were generated, whole"
         )
 

@@ -191,10 +191,10 @@ def own_trainer(algorithm: str) -> str:
     return stage_of(algorithm).trainer_name
 
 
-def arguments(name: str, which: str) -> dict[str, Any]:
+def arguments(name: str, formulation_name: str) -> dict[str, Any]:
     """Return what our trainer of a formulation is given beside its config."""
     steps = {"step_separator": STEP, "step_split": STEP} if name == "prm" else {}
-    return {"algorithm": name, "formulation": which} | steps
+    return {"algorithm": name, "formulation": formulation_name} | steps
 
 
 def _text(length: int, *key: Any) -> str:
@@ -274,10 +274,10 @@ def _labeled(pairs: Sequence[Mapping[str, Any]], pattern: Sequence[int]) -> list
     ]
 
 
-def made_kind(also: Mapping[str, Any]) -> str:
+def made_kind(trainer_arguments: Mapping[str, Any]) -> str:
     """Return which of MADE a trainer with these arguments needs, "" for none."""
-    name = also.get("algorithm", "")
-    kinds = f"{name}/{also.get('formulation')}", name
+    name = trainer_arguments.get("algorithm", "")
+    kinds = f"{name}/{trainer_arguments.get('formulation')}", name
     return next((kind for kind in kinds if kind in MADE), "")
 
 
@@ -360,20 +360,30 @@ def _written(way: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
     and one token spans prompt and answer; "implicit": each answer with the prompt before it, and
     no prompt of its own.
     """
-    prompt, sides = pair["prompt"], [pair["chosen"], pair["rejected"]]
+    prompt, chosen, rejected = pair["prompt"], pair["chosen"], pair["rejected"]
     if way == "implicit":
-        return {"chosen": f"{prompt} {sides[0]}", "rejected": f"{prompt} {sides[1]}"}
-    answers: list[Any] = []
+        return {"chosen": f"{prompt} {chosen}", "rejected": f"{prompt} {rejected}"}
     if way == "chat":
-        turns = (("user", prompt[0]), ("assistant", prompt[1]), ("user", prompt[2:]))
-        prompt = [{"role": role, "content": text} for role, text in turns]
-        answers = [[{"role": "assistant", "content": side}] for side in sides]
-    else:
-        prompt = f"{prompt}<"
-        for place, side in enumerate(sides):
-            end = "<|end|>" if (number + place) % 3 == 0 else ""
-            answers.append(f"think>{side[:4]}<|pad|>{side[4:]}{end}")
-    return pair | {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}
+        turns = [_message("user", prompt[0]), _message("assistant", prompt[1])]
+        return pair | {
+            "prompt": [*turns, _message("user", prompt[2:])],
+            "chosen": [_message("assistant", chosen)],
+            "rejected": [_message("assistant", rejected)],
+        }
+    return pair | {
+        "prompt": f"{prompt}<",  # whose last token the answers go on with
+        "chosen": _ended(chosen, has_end=number % 3 == 0),
+        "rejected": _ended(rejected, has_end=(number + 1) % 3 == 0),
+    }
+
+
+def _message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def _ended(answer: str, has_end: bool) -> str:
+    end = "<|end|>" if has_end else ""
+    return f"think>{answer[:4]}<|pad|>{answer[4:]}{end}"
 
 
 _WRITTEN = ("chat", "ended", "implicit")
@@ -385,7 +395,7 @@ def build_trainer(
     fields: Mapping[str, Any],
     batch: PolicyBatch,
     columns: Sequence[str] = (),
-    **also: Any,
+    **trainer_arguments: Any,
 ) -> Any:
     """Build a trainer of TRL, or a subclass, for a window.
 
@@ -395,26 +405,26 @@ def build_trainer(
         fields: those of the config beside the window's.
         batch: the window.
         columns: may be "margin", or how the texts are written.
-        also: further arguments of the trainer.
+        trainer_arguments: further arguments of the trainer.
     """
-    hand_made = made_kind(also)
+    hand_made = made_kind(trainer_arguments)
     kind = hand_made or base_name(trainer)
     if batch.name == "cut" and kind in ("DPOTrainer", "KTOTrainer"):
         reference = models.untrained()
         reference.load_state_dict(models.drifted(reference.state_dict(), 0.1, seed=5))
-        also.setdefault("ref_model", reference)
+        trainer_arguments.setdefault("ref_model", reference)
     if batch.name == "adapter":
-        also |= models.adapter()
+        trainer_arguments |= models.adapter()
     if {"ended", "implicit"}.intersection(columns):
-        also["processing_class"] = models.begun()
-    if (hand_made or kind in DOUBLE) and "model" not in also:
+        trainer_arguments["processing_class"] = models.begun()
+    if (hand_made or kind in DOUBLE) and "model" not in trainer_arguments:
         # the others take a folder, and load the reference from it
-        also["model"] = _MODELS.get(kind, models.untrained)()
+        trainer_arguments["model"] = _MODELS.get(kind, models.untrained)()
     if kind == "RewardTrainer":  # which tells the model what pads
-        also["model"].config.pad_token_id = None
+        trainer_arguments["model"].config.pad_token_id = None
     examples = _by_hand(kind, batch)[0] if hand_made else _fixed_examples(kind, batch, columns)
     config_fields = dict(fields) | _window_fields(kind, batch)
-    built = models.make_trainer(trainer, config, config_fields, examples, **also)
+    built = models.make_trainer(trainer, config, config_fields, examples, **trainer_arguments)
     if hasattr(built, "reference_point"):  # both sides of a comparison read the same completions
         built.reference_point = "mismatched"
     return built
@@ -593,7 +603,7 @@ def _collation_fault(
 ) -> str:
     """Return what a micro-batch has otherwise than the examples, "" for nothing."""
     ids, attention, mask, chosen = _sequences(inputs)
-    unpadded = [tuple(i[on.bool()].tolist()) for i, on in zip(ids, attention, strict=True)]
+    unpadded = [tuple(text) for text in _unpadded(ids, attention)]
     if not texts.sources.keys() >= set(unpadded):
         return "token ids that are in no text"
     sources = [texts.sources[text] for text in unpadded]
@@ -615,13 +625,16 @@ def _collation_fault(
         if not torch.equal(_completion_masks(attention, prompt_lengths), mask.to(attention)):
             return "which tokens are the completion's"
     if "KL_input_ids" in inputs:
-        kl_ids = [
-            i[on.bool()].tolist()
-            for i, on in zip(inputs["KL_input_ids"], inputs["KL_attention_mask"], strict=True)
-        ]
+        kl_ids = _unpadded(inputs["KL_input_ids"], inputs["KL_attention_mask"])
         if kl_ids != _mismatched(examples, texts, numbers, max_length):
             return "the mismatched pairs of the KL"
     return ""
+
+
+def _unpadded(ids: Tensor, attention: Tensor) -> list[list[int]]:
+    """Return the token ids of texts, (R, S), without padding."""
+    rows = zip(ids, attention.bool(), strict=True)
+    return [row[is_text].tolist() for row, is_text in rows]
 
 
 def _completion_masks(attention: Tensor, prompt_lengths: Sequence[int]) -> Tensor:

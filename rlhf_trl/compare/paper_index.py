@@ -45,7 +45,8 @@ class Claim:
     @property
     def algorithm(self) -> str:
         """The row whose equation the paper has, or ""."""
-        rows = [n for n, row in ALGORITHMS.items() if row.paper == f"arXiv:{self.paper}"]
+        link = f"arXiv:{self.paper}"
+        rows = [name for name, row in ALGORITHMS.items() if row.paper == link]
         named = [name for name in rows if name == self.fields.get("loss_type")]
         return (named or rows or [SAME.get(self.paper, "")])[0]
 
@@ -54,7 +55,7 @@ def read_index(path: str | Path | None = None) -> tuple[str, list[Claim]]:
     """Return the source and the claims of the shipped index, or of another one in Markdown."""
     if path is None:
         content = json.loads(INDEX.read_text(encoding="utf-8"))
-        return content["source"], [Claim(*each) for each in content["claims"]]
+        return content["source"], [Claim(*claim) for claim in content["claims"]]
     try:
         claims = list(_claims(Path(path).read_text(encoding="utf-8"), path))
     except (OSError, UnicodeDecodeError) as error:
@@ -93,13 +94,13 @@ def _literal_fields(call: ast.Call) -> dict[str, Any]:
     return literals
 
 
-def page(path: str | Path | None = None, how: str = "table") -> str:
+def page(path: str | Path | None = None, output_format: str = "table") -> str:
     """Check every claim of an index; return the page as text, Markdown, HTML or JSON."""
     source, claims = read_index(path)
     matrix = Matrix()
     with quiet():
         lines = [_line(claim, matrix) for claim in tqdm(claims, "paper index", disable=None)]
-    if how == "json":
+    if output_format == "json":
         return json.dumps(lines, indent=2)
     comparisons = [line["paper's equation"] for line in lines if line["paper's equation"] != "-"]
     compared = len(comparisons)
@@ -114,7 +115,7 @@ Of {len(lines)} configs, {built} build on one process as they stand. {compared} 
 with the equation of their paper as the table of algorithms has it: {equal} compute it. Cosine,
 ratio and error are those of the gradient, on the batch where it is worst; prompts, lengths and
 schedule are those of the batches. `then` is what the config gives with the fix, measured."""
-    return f"{head}\n\n{report.table(lines, how)}"
+    return f"{head}\n\n{report.table(lines, output_format)}"
 
 
 def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:

@@ -466,16 +466,19 @@ class PolicyWindow:
     @cached_property
     def critic(self) -> tuple[Gradients, Tensor, Tensor]:
         """The gradients of a value model's values, these (B, T), and those at generation."""
-        found = []
-        for state in (self.current, self.generating):
-            model = untrained_token_scorer().double()
-            trained = {n.removeprefix(CRITIC): t for n, t in state.items() if n.startswith(CRITIC)}
-            model.load_state_dict(trained)
-            tokens, attention = whole(self.ids)
-            values = model(input_ids=tokens, attention_mask=attention).logits[..., 0]
-            values = values[:, -self.ids["completion_ids"].shape[1] - 1 : -1]
-            found.append((Gradients(model, values), values.detach()))
-        return *found[0], found[1][1]
+        model, values = self._critic_values(self.current)
+        _, old_values = self._critic_values(self.generating)
+        return Gradients(model, values), values.detach(), old_values.detach()
+
+    def _critic_values(self, state: Mapping[str, Tensor]) -> tuple[Module, Tensor]:
+        """Return the value model with these weights in float64, and its values, (B, T)."""
+        model = untrained_token_scorer().double()
+        own = {name: tensor for name, tensor in state.items() if name.startswith(CRITIC)}
+        model.load_state_dict({name.removeprefix(CRITIC): tensor for name, tensor in own.items()})
+        tokens, attention = whole(self.ids)
+        values = model(input_ids=tokens, attention_mask=attention).logits[..., 0]
+        length = self.ids["completion_ids"].shape[1]
+        return model, values[:, -length - 1 : -1]
 
     def view(self, temperature: float = 1.0) -> "View":
         """Return the book's side of the window, log-probabilities at a temperature."""
@@ -583,8 +586,8 @@ def _part(state: Mapping[str, Tensor], critic: bool = False) -> dict[str, Tensor
 
 def whole(ids: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return (B, S) prompts with completions, and their attention mask."""
-    kinds = ("ids", "mask")
-    return tuple(torch.cat([ids[f"prompt_{k}"], ids[f"completion_{k}"]], 1) for k in kinds)
+    tokens = torch.cat([ids["prompt_ids"], ids["completion_ids"]], 1)
+    return tokens, torch.cat([ids["prompt_mask"], ids["completion_mask"]], 1)
 
 
 def _logps(model: Module, ids: Mapping[str, Tensor], temperature: float = 1.0) -> Tensor:

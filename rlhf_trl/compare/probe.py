@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +114,14 @@ class Loss:
         ]
         choices = [set(optional[:1]), set(optional), set(optional[1:]), set()]
         first_error = None
-        for self.per_token, self.left_out in product((False, True), choices):
-            try:
-                self(sample(*SIZES[-1]))
-                return
-            except Exception as error:  # whatever the function raises
-                first_error = first_error or error
+        for per_token in (False, True):
+            for left_out in choices:
+                self.per_token, self.left_out = per_token, left_out
+                try:
+                    self(sample(*SIZES[-1]))
+                    return
+                except Exception as error:  # whatever the function raises
+                    first_error = first_error or error
         problem = f"{self.path} cannot be run on a batch: {first_error!r}"
         raise InputError(problem) from first_error
 
@@ -212,9 +213,11 @@ def _picked(batch: Batch, rows: Tensor) -> Batch:
 def _filled(value: float, batch: Batch) -> Batch:
     """Put a value under the mask; the signs alternate, and between tensors, too."""
     sign = 1 - 2 * (torch.arange(batch["mask"].shape[1]) % 2)
-    hidden, signs = batch["mask"] == 0, (sign, -sign, sign)
-    pairs = zip(TOKENS, signs, strict=False)
-    return batch | {n: torch.where(hidden, value * each, batch[n]) for n, each in pairs}
+    signs = {"logps": sign, "old_logps": -sign, "ref_logps": sign}
+    filled = dict(batch)
+    for name, sign_of_tensor in signs.items():
+        filled[name] = torch.where(batch["mask"] == 0, value * sign_of_tensor, batch[name])
+    return filled
 
 
 def turned(mask: Tensor) -> Tensor:
@@ -386,7 +389,7 @@ def unlike(
 
 
 def _short(numbers: Tensor) -> str:
-    return ", ".join(f"{each:.3g}" for each in numbers.tolist())
+    return ", ".join(f"{number:.3g}" for number in numbers.tolist())
 
 
 def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
@@ -425,7 +428,8 @@ def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) ->
     return verdict
 
 
-def report(found: Sequence[Verdict]) -> str:
-    """Return the verdicts as text."""
-    lines = [{"property": each.name, "verdict": each.verdict} for each in found]
-    return tables.text(lines, [[each.example] if each.example else [] for each in found])
+def report(verdicts: Sequence[Verdict]) -> str:
+    """Return the verdicts as text, each with its example, if there is one, below it."""
+    lines = [{"property": verdict.name, "verdict": verdict.verdict} for verdict in verdicts]
+    below = [[verdict.example] if verdict.example else [] for verdict in verdicts]
+    return tables.text(lines, below)

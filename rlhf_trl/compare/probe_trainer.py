@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_trl.algorithms import formulation
+from rlhf_trl.algorithms import Formulation, formulation
 from rlhf_trl.compare import measure, pairs, policy, rows
 from rlhf_trl.compare import probe as shared
 from rlhf_trl.compare.closest import class_of, config_class
@@ -50,15 +50,17 @@ class Trained:
         self.base = pairs.base_name(self.cls)
         self.online = self.base in POLICY
         self.config = config_class(self.cls, pairs.trainer_classes(self.base)[1])
-        self.fields, self.also, self.row = dict(settings), {}, None
+        self.fields = dict(settings)
+        self.trainer_arguments: dict[str, Any] = {}
+        self.row: Formulation | None = None  # of our trainers
         own_config = getattr(self.cls, "config_class", None)
         default = getattr(own_config, "default_row", None)
         if default:
             name = self.fields.pop("algorithm", default)
-            which = self.fields.pop("formulation", "chapter")
-            self.row, self.config = formulation(name, which), self.cls.config_class
+            formulation_name = self.fields.pop("formulation", "chapter")
+            self.row, self.config = formulation(name, formulation_name), self.cls.config_class
             self.fields = rows.own_fields(self.row) | self.fields
-            self.also = pairs.arguments(name, which)
+            self.trainer_arguments = pairs.arguments(name, formulation_name)
         if self.online:
             self.fields = _IN_ORDER | self.fields
         self._windows: dict[Any, Any] = {}
@@ -113,7 +115,7 @@ class Trained:
             self._windows[batch] = self._window(batch)
         window = self._windows[batch]
         build = policy.build_trainer if self.online else pairs.build_trainer
-        trainer = build(self.cls, self.config, self.fields, batch, **self.also)
+        trainer = build(self.cls, self.config, self.fields, batch, **self.trainer_arguments)
         if prepare is not None:
             prepare(trainer)
         if change is not None:
@@ -141,7 +143,7 @@ class Trained:
     def _window(self, batch: policy.PolicyBatch) -> Any:
         """Prepare the window of a batch for this trainer."""
         if not self.online:
-            hand_made = pairs.made_kind(self.also)
+            hand_made = pairs.made_kind(self.trainer_arguments)
             ours = [c.__name__ for c in self.cls.__mro__ if c.__name__ in pairs.OURS]
             collator = ours[0] if ours else self.base  # ours order and cut their examples
             return pairs.PairWindow(hand_made or collator, batch)
@@ -154,12 +156,12 @@ class Trained:
         """Return the gradient of each completion's sum of log-probabilities, (N, completions)."""
         view = window.view(window.batch.temperature) if self.online else window.view
         masks = [view.mask] if self.online else [view.micro[0].mask]
-        stock = not self.row or self.also.get("formulation") == "trl"
+        stock = not self.row or self.trainer_arguments.get("formulation") == "trl"
         if stock and self.base in ("ORPOTrainer", "CPOTrainer"):  # which count whole texts, too
             masks.append(view.micro[0].text)
         columns = []
         for mask in masks:
-            for only_row in torch.eye(len(mask)).double():
+            for only_row in torch.eye(len(mask)).double():  # 1 for one completion, 0 for others
                 weights = mask * only_row[:, None]
                 columns.append(view.gradient(weights if self.online else [weights]))
         return torch.stack(columns, 1)
@@ -212,8 +214,8 @@ class Trained:
         if not fault:
             return ""
         # where a micro-batch has a normalizer of its own, a number makes its share right
-        _, rest = _fit(parts.shares, whole.gradient)
-        return SCALED + fault if rest <= FIT else fault
+        _, unfitted = _fit(parts.shares, whole.gradient)
+        return SCALED + fault if unfitted <= FIT else fault
 
     def _ignores_equal_rewards(self, size: Size) -> str:
         """Check that there is no gradient where all completions of a prompt have one reward."""
@@ -234,9 +236,9 @@ class Trained:
         The completion with the highest reward must not become less likely.
         """
         run = self.run(size, **_FIRST_STEP)
-        weights, rest = _fit(self.columns(run.window), run.gradient)
-        if rest > FIT:
-            return f"equal weights of a completion's tokens leave {rest:.1%} of the gradient"
+        weights, unfitted = _fit(self.columns(run.window), run.gradient)
+        if unfitted > FIT:
+            return f"equal weights of a completion's tokens leave {unfitted:.1%} of the gradient"
         if self.online:
             best = int(run.window.view().rewards.argmax())
             if weights[best] > FIT * weights.abs().max():
@@ -288,11 +290,13 @@ def _unlike(run: Run, other: Run) -> str:
     return shared.unlike(run.loss, run.gradient, other.loss, other.gradient, ROUNDING)
 
 
-def _of_each_tensor(how: Callable[[str, Tensor, Tensor], Tensor], prompts: bool = False) -> Change:
+def _of_each_tensor(
+    change_tensor: Callable[[str, Tensor, Tensor], Tensor], prompts: bool = False
+) -> Change:
     """Return a change of the inputs of a loss, tensor by tensor.
 
     Args:
-        how: returns the changed tensor, for its name, the tensor and the mask of its tokens.
+        change_tensor: returns the changed tensor, for its name, the tensor and its tokens' mask.
         prompts: of generated data, whether to change the prompts' tensors or the completions'.
     """
 
@@ -308,7 +312,7 @@ def _of_each_tensor(how: Callable[[str, Tensor, Tensor], Tensor], prompts: bool 
             is_meant = not generated or bool(prefix) == prompts
             has_tokens = mask is not None and getattr(tensor, "shape", None) == mask.shape
             if is_meant and has_tokens:
-                changed[name] = how(name, tensor, mask)
+                changed[name] = change_tensor(name, tensor, mask)
         return changed
 
     return change

@@ -38,14 +38,18 @@ def explanation(result: Result) -> str:
         return result.why
     if not result.explained:
         return "unexplained"
-    moved = {part.term for part in result.contributions if part.relative_change > RESIDUAL}
+    acting = {part.term for part in result.contributions if part.relative_change > RESIDUAL}
+    if acting == {"temperature"}:
+        return _TEMPERATURE
     row = result.row
-    parts = [row.explanation] if moved - {"temperature", "KL"} or not row.with_kl else []
-    parts += [row.with_kl] if "KL" in moved else []
-    parts += [_TEMPERATURE] if "temperature" in moved else []
-    if moved == {"temperature"}:
-        parts = [_TEMPERATURE]
-    return " ".join(part for part in parts if part)
+    sentences = []
+    if acting - {"temperature", "KL"} or not row.with_kl:
+        sentences.append(row.explanation)
+    if "KL" in acting:
+        sentences.append(row.with_kl)
+    if "temperature" in acting:
+        sentences.append(_TEMPERATURE)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def finite(value: float | None) -> float | None:
@@ -117,15 +121,15 @@ def _gradient_cells(result: Result) -> dict[str, str]:
     }
 
 
-def number(value: float, how: str) -> str:
+def number(value: float, format_spec: str) -> str:
     """Format a number; "-" where it is undefined."""
-    return format(value, how) if math.isfinite(value) else "-"
+    return format(value, format_spec) if math.isfinite(value) else "-"
 
 
 def render(
     results: Sequence[Result],
     stocks: Sequence[AsStock],
-    how: str,
+    output_format: str,
     verbose: bool = False,
     by_batch: bool = False,
 ) -> str:
@@ -136,11 +140,11 @@ def render(
 
     Args:
         results: of all rows on all batches.
-        how: the format.
+        output_format: one of FORMATS.
         verbose: write a line for each batch, and what each term changes alone below it.
         by_batch: write a line for each batch.
     """
-    if how == "json":
+    if output_format == "json":
         records = [as_stock.record(result) for result in stocks]
         return json.dumps(records + [record(result) for result in results], indent=2)
     if by_batch or verbose:
@@ -150,29 +154,32 @@ def render(
         for group in summary(results):
             equal_on = f"{sum(result.agrees for result in group)}/{len(group)}"
             lines.append(_cells(shown(group), equal_on))
-    terms = []
-    if verbose:
-        term = "{0.term}: {0.says} (alone: {0.relative_change:.1e} of the gradient)"
-        terms = [[term.format(part) for part in result.contributions] for result in results]
-    written = table(lines, how, terms)
-    if how == "markdown" and verbose:
-        for line, steps in zip(lines, terms, strict=True):
-            if steps:
+    terms = [_terms(result) for result in results] if verbose else []  # below each line
+    written = table(lines, output_format, terms)
+    if output_format == "markdown" and verbose:
+        for line, sentences in zip(lines, terms, strict=True):
+            if sentences:
                 written += f"\n\n{line['algorithm']}, {line['batch']}:\n"
-                written += "\n".join(f"- {step}" for step in steps)
+                written += "\n".join(f"- {sentence}" for sentence in sentences)
     if not stocks:
         return written
-    first = table(as_stock.lines(stocks), how)
-    if how == "html":
+    first = table(as_stock.lines(stocks), output_format)
+    if output_format == "html":
         return f"{first}\n{written}"
     return f"formulation trl against stock\n\n{first}\n\nthe book against TRL\n\n{written}"
 
 
-def table(lines: Sequence[Line], how: str, below: Sequence[Sequence[str]] = ()) -> str:
+def _terms(result: Result) -> list[str]:
+    """Say what each term of a result changes alone."""
+    sentence = "{0.term}: {0.says} (alone: {0.relative_change:.1e} of the gradient)"
+    return [sentence.format(contribution) for contribution in result.contributions]
+
+
+def table(lines: Sequence[Line], output_format: str, below: Sequence[Sequence[str]] = ()) -> str:
     """Write lines by column as text, Markdown or HTML; Markdown has no place for what is below."""
-    if how == "markdown":
+    if output_format == "markdown":
         return tables.markdown(lines)
-    return (_html if how == "html" else tables.text)(lines, below)
+    return (_html if output_format == "html" else tables.text)(lines, below)
 
 
 def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
@@ -182,10 +189,10 @@ def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
         return f"<{tag}>{html.escape(text)}</{tag}>"
 
     rows = ["<tr>" + "".join(cell("th", name) for name in lines[0]) + "</tr>"]
-    for line, more in zip_longest(lines, below, fillvalue=()):
+    for line, sentences in zip_longest(lines, below, fillvalue=()):
         rows.append("<tr>" + "".join(cell("td", text) for text in line.values()) + "</tr>")
-        if more:
-            items = "".join(cell("li", sentence) for sentence in more)
+        if sentences:
+            items = "".join(cell("li", sentence) for sentence in sentences)
             rows.append(f'<tr><td colspan="{len(line)}"><ul>{items}</ul></td></tr>')
     style = "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:2px 6px}"
     return (
@@ -197,12 +204,12 @@ def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
 # --- a config or a trainer -----------------------------------------------------------------------
 
 
-def render_distances(subject: Subject, distances: Sequence[Distance], how: str) -> str:
+def render_distances(subject: Subject, distances: Sequence[Distance], output_format: str) -> str:
     """Write down how far a config or a trainer is from algorithms, the closest first."""
-    if how == "json":
+    if output_format == "json":
         return json.dumps([_distance_record(subject, distance) for distance in distances], indent=2)
-    written = table([_distance_cells(distance) for distance in distances], how)
-    if how == "html":
+    written = table([_distance_cells(distance) for distance in distances], output_format)
+    if output_format == "html":
         return written
     batches = []
     for batch in subject.batches:

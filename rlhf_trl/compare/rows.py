@@ -41,17 +41,18 @@ class Row:
 _ONLINE = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
 
 
-def stock(algorithm: str, which: str = "trl", **changes: Any) -> Stock:
+def stock(algorithm: str, formulation_name: str = "trl", **changes: Any) -> Stock:
     """Return the stock side with the table's settings for a formulation, else the chapter's."""
     forms = ALGORITHMS[algorithm].formulations
-    row = forms.get(which, forms["chapter"])
+    row = forms.get(formulation_name, forms["chapter"])
     online = row.trainer == "GRPOTrainer"
-    given = {
-        name: value + row.trl_offset.get(name, 0)
-        for name, value in row.reads.items()
-        if value is not None and (name in _ONLINE if online else name != "gamma_beta_ratio")
-    }
-    fields = ({"beta": 0.0} if online else {}) | given | row.fixed({}) | changes
+    fields: dict[str, Any] = {"beta": 0.0} if online else {}
+    for name, value in row.reads.items():
+        # TRL's CPOTrainer has another field for SimPO's margin, which the row fixes
+        is_field = name in _ONLINE if online else name != "gamma_beta_ratio"
+        if is_field and value is not None:
+            fields[name] = value + row.trl_offset.get(name, 0)
+    fields |= row.fixed({}) | changes
     loss = fields.get("loss_type", row.trainer)
     label = " + ".join(loss) if isinstance(loss, list) else loss
     return Stock(fields, f"TRL {label}", row.trainer)
@@ -92,23 +93,31 @@ def _trl(
     why: str = "",
     settings: str = "",
     variant: str = "",
-    which: str = "chapter",
+    formulation_name: str = "chapter",
     batches: tuple[str, ...] = (),
     **changes: Any,
 ) -> Row:
     """Return the row of a formulation and of stock TRL with its settings, `changes` among them."""
     return Row(
-        Book(name, which), stock(name, **changes), steps, why, settings, batches, variant=variant
+        Book(name, formulation_name),
+        stock(name, **changes),
+        steps,
+        why,
+        settings,
+        batches,
+        variant=variant,
     )
 
 
-def _group_code(name: str, *more: Identity, why: str = "") -> Row:
-    return _code(name, *more, _EPS, to.CODE_K3, why=f"{why}{_EPS_SAYS}.", with_kl=_SIGN_SAYS)
+def _group_code(name: str, *steps: Identity, why: str = "") -> Row:
+    return _code(name, *steps, _EPS, to.CODE_K3, why=f"{why}{_EPS_SAYS}.", with_kl=_SIGN_SAYS)
 
 
 def _group_code_trl(name: str) -> Row:
     says = {"why": f"{_EPS_SAYS}.", "settings": _NO_SETTING}
-    return replace(_trl(name, _EPS_BACK, _OTHER_K3, which="code", **says), with_kl=_SIGN_SAYS)
+    return replace(
+        _trl(name, _EPS_BACK, _OTHER_K3, formulation_name="code", **says), with_kl=_SIGN_SAYS
+    )
 
 
 def _equal_rewards(right: Book | Stock, settings: str) -> Row:
@@ -131,8 +140,12 @@ def _sampled(mode: str, ours: bool = False) -> Row:
         batches=("sampler",),
         **fields,
     )
-    name, also = "BookGRPOTrainer", pairs.arguments("grpo", "chapter")
-    return replace(row, right=Stock(fields, name, name, also=also)) if ours else row
+    name, trainer_arguments = "BookGRPOTrainer", pairs.arguments("grpo", "chapter")
+    return (
+        replace(row, right=Stock(fields, name, name, trainer_arguments=trainer_arguments))
+        if ours
+        else row
+    )
 
 
 POLICY_ROWS = (
@@ -309,7 +322,7 @@ POLICY_ROWS = (
         *("dapo", _EPS_BACK),
         why=f"{_EPS_SAYS}.",
         settings="loss_type: bnpo, up to that constant",
-        which="code",
+        formulation_name="code",
         loss_type="bnpo",
     ),
     _trl("dapo_per_prompt", _OF_PROMPTS, why=_WINDOW_SAYS, settings="one prompt in each window"),
@@ -328,10 +341,14 @@ _DRIFTS = ("on_policy", "mild", "heavy", "ragged")
 
 
 def _kl_row(
-    variant: str, *steps: Identity, corrected: bool = False, which: str = "chapter", **says: str
+    variant: str,
+    *steps: Identity,
+    corrected: bool = False,
+    formulation_name: str = "chapter",
+    **says: str,
 ) -> Row:
     """Return the row of an estimator, with which a variant begins, and of TRL's k3."""
-    left = Book("grpo", which, {"beta": 0.1, "kl_estimator": variant[:2]})
+    left = Book("grpo", formulation_name, {"beta": 0.1, "kl_estimator": variant[:2]})
     right = stock("grpo", beta=0.1, use_bias_correction_kl=corrected)
     return Row(left, right, steps, batches=_DRIFTS, variant=variant, subject="kl", **says)
 
@@ -358,7 +375,7 @@ KL_ROWS = (
     ),
     _kl_row(
         *("k3 of the code", _EPS_BACK, _OTHER_K3),
-        which="code",
+        formulation_name="code",
         explanation="The code's log-ratio has the other sign, so that its k3 estimates another "
         "divergence; it adds 1e-8 to the standard deviation.",
         settings=_NO_SETTING,
@@ -414,7 +431,7 @@ PAIR_ROWS = (
         "them.",
         settings=_NO_SETTING,
     ),
-    _trl("ipo", which="trl", settings="loss_type: ipo", variant="on averages"),
+    _trl("ipo", formulation_name="trl", settings="loss_type: ipo", variant="on averages"),
     _trl("simpo", settings="loss_type: simpo, cpo_alpha: 0, simpo_gamma: beta * gamma_beta_ratio"),
     _trl(
         *("simpo", to.plus_chosen_nll(1.0)),
@@ -447,14 +464,14 @@ PAIR_ROWS = (
         *("kto", to.kto_one_mean()),
         why=_KTO_SAYS,
         settings="desirable_weight: 2, undesirable_weight: 2, on balanced batches",
-        which="code",
+        formulation_name="code",
     ),
     _trl(
         *("kto", to.kto_one_mean(2.0)),
         why=_KTO_SAYS,
         settings="balanced batches",
         variant="weights doubled",
-        which="code",
+        formulation_name="code",
         **dict.fromkeys(_UNEQUAL, 2.0),
     ),
     _trl("dpo_norm", settings="loss_type: sigmoid_norm"),
@@ -491,7 +508,9 @@ DISTILLATION_ROWS = (
         "window.",
         settings=_NO_SETTING,
     ),
-    _trl("opd", which="trl", settings="beta: 1, the default", variant="whole vocabulary"),
+    _trl(
+        "opd", formulation_name="trl", settings="beta: 1, the default", variant="whole vocabulary"
+    ),
     _code(
         *("sdpo", to.vocabulary(20), to.normalizer("sequence_sum", "per_prompt")),
         why="The code tells apart the 20 likeliest tokens, and averages over the tokens of a "
@@ -518,46 +537,53 @@ def own_fields(row: Formulation) -> dict[str, Any]:
     ours |= {"demonstration": "first", "teacher_models": [EMBEDDED]}
     # no completion of the batches comes near the penalty, and no group is sampled again
     ours |= {"soft_punish_cache": 1, "dynamic_sampling_rounds": 0}
-    found = {name: value for name, value in ours.items() if name in row.trainer_reads}
-    found |= {"max_completion_length": 80} if "soft_punish_cache" in found else {}
-    return found | (_PPO if "vf_coef" in row.reads else {})
+    fields = {name: value for name, value in ours.items() if name in row.trainer_reads}
+    if "soft_punish_cache" in fields:
+        fields["max_completion_length"] = 80
+    if "vf_coef" in row.reads:
+        fields |= _PPO
+    return fields
 
 
-def _own(name: str, which: str, row: Formulation) -> Row:
+def _own(name: str, formulation_name: str, row: Formulation) -> Row:
     trainer = pairs.own_trainer(name)
-    right = Stock(own_fields(row), trainer, trainer, also=pairs.arguments(name, which))
+    right = Stock(
+        own_fields(row), trainer, trainer, trainer_arguments=pairs.arguments(name, formulation_name)
+    )
     batches = ("heavy", "accumulation")
-    if which == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
+    if formulation_name == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
         batches += ("over_long",)
     if name in pairs.MADE or row.family == "distillation":
         batches = ("accumulation",)
     if row.trainer == "GRPOTrainer":
         batches = ("extreme", "tools") + (("beta",) if "beta" in row.reads else ())
         # a window of several has no batch mean, and TRL divides by the tokens of an average one
-        if which != "trl" and name != "reinforce":
+        if formulation_name != "trl" and name != "reinforce":
             batches += ("steps_per_generation",)
-    if (name, which) == ("ppo", "code"):  # whose KL alone is another
+    if (name, formulation_name) == ("ppo", "code"):  # whose KL alone is another
         batches = ("beta",)
-    return Row(Book(name, which, _PPO if name == "ppo" else {}), right, batches=batches)
+    return Row(Book(name, formulation_name, _PPO if name == "ppo" else {}), right, batches=batches)
 
 
-def _own_rloo(which: str) -> Row:
-    also = pairs.arguments("rloo", which)
-    right = Stock({"beta": 0.0}, "BookRLOOTrainer", "BookRLOOTrainer", also=also)
+def _own_rloo(formulation_name: str) -> Row:
+    trainer_arguments = pairs.arguments("rloo", formulation_name)
+    right = Stock(
+        {"beta": 0.0}, "BookRLOOTrainer", "BookRLOOTrainer", trainer_arguments=trainer_arguments
+    )
     batches = ("heavy", "accumulation", "steps_per_generation", "beta")
-    return Row(Book("rloo", which), right, batches=batches)
+    return Row(Book("rloo", formulation_name), right, batches=batches)
 
 
 OWN_ROWS = (
     *(
-        _own(name, which, row)
+        _own(name, formulation_name, row)
         for name in ALGORITHMS
-        for which, row in ALGORITHMS[name].formulations.items()
-        if (name, which) != ("orpo", "trl")  # whose likelihood is of the prompt, too
-        if (name, which) != ("rloo", "trl")  # below
-        if which != "code" or not same_code(ALGORITHMS[name])
+        for formulation_name, row in ALGORITHMS[name].formulations.items()
+        if (name, formulation_name) != ("orpo", "trl")  # whose likelihood is of the prompt, too
+        if (name, formulation_name) != ("rloo", "trl")  # below
+        if formulation_name != "code" or not same_code(ALGORITHMS[name])
     ),
-    *(_own_rloo(which) for which in ALGORITHMS["rloo"].formulations),
+    *(_own_rloo(formulation_name) for formulation_name in ALGORITHMS["rloo"].formulations),
     _sft("BookSFTTrainer", batches=("ragged", "accumulation")),
 )
 """Our trainers, against the functions that they are to compute."""

@@ -161,8 +161,8 @@ def _place(cls: type, name: str) -> str:
 
 def family_of(place: str) -> str | None:
     """Return "GRPO" for GRPOTrainer, GRPOConfig, and what hangs on them; None elsewhere."""
-    found = re.match(r"([A-Z]\w*?)(Trainer|Config)\b", place)
-    return found and found[1]
+    match = re.match(r"([A-Z]\w*?)(Trainer|Config)\b", place)
+    return match and match[1]
 
 
 def _home(name: str, recorded: str | None) -> str | None:
@@ -181,10 +181,10 @@ def _get(place: str, homes: dict[str, str | None]) -> Any:
     parts = (f"{homes[first]}.{place}" if homes.get(first) else place).split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:
-            found: Any = import_module(".".join(parts[:cut]))
+            value: Any = import_module(".".join(parts[:cut]))
             for name in parts[cut:]:
-                found = getattr(found, name)
-            return found
+                value = getattr(value, name)
+            return value
         except Exception:  # a module of another release may fail in any way: not there
             continue
     return None

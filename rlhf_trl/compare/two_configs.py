@@ -9,7 +9,13 @@ from typing import Any
 
 from rlhf_trl.algorithms import formulation
 from rlhf_trl.compare import pairs, report
-from rlhf_trl.compare.closest import UNSHOWN, Subject, read_subject, side_of
+from rlhf_trl.compare.closest import (
+    UNSHOWN,
+    Subject,
+    of_whole_generations,
+    read_subject,
+    side_of,
+)
 from rlhf_trl.compare.matrix import POLICY, Matrix, Verdict, judge
 from rlhf_trl.compare.measure import sentence
 from rlhf_trl.compare.models import quiet
@@ -78,26 +84,32 @@ def _defaults(subject: Subject, keys: Collection[str]) -> dict[str, Any]:
         for field in fields_of(subject.classes[1])
         if field.name in keys and field.default is not MISSING
     }
-    if subject.also:
-        row = formulation(subject.also["algorithm"], subject.also["formulation"])
+    if subject.trainer_arguments:
+        row = formulation(
+            subject.trainer_arguments["algorithm"], subject.trainer_arguments["formulation"]
+        )
         defaults |= {**row.reads, **row.trainer_reads}
-        defaults["formulation"] = subject.also["formulation"]
+        defaults["formulation"] = subject.trainer_arguments["formulation"]
     return defaults
 
 
 def _kind(subject: Subject) -> str:
     """Return what the data of a subject are: those of a trainer, or of the pages' own making."""
-    return pairs.made_kind(subject.also) or ("prompts" if subject.base in POLICY else subject.base)
+    return pairs.made_kind(subject.trainer_arguments) or (
+        "prompts" if subject.base in POLICY else subject.base
+    )
 
 
 def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
     """Return loss and gradient of both on each batch that says something about both."""
     matrix = Matrix()
-    kind = pairs.made_kind(first.also) or first.base
+    kind = pairs.made_kind(first.trainer_arguments) or first.base
     batches = [batch for batch in first.batches if batch in second.batches]
-    # the baseline of REINFORCE spans the generation, which no window of several sees whole
-    if "reinforce" in (first.also.get("algorithm"), second.also.get("algorithm")):
-        batches = [batch for batch in batches if batch.per_generation == batch.accumulation]
+    if "reinforce" in (
+        first.trainer_arguments.get("algorithm"),
+        second.trainer_arguments.get("algorithm"),
+    ):
+        batches = of_whole_generations(batches)
     results = []
     with quiet():
         for batch in batches:
@@ -126,9 +138,9 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
     return tuple(results)
 
 
-def render(compared: TwoConfigs, how: str) -> str:
+def render(compared: TwoConfigs, output_format: str) -> str:
     """Write the comparison as a table, Markdown or JSON."""
-    if how == "json":
+    if output_format == "json":
         content = {**vars(compared), "batches": [_finite(result) for result in compared.batches]}
         return json.dumps(content, indent=2, default=str)
     first, second = compared.paths
@@ -140,7 +152,7 @@ def render(compared: TwoConfigs, how: str) -> str:
         count = len(field_lines)
         noun = "field" if count == 1 else "fields"
         parts.append(f"{first} and {second} differ in {count} {noun}:")
-        if how == "markdown":
+        if output_format == "markdown":
             parts.append(tables.markdown(field_lines))
         else:
             line = "  {field}: {first} -> {second}"
@@ -149,7 +161,7 @@ def render(compared: TwoConfigs, how: str) -> str:
         parts.append(f"loss and gradient are not compared: {compared.why_not}")
         return "\n\n".join(parts)
     parts.append("loss and gradient on the same batches, of the first and of the second:")
-    parts.append(report.table([_batch_line(result) for result in compared.batches], how))
+    parts.append(report.table([_batch_line(result) for result in compared.batches], output_format))
     if compared.unseen:
         unseen = ", ".join(compared.unseen)
         parts.append(f"not measured (the batches have their own, or it acts elsewhere): {unseen}")

@@ -105,10 +105,10 @@ def unnumbered(dataset: "Dataset") -> "Dataset":
 def without_rows(dataset: "Dataset", numbers: Sequence[int]) -> "Dataset":
     """Leave out the rows of these numbers; the others keep theirs, in the column `ROW`."""
     arguments = {"left_out": list(numbers), "code": code()}
+    options = {"batched": True, "with_indices": True, "desc": "Leaving out rows"}
     # `select` would leave neighbors apart, which makes all that follows slow
-    how = {"batched": True, "with_indices": True, "fn_kwargs": arguments}
-    how["desc"] = "Leaving out rows"
-    return dataset.with_format("arrow").map(_without, **how).with_format(None)
+    arrow = dataset.with_format("arrow").map(_without, **options, fn_kwargs=arguments)
+    return arrow.with_format(None)
 
 
 def _without(batch: "pa.Table", places: list[int], left_out: list[int], code: str) -> "pa.Table":
@@ -130,7 +130,13 @@ def converted(
 ) -> "Dataset":
     """Return the rows that `convert` makes of each row, or say of which it can make none.
 
-    If `numbered`, they have the number of the row that they are made of, in the column `ROW`.
+    Args:
+        dataset: the rows.
+        convert: takes a row and the `options`, and returns a list of rows, or raises `WrongRow`.
+        where: the path or name of the data set, for errors.
+        features: of the new columns; None: `datasets` infers them.
+        numbered: whether the column `ROW` says which row a new one is made of.
+        options: further arguments of `convert`.
     """
     import pyarrow as pa
     from datasets import Features, Value
@@ -138,11 +144,17 @@ def converted(
     if features and numbered:
         features = {**features, ROW: Value("int64")}
     names = list(features) if features else None
-    given = {"convert": convert, "names": names, "numbered": numbered, "code": code(), **options}
-    how = {"with_indices": True, "batched": True, "remove_columns": dataset.column_names}
-    how |= {"features": features and Features(features), "desc": "Converting rows"}
+    arguments = {"convert": convert, "names": names, "numbered": numbered, "code": code()}
     try:
-        return dataset.map(_convert, **how, fn_kwargs=given)
+        return dataset.map(
+            _convert,
+            with_indices=True,
+            batched=True,
+            remove_columns=dataset.column_names,
+            features=features and Features(features),
+            fn_kwargs={**arguments, **options},
+            desc="Converting rows",
+        )
     except WrongRow:
         raise BadRows(where, _wrong_rows(dataset, partial(convert, **options))) from None
     except pa.ArrowException as error:
@@ -207,16 +219,24 @@ def renamed(
 ) -> "Dataset":
     """Return the columns of one shape, and no others, under this package's names.
 
-    The shape is the first of `shapes` whose second column is there, or else the last; `optional`
-    columns may be missing, and `instead` are those that the caller makes a shape of. Messages lose
-    keys that are None. Conversations lose their prompt, which becomes the column `prompt` where
-    there is none; rows with `UNSPLIT` ones are left out. The column `ROW` stays.
+    Messages lose keys that are None. Conversations lose their prompt, which becomes the column
+    `prompt` where there is none; rows with `UNSPLIT` ones are left out. The column `ROW` stays.
+
+    Args:
+        dataset: the rows.
+        where: the path or name of the data set, for errors.
+        columns: the data set's names of columns, by ours.
+        shapes: columns that make an example; the first shape whose second column is there is read,
+            or else the last.
+        optional: columns that may be missing.
+        instead: columns that the caller makes a shape of, for the error message.
     """
     from datasets import Json
 
     original = dataset
     there = [name for name in dataset.column_names if name != ROW]
-    known = dict.fromkeys([*(name for shape in shapes for name in shape), *optional])
+    of_shapes = [name for shape in shapes for name in shape]
+    known = dict.fromkeys([*of_shapes, *optional])
     for ours in columns:
         if ours not in known:
             raise InputError(
@@ -225,27 +245,39 @@ def renamed(
             )
     check_mapped(there, columns, where)
     check_unread(set(there) - set(columns.values()) - set(optional), where)
-    names = {name: columns.get(name, name) for name in known}
-    shape = next((s for s in shapes if names[s[1]] in there), shapes[-1])
-    found = [name for name in (*shape, *optional) if names[name] in there]
-    first = {names[name]: name for name in reversed(found)}
-    numbers = [ROW] if ROW in dataset.column_names else []
-    dataset = dataset.select_columns([*first, *numbers]).rename_columns(first)
-    for name in found:
-        if (one := first[names[name]]) != name:  # a column may be read as two
-            dataset = dataset.add_column(name, dataset[one][:], feature=dataset.features[one])
+    theirs = {name: columns.get(name, name) for name in known}  # the data set's names, by ours
+    shape = next((shape for shape in shapes if theirs[shape[1]] in there), shapes[-1])
+    names = [name for name in (*shape, *optional) if theirs[name] in there]
+    dataset = _selected(dataset, names, theirs)
     dataset = with_template_columns(_with_csv_values(dataset, where), where)
     if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
-        check_alike(prompts := dataset.select_columns(["prompt"]), prompts[0], where)
+        prompts = dataset.select_columns(["prompt"])
+        check_alike(prompts, prompts[0], where)
     texts = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
     dataset = _split_prompts(without_none(dataset, texts, where), where)
-    if lacking := [name for name in shape if name not in dataset.column_names]:
-        others = [*shapes[list(shapes).index(shape) + 1 :], *([instead] if instead else [])]
-        also = "".join(f" (or {', '.join(other)})" for other in others)
+    lacking = [name for name in shape if name not in dataset.column_names]
+    if lacking:
+        others = list(shapes[list(shapes).index(shape) + 1 :])
+        if instead:
+            others.append(instead)
+        alternatives = "".join(f" (or {', '.join(other)})" for other in others)
+        hint = mapping_hint([*lacking, *instead], there, theirs, original)
         raise InputError(
-            f"dataset: {where} lacks {', '.join(lacking)}; it needs {', '.join(shape)}{also} and "
-            f"has {', '.join(there)}; {mapping_hint([*lacking, *instead], there, names, original)}."
+            f"dataset: {where} lacks {', '.join(lacking)}; it needs {', '.join(shape)}"
+            f"{alternatives} and has {', '.join(there)}; {hint}."
         )
+    return dataset
+
+
+def _selected(dataset: "Dataset", names: Sequence[str], theirs: Names) -> "Dataset":
+    """Return the columns with these names of ours, and `ROW`; `theirs` are the data set's names."""
+    ours = {theirs[name]: name for name in reversed(names)}
+    numbers = [ROW] if ROW in dataset.column_names else []
+    dataset = dataset.select_columns([*ours, *numbers]).rename_columns(ours)
+    for name in names:
+        source = ours[theirs[name]]
+        if source != name:  # a column that is read under two names
+            dataset = dataset.add_column(name, dataset[source][:], feature=dataset.features[source])
     return dataset
 
 
@@ -260,22 +292,22 @@ def mapping_hint(
     free = [name for name in there if name not in taken.values()]
     if not free:
         return "add them"
-    pairs = {}
+    guesses = {}  # the data set's names, by ours
     for ours in lacking:
         if ours == "messages":
-            meant = [name for name in free if _holds_messages(dataset.features[name])]
+            candidates = [name for name in free if _holds_messages(dataset.features[name])]
         else:
-            meant = [name for name in free if name.lower() in SYNONYMS.get(ours, ())]
-        if len(meant) == 1:
-            pairs[ours] = meant[0]
-    if not pairs:
+            candidates = [name for name in free if name.lower() in SYNONYMS.get(ours, ())]
+        if len(candidates) == 1:
+            guesses[ours] = candidates[0]
+    if not guesses:
         return "map them with dataset.columns, as in {OURS: THEIRS}"
-    suggestion = ", ".join(f"{ours}: {theirs}" for ours, theirs in pairs.items())
-    unread = [name for name in free if name not in pairs.values()]
-    rest = f" and that {', '.join(unread)} may go unread" if unread else ""
+    suggestion = ", ".join(f"{ours}: {theirs}" for ours, theirs in guesses.items())
+    unread = [name for name in free if name not in guesses.values()]
+    about_unread = f" and that {', '.join(unread)} may go unread" if unread else ""
     return (
         f"map them with dataset.columns, perhaps {{{suggestion}}} (a guess by the names: check "
-        f"that they mean this{rest})"
+        f"that they mean this{about_unread})"
     )
 
 
@@ -347,7 +379,7 @@ def _template_row(row: Row, padded: list[str]) -> list[Row]:
 
 
 def _with_csv_values(dataset: "Dataset", where: str) -> "Dataset":
-    """Return the columns of a CSV file that hold numbers, or true and false, as such."""
+    """Return the columns of `VALUES` of a CSV file as numbers, or true and false, not as texts."""
     from datasets import Value
 
     if dataset.info.builder_name != "csv":
@@ -360,19 +392,24 @@ def _with_csv_values(dataset: "Dataset", where: str) -> "Dataset":
         if not kinds:
             continue
         if len(kinds) > 1 or str in kinds:
-            wanted = float if name == "margin" else bool
-            word = "a number" if name == "margin" else "true or false"
-            numbers = row_numbers(dataset)
-            reasons = {
-                number: f"{name} is {text!r}; write {word}"
-                for number, text, value in zip(numbers, cells(dataset, name), values, strict=True)
-                if value is not None and not isinstance(value, wanted)
-            }
-            raise BadRows(where, reasons)
+            raise BadRows(where, _wrong_csv_values(dataset, name, values))
         (kind,) = kinds
         feature = Value("bool" if kind is bool else "float64")
         dataset = dataset.remove_columns(name).add_column(name, values, feature=feature)
     return dataset
+
+
+def _wrong_csv_values(
+    dataset: "Dataset", name: str, values: Sequence[bool | float | str | None]
+) -> dict[int, str]:
+    """Return what is wrong with a column's cells, by the numbers of their rows."""
+    kind, words = (float, "a number") if name == "margin" else (bool, "true or false")
+    rows = zip(row_numbers(dataset), cells(dataset, name), values, strict=True)
+    return {
+        number: f"{name} is {text!r}; write {words}"
+        for number, text, value in rows
+        if value is not None and not isinstance(value, kind)
+    }
 
 
 def _csv_value(text: str | None) -> bool | float | str | None:
@@ -389,10 +426,14 @@ def _csv_value(text: str | None) -> bool | float | str | None:
 
 
 def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Dataset":
-    """Remove the keys that only other messages have, as `load_dataset` does for some files."""
+    """Remove the keys that only other messages have, as `load_dataset` does for some files.
+
+    Messages that only call tools get an empty `content`.
+    """
     from datasets import Features, Json, List
 
-    ragged, calling = {}, []
+    padded = {}  # columns whose messages have keys that are None, and their features without
+    calling = []  # columns whose messages may call tools
     for name in names:
         feature = dataset.features[name]
         if "timestamp" in str(feature):
@@ -404,18 +445,18 @@ def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Datas
         keys = inner.keys() if isinstance(inner, dict) else {}
         calls = {"role", "tool_calls"} <= {*keys}
         if calls or {"role", "content"} < {*keys}:
-            ragged[name] = List(Json())
+            padded[name] = List(Json())
         if calls or isinstance(inner, Json):
             calling.append(name)
-    if ragged:
-        features = Features({**dataset.features, **ragged})
-        given = {"names": list(ragged), "code": code()}
-        how = {"batched": True, "features": features, "desc": "Removing empty values"}
-        dataset = dataset.map(_without_keys, **how, fn_kwargs=given)
+    if padded:
+        features = Features({**dataset.features, **padded})
+        arguments = {"names": list(padded), "code": code()}
+        options = {"batched": True, "features": features, "desc": "Removing empty values"}
+        dataset = dataset.map(_without_keys, **options, fn_kwargs=arguments)
     if calling:
-        given = {"names": calling, "code": code()}
-        how = {"features": dataset.features, "desc": "Filling in contents"}
-        dataset = dataset.map(_with_content, **how, fn_kwargs=given)
+        arguments = {"names": calling, "code": code()}
+        options = {"features": dataset.features, "desc": "Filling in contents"}
+        dataset = dataset.map(_with_content, **options, fn_kwargs=arguments)
     return dataset
 
 
@@ -446,16 +487,17 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
     """Take the prompt out of conversations, where any has to be split."""
     from datasets import List, Value
 
-    features, there = dict(dataset.features), dataset.column_names
-    sides = [name for name in SIDES if name in there]
-    chats = [name for name in there if not isinstance(features[name], Value | dict)]
-    if not sides or not ("prompt" in chats or set(sides) <= set(chats)):
+    features = dict(dataset.features)
+    sides = [name for name in SIDES if name in features]
+    chats = {name for name in features if not isinstance(features[name], Value | dict)}
+    has_chats = "prompt" in chats or set(sides) <= chats
+    if not sides or not has_chats:
         return dataset
-    if {"prompt", *sides} <= set(chats) and all(
-        _is_answer(cell) for name in sides for cell in cells(dataset, name)
-    ):
-        return dataset
-    for name in sides:
+    if {"prompt", *sides} <= chats:
+        answers = (cell for name in sides for cell in cells(dataset, name))
+        if all(_is_answer(answer) for answer in answers):  # the prompts are apart already
+            return dataset
+    for name in sides:  # texts beside messages become messages
         if getattr(features[name], "dtype", "").endswith("string"):
             features[name] = List({"role": Value("string"), "content": Value("string")})
     if "prompt" not in chats:
@@ -499,9 +541,9 @@ def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
     names = [name for name in ("prompt", *SIDES, "ranked") if name in dataset.column_names]
     chats = {n: List(List(Json())) if n == "ranked" else List(Json()) for n in names}
     features = Features({**dataset.features, **chats})
-    given = {"text": text, "names": names, "code": code()}
-    how = {"features": features, "fn_kwargs": given, "desc": "Adding the system prompt"}
-    return dataset.map(_system_row, **how)
+    arguments = {"text": text, "names": names, "code": code()}
+    options = {"features": features, "desc": "Adding the system prompt"}
+    return dataset.map(_system_row, **options, fn_kwargs=arguments)
 
 
 def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
@@ -524,11 +566,12 @@ def check_alike(dataset: "Dataset", model: Row, where: str) -> None:
     mixed = any(isinstance(feature, Json) for feature in dataset.features.values())
     for n, row in enumerate(dataset if mixed else dataset.select([0])):
         for name in dict.fromkeys([*model, *row]):
-            one, other = (_form(name, r[name]) if name in r else "missing" for r in (row, model))
-            if one != other:
+            form = _form(name, row[name]) if name in row else "missing"
+            wanted = _form(name, model[name]) if name in model else "missing"
+            if form != wanted:
                 raise InputError(
-                    f"dataset: {where}: {name} is {one} in row {n + 1} of those that are left and "
-                    f"{other} in the first training row; write the same in all."
+                    f"dataset: {where}: {name} is {form} in row {n + 1} of those that are left and "
+                    f"{wanted} in the first training row; write the same in all."
                 )
 
 

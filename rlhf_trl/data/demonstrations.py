@@ -85,9 +85,9 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     return unnumbered(asked), dropped
 
 
-def _naming_rows(reason: str, whole: "Dataset", rest: "Dataset") -> str:
+def _naming_rows(reason: str, whole: "Dataset", kept: "Dataset") -> str:
     """Return why rows are left out with the first of their numbers, from 1."""
-    numbers = sorted({*row_numbers(whole)} - {*row_numbers(rest)})
+    numbers = sorted({*row_numbers(whole)} - {*row_numbers(kept)})
     if not numbers:
         return reason
     rows = ", ".join(f"row {number + 1}" for number in numbers[:LISTED])

@@ -56,6 +56,6 @@ def examples(
     from datasets import Dataset
 
     sides = [Dataset.from_list(rows) if rows else None for rows in (train, held_out)]
-    found = Examples(*sides, tasks, dict(dropped or {}), candidates or [])
-    found.dropped_held_out = dict(dropped_held_out or {})
-    return found
+    result = Examples(*sides, tasks, dict(dropped or {}), candidates or [])
+    result.dropped_held_out = dict(dropped_held_out or {})
+    return result

@@ -97,11 +97,12 @@ def read_examples(
 
     Args:
         config: the block, with reader, columns and system prompt.
-        path: see `read`, as are split, count and key.
-        split: see `read`.
-        count: see `read`.
-        key: see `read`.
-        convert: see `read_sides`; it takes the `options`, too.
+        path: of the file or folder, or the name on the hub.
+        split: of the data set, or a slice of one.
+        count: rows to read, the first ones; None: all.
+        key: the field of the block that named the path or the split, for errors.
+        convert: makes examples of rows, and counts what it leaves out, by reason; it takes the
+            rows, the path, `config.columns` and the `options`.
         answers: columns whose cells stay the texts that stand in the file.
         options: further arguments of `convert`.
     """
@@ -114,10 +115,10 @@ def read_examples(
     places: dict[int, str] = {}
     while True:  # a pass finds some bad rows, which the next one goes without
         try:
-            readable, unread = dataset, {}
+            readable, dropped_by_reader = dataset, {}
             if config.reader:
-                readable, unread = _made(dataset, config.reader, path)
-            examples, unconverted = convert(readable, path, config.columns, **options)
+                readable, dropped_by_reader = _made(dataset, config.reader, path)
+            examples, dropped = convert(readable, path, config.columns, **options)
             break
         except BadRows as error:
             bad |= error.reasons
@@ -131,16 +132,16 @@ def read_examples(
             f"dataset: {path} has tools or chat_template_kwargs, which only chat templates read, "
             "and prompts that are texts; write messages, or remove these columns."
         )
-    counts = dict(unread)  # by reason
+    counts = dict(dropped_by_reader)
     if bad:
         counts[f"{BAD}{path}: {listed(bad, places)}"] = len(bad)
-    return examples, counts | unconverted
+    return examples, counts | dropped
 
 
 def _rows(
     path: str, split: str, count: int | None, name: str | None, reader: str | None, key: str
 ) -> Rows:
-    """Load the rows of a file, folder or hub data set: see `read`.
+    """Load the rows of a file, folder or hub data set; the arguments are those of `read`.
 
     Raises:
         InputError: they cannot be read; where a line of a file is why, it is named.
@@ -417,11 +418,13 @@ def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
 
     if Path(path).exists():
         return {"data_dir": path} if Path(path).is_dir() else {"data_files": path}
-    found = {
-        part: [hf_hub_download(path, name.format(part), repo_type="dataset") for name in names]
-        for part in dict.fromkeys([part.partition("[")[0] for part in split.split("+")])
-    }
-    return {"data_files": found}
+    files: dict[str, list[str]] = {}  # by part of the split, such as "train" of "train[:9]+test"
+    for slice_of_part in split.split("+"):
+        part = slice_of_part.partition("[")[0]
+        if part not in files:
+            paths = [name.format(part) for name in names]
+            files[part] = [hf_hub_download(path, file, repo_type="dataset") for file in paths]
+    return {"data_files": files}
 
 
 def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
@@ -434,8 +437,9 @@ def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
     """
     names = [name for name in dataset.column_names if name != ROW]
     check_unread(names, where)
+    is_lines = names == ["text"]  # of a file that is read line by line
     needs_of_forms = [
-        ("text",) if form.lines and names == ["text"] else form.needs for form in forms(reader)
+        ("text",) if form.lines and is_lines else form.needs for form in forms(reader)
     ]
     fitting = [number for number, needs in enumerate(needs_of_forms) if set(needs) <= set(names)]
     if not fitting:
@@ -451,8 +455,8 @@ def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
     features = {column: _feature(kind) for column, kind in forms(reader)[form].makes.items()}
     features[LEFT_OUT] = _feature("string")
     made = converted(rows, _make, where, features, numbered=True, name=reader, form=form)
-    counts = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
-    dropped = {count["values"]: count["counts"] for count in counts.to_pylist()}
+    reasons = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
+    dropped = {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
     if sum(dropped.values()) == len(made):
         raise InputError(
             f"dataset: the reader {reader} makes no example of the {len(made)} rows of {where} "
@@ -588,7 +592,8 @@ def read_sides(
         convert: makes examples of what was read, and counts what it leaves out; it takes the rows,
             the path or name, `config.columns` and the options but `answers`.
         shapes: what the block's reader, if it has one, may make.
-        options: see `read_examples`.
+        options: further arguments of `convert`; of these, `answers` are columns whose cells stay
+            the texts that stand in the file.
     """
     import numpy as np
 
@@ -628,11 +633,11 @@ def _read_held_out(
 
     Args:
         config: the block.
-        train: the training examples, with (N,) `train_keys`.
-        train_keys: what they ask: see `_keys`.
-        turns: which turns are trained on.
-        convert: see `read_sides`.
-        options: see `read_sides`.
+        train: the N training examples.
+        train_keys: (N,) hashes of what they ask, as `_keys` returns them.
+        turns: which answers of a conversation are trained on, "last" or "all".
+        convert: makes examples of rows, as `read_examples` calls it.
+        options: further arguments of `read_examples`.
 
     Returns:
         The examples, and how many were left out, by reason.

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,15 +81,19 @@ def lengths(dataset: Any, name: str) -> np.ndarray:
 def _short(
     row: dict[str, Any], sides: list[str], max_length: int | None, rule: str
 ) -> dict[str, list[int]] | None:
-    found = shortened(row["prompt_ids"], [row[side] for side in sides], max_length, rule)
-    return found and {"prompt_ids": found[0], **dict(zip(sides, found[1], strict=True))}
+    """Return the ids of a row, shortened; None where nothing of it is left."""
+    fitting = shortened(row["prompt_ids"], [row[side] for side in sides], max_length, rule)
+    if fitting is None:
+        return None
+    prompt, completions = fitting
+    return {"prompt_ids": prompt, **dict(zip(sides, completions, strict=True))}
 
 
 def _shorten(batch: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
     names = ("prompt_ids", *options["sides"])
     rows = zip(*(batch[name] for name in names), strict=True)
-    found = [_short(dict(zip(names, row, strict=True)), **options) for row in rows]
-    return {name: [row[name] for row in found] for name in names}
+    short_rows = [_short(dict(zip(names, row, strict=True)), **options) for row in rows]
+    return {name: [row[name] for row in short_rows] for name in names}
 
 
 def kto_order(
@@ -131,7 +136,7 @@ def kto_order(
         order = _spread(desirable, undesirable) if interleave else desirable + undesirable
         if len(order) % batch == 1:
             order.pop()
-        if _separate(order, labels, keys, batch):
+        if _Order(order, labels, keys, batch).separate():
             return order
     raise InputError(
         "dataset: too few different prompts for KTO, which compares each example with the "
@@ -147,44 +152,46 @@ def _spread(first: Sequence[int], second: Sequence[int]) -> list[int]:
     return [example for _, _, example in sorted(places)]
 
 
-def _separate(order: list[int], labels: Sequence[bool], keys: list[Any], batch: int) -> bool:
-    """Swap examples of one label until no neighbors share a key; tell whether that worked.
+@dataclass
+class _Order:
+    """An order of examples in batches, in which some must not be neighbors."""
 
-    Args:
-        order: of the examples; it is changed in place.
-        labels: of the examples.
-        keys: equal for examples that may not be neighbors.
-        batch: examples of a batch, in which the first and the last are neighbors, too.
-    """
-    count = len(order)
+    examples: list[int]  # changed in place
+    labels: Sequence[bool]  # of the examples
+    keys: Sequence[int]  # equal for examples that must not be neighbors
+    batch: int  # examples of a batch, in which the first and the last are neighbors, too
 
-    def neighbor(place: int, step: int) -> int:
-        """Return the place so many steps further in the same batch."""
-        first = place - place % batch
-        size = min(batch, count - first)
-        return first + (place - first + step) % size
-
-    def clashes(place: int) -> bool:
-        return keys[order[place]] == keys[order[neighbor(place, -1)]]
-
-    def swap(place: int, other: int) -> None:
-        order[place], order[other] = order[other], order[place]
-
-    def settles(place: int, other: int) -> bool:
-        """Swap two examples if none of both clashes there."""
-        if labels[order[place]] != labels[order[other]]:
-            return False
-        swap(place, other)
-        if any(clashes(p) for p in (place, neighbor(place, 1), other, neighbor(other, 1))):
-            swap(place, other)
-            return False
+    def separate(self) -> bool:
+        """Swap examples of one label until no neighbors share a key; tell whether that worked."""
+        count = len(self.examples)
+        for place in range(count):
+            others = ((place + step) % count for step in range(1, count))
+            if self._clashes(place) and not any(self._swap(place, other) for other in others):
+                return False
         return True
 
-    for place in range(count):
-        others = ((place + step) % count for step in range(1, count))
-        if clashes(place) and not any(settles(place, other) for other in others):
+    def _neighbor(self, place: int, step: int) -> int:
+        """Return the place so many steps further in the same batch."""
+        first = place - place % self.batch
+        size = min(self.batch, len(self.examples) - first)
+        return first + (place - first + step) % size
+
+    def _clashes(self, place: int) -> bool:
+        """Tell whether the example at a place shares its key with the one before it."""
+        before = self.examples[self._neighbor(place, -1)]
+        return self.keys[self.examples[place]] == self.keys[before]
+
+    def _swap(self, place: int, other: int) -> bool:
+        """Swap two examples of one label, unless one would clash there; tell whether they are."""
+        examples = self.examples
+        if self.labels[examples[place]] != self.labels[examples[other]]:
             return False
-    return True
+        examples[place], examples[other] = examples[other], examples[place]
+        touched = (place, self._neighbor(place, 1), other, self._neighbor(other, 1))
+        if any(self._clashes(one) for one in touched):
+            examples[place], examples[other] = examples[other], examples[place]
+            return False
+        return True
 
 
 def rotated(dataset: Any, batch: int) -> Any:
@@ -197,5 +204,5 @@ def rotated(dataset: Any, batch: int) -> Any:
             raise InputError("dataset: two neighbors share a prompt; order them with kto_order.")
         return {"KL_completion_ids": [*completions[-1:], *completions[:-1]]}
 
-    how = {"batched": True, "batch_size": batch, "desc": "Adding completions for the KL"}
-    return dataset.map(rotate, **how, load_from_cache_file=False)
+    options = {"batched": True, "batch_size": batch, "desc": "Adding completions for the KL"}
+    return dataset.map(rotate, **options, load_from_cache_file=False)

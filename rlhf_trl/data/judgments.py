@@ -50,21 +50,21 @@ def load_pairs_or_ranked(
     if isinstance(config, RankedFile):
         length = config.list_length
         return read_sides(config, max_samples, checked_ranked, "ranked lists", length=length)
-    held_out_outcomes: list[Row] | None = None
     if isinstance(config, RankedLists):
         data = _ranked(config, GymTasks(config), max_samples)
-    else:
+        data.candidates = _candidates(config, data.tasks, sample)
+        return data
+    outcomes: dict[str, list[Row]] = {}  # by side
 
-        def sample_both_uses(rows: list[Row], count: int, side: str) -> list[Row]:
-            """Sample held-out answers for pairs and as candidates at once."""
-            nonlocal held_out_outcomes
-            if side != "held-out":
-                return sample(rows, count, side)
-            held_out_outcomes = sample(rows, max(count, config.candidates), side)
-            return held_out_outcomes
+    def sample_and_keep(rows: list[Row], count: int, side: str) -> list[Row]:
+        """Sample held-out answers for pairs and as candidates at once."""
+        if side == "held-out":
+            count = max(count, config.candidates)
+        outcomes[side] = sample(rows, count, side)
+        return outcomes[side]
 
-        data = load_preferences(config, max_samples, sample=sample_both_uses, margin=margin)
-    data.candidates = _candidates(config, data.tasks, sample, held_out_outcomes)
+    data = load_preferences(config, max_samples, sample=sample_and_keep, margin=margin)
+    data.candidates = _candidates(config, data.tasks, sample, outcomes.get("held-out"))
     return data
 
 
@@ -91,10 +91,9 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     if isinstance(config, AnswersFile):
         data = read_sides(config, max_samples, checked_outcomes, "outcomes")
         _check_labels(data.train.unique("label"), config.path)
-        of_prompt: dict[str, list[Row]] = {}
-        for row in data.held_out or () if config.candidates else ():
-            of_prompt.setdefault(repr(row["prompt"]), []).append(row)
-        data.candidates = [row for rows in of_prompt.values() if len(rows) > 1 for row in rows]
+        data.candidates = []
+        if config.candidates and data.held_out is not None:
+            data.candidates = _of_several(data.held_out)
         return data
     tasks = GymTasks(config)
     train, held_out = _samples_of_both(config, tasks, tasks.train[:max_samples], sample)
@@ -102,6 +101,18 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     first_held_out = _first(held_out, tasks, config.samples_per_prompt)
     candidates = _candidates(config, tasks, sample, held_out)
     return examples(train, first_held_out, tasks, {}, candidates)
+
+
+def _of_several(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows whose prompts have several completions, prompt by prompt."""
+    of_prompt: dict[str, list[Row]] = {}
+    for row in rows:
+        of_prompt.setdefault(repr(row["prompt"]), []).append(row)
+    candidates: list[Row] = []
+    for of_one in of_prompt.values():
+        if len(of_one) > 1:
+            candidates += of_one
+    return candidates
 
 
 def load_traces(
@@ -114,7 +125,8 @@ def load_traces(
     Args:
         config: the block.
         max_samples: questions, or chunks of a file, to train on at most.
-        sample: see `load_pairs_or_ranked`.
+        sample: returns outcomes of rows of `GymTasks`; it takes the rows, the number of answers to
+            each, and their side, "train" or "held-out".
         neutral: whether the model learns from neutral steps.
     """
     _check_source(config)
@@ -202,25 +214,28 @@ def _chunks(row: Row, size: int) -> list[Row]:
 
 
 def _samples_of_both(
-    config: SampledAnswers | SampledTraces, tasks: GymTasks, asked: list[Row], sample: Sample
+    config: SampledAnswers | SampledTraces, tasks: GymTasks, questions: list[Row], sample: Sample
 ) -> tuple[list[Row], list[Row]]:
+    """Return outcomes of the training questions and of the held-out ones."""
     count = config.samples_per_prompt
-    train = sample(asked, count, "train")
+    train = sample(questions, count, "train")
     return train, sample(tasks.held_out, max(count, config.candidates), "held-out")
 
 
 def _candidates(
-    config: Any, tasks: GymTasks | None, sample: Sample, held: list[Row] | None = None
+    config: Any, tasks: GymTasks | None, sample: Sample, outcomes: list[Row] | None = None
 ) -> list[Row]:
+    """Return so many outcomes of each held-out question as the config wants, sampled if needed."""
     if tasks is None or not config.candidates:
         return []
-    if held is None:
-        held = sample(tasks.held_out, config.candidates, "held-out")
-    return _first(held, tasks, config.candidates)
+    if outcomes is None:
+        outcomes = sample(tasks.held_out, config.candidates, "held-out")
+    return _first(outcomes, tasks, config.candidates)
 
 
-def _first(held: list[Row], tasks: GymTasks, count: int) -> list[Row]:
-    return [row for group in groups(held, len(tasks.held_out)) for row in group[:count]]
+def _first(outcomes: list[Row], tasks: GymTasks, count: int) -> list[Row]:
+    """Return the first `count` outcomes of each held-out question."""
+    return [row for group in groups(outcomes, len(tasks.held_out)) for row in group[:count]]
 
 
 def _check_source(config: Any) -> None:
@@ -231,12 +246,15 @@ def _check_source(config: Any) -> None:
         )
 
 
-def _check_labels(labels: Iterable[Any], where: str, which: str = "") -> None:
-    if len(found := set(labels)) < 2:
-        has = f"every label{which} of {where} is {str(found.pop()).lower()}" if found else None
-        raise InputError(
-            f"dataset: {has or f'{where} has no label{which}'}, but rows of both kinds are needed."
-        )
+def _check_labels(labels: Iterable[Any], where: str, qualifier: str = "") -> None:
+    """Refuse labels that are all the same; the `qualifier` follows "label" in the sentence."""
+    kinds = set(labels)
+    if len(kinds) >= 2:
+        return
+    problem = f"{where} has no label{qualifier}"
+    if kinds:
+        problem = f"every label{qualifier} of {where} is {str(kinds.pop()).lower()}"
+    raise InputError(f"dataset: {problem}, but rows of both kinds are needed.")
 
 
 def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
@@ -278,22 +296,25 @@ def _ranked_row(row: Row, length: int) -> list[Row]:
         wanted = "a list of two or more completions, the best one first"
         raise WrongRow(f"ranked is {ranked!r:.80}; write {wanted}")
     if len(ranked) != length:
-        told = f"ranked has {len(ranked)} completions and the rows before have {length}"
-        raise WrongRow(f"{told}; make all lists equally long")
-    each = [_split({"prompt": prompt}, text) for text in ranked]
-    if any(one["prompt"] != each[0]["prompt"] for one in each):
+        problem = f"ranked has {len(ranked)} completions and the rows before have {length}"
+        raise WrongRow(f"{problem}; make all lists equally long")
+    parted = [_split({"prompt": prompt}, text) for text in ranked]  # prompt and completion each
+    prompt = parted[0]["prompt"]
+    completions = [part["completion"] for part in parted]
+    if any(part["prompt"] != prompt for part in parted):
         raise WrongRow(f"{PARTED} in ranked; write answers to one prompt")
-    check_cell("prompt", each[0]["prompt"])
-    for n, one in enumerate(each):
-        check_cell(f"ranked[{n}]", one["completion"])
-    return [{"prompt": each[0]["prompt"], "ranked": [one["completion"] for one in each]}]
+    check_cell("prompt", prompt)
+    for n, completion in enumerate(completions):
+        check_cell(f"ranked[{n}]", completion)
+    return [{"prompt": prompt, "ranked": completions}]
 
 
 def _split(row: Row, text: Any) -> Row:
-    found = split_prompt({**row, "completion": text})
-    if isinstance(found, str):
-        raise WrongRow(f"{found}; end every completion with the assistant's")
-    return found
+    """Return a row with prompt and completion apart; a text has no prompt in it."""
+    parted = split_prompt({**row, "completion": text})
+    if isinstance(parted, str):  # why it cannot be
+        raise WrongRow(f"{parted}; end every completion with the assistant's")
+    return parted
 
 
 def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
@@ -303,27 +324,28 @@ def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     optional.
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
-    found = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
-    made = converted(found, _outcomes, where)
-    dropped = {UNSPLIT: len(dataset) - len(found)}
+    split = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
+    made = converted(split, _outcomes, where)
+    dropped = {UNSPLIT: len(dataset) - len(split)}
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
 
 
 def _outcomes(row: Row) -> list[Row]:
-    own = ("completions", "labels", "completion", "label", "finished")
-    rest = {name: cell for name, cell in row.items() if name not in own}
-    both = [(row.get("completion"), row.get("label"))]
+    """Return an outcome for each completion of a row, which has one or a list of them."""
+    of_completions = ("completions", "labels", "completion", "label", "finished")
+    of_prompt = {name: cell for name, cell in row.items() if name not in of_completions}
+    labeled = [(row.get("completion"), row.get("label"))]
     if "completions" in row:
-        both = zip(*_lists(row), strict=True)
-    found = []
-    for text, label in both:
-        one = _split(rest, text)
-        check_cell("prompt", one["prompt"])
-        check_cell("completion", one["completion"])
-        one["right"] = _boolean("label", label)
-        one["ended"] = _boolean("finished", row.get("finished", True))
-        found.append(one)
-    return found
+        labeled = zip(*_lists(row), strict=True)
+    outcomes = []
+    for text, label in labeled:
+        outcome = _split(of_prompt, text)
+        check_cell("prompt", outcome["prompt"])
+        check_cell("completion", outcome["completion"])
+        outcome["right"] = _boolean("label", label)
+        outcome["ended"] = _boolean("finished", row.get("finished", True))
+        outcomes.append(outcome)
+    return outcomes
 
 
 def checked_traces(dataset: "Dataset", where: str, columns: Names) -> Counted:
@@ -351,8 +373,8 @@ def _trace(row: Row) -> list[Row]:
 def _lists(row: Row) -> tuple[list[Any], list[Any]]:
     texts, labels = row["completions"], row["labels"]
     if not isinstance(texts, list) or not isinstance(labels, list) or not texts:
-        told = "completions and labels are not two lists with something in them"
-        raise WrongRow(f"{told}; write a label for each completion")
+        problem = "completions and labels are not two lists with something in them"
+        raise WrongRow(f"{problem}; write a label for each completion")
     if len(texts) != len(labels):
         counts = f"{len(texts)} completions and {len(labels)} labels"
         raise WrongRow(f"it has {counts}; write one label for each")
@@ -361,6 +383,7 @@ def _lists(row: Row) -> tuple[list[Any], list[Any]]:
 
 def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, int | float) or value not in (0, 1):
-        told = "which is neither boolean nor 0 or 1; write true or false"
-        raise WrongRow(f"{name} is {value!r}, {told}")
+        raise WrongRow(
+            f"{name} is {value!r}, which is neither boolean nor 0 or 1; write true or false"
+        )
     return bool(value)

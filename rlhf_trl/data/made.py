@@ -69,7 +69,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
     They are in `ORDER`. Questions with too few different texts are left out.
     """
     rng = random.Random(seed)
-    found = []
+    ranked = []
     for row in rows:
         kinds = sorted(demonstrator.mixture(row["task"]), key=ORDER.index)
         if length > len(kinds):
@@ -82,8 +82,9 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
         if len(texts) < length:
             continue
         chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
-        found.append({"prompt": row["prompt"], "ranked": [as_completion(texts[i]) for i in chosen]})
-    return found
+        completions = [as_completion(texts[place]) for place in chosen]
+        ranked.append({"prompt": row["prompt"], "ranked": completions})
+    return ranked
 
 
 def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]:
@@ -92,7 +93,7 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
     That is one of the demonstrator's or `REPEATED` (a letter written twice), equally often.
     """
     rng = random.Random(seed)
-    found = []
+    traces = []
     for row in rows:
         kind = demonstrator.RIGHT
         if rng.random() < errors:
@@ -103,19 +104,19 @@ def synthetic_traces(rows: Iterable[Row], errors: float, seed: int) -> list[Row]
             text = demonstrator.COMPLETION.format(answer[:place] + answer[place - 1 :])
         else:
             text = _demonstration(row, rng, {kind: 1.0})
-        found.append({**row, "completion": as_completion(text)})
-    return found
+        traces.append({**row, "completion": as_completion(text)})
+    return traces
 
 
 def labeled_traces(rows: Iterable[Row], step_split: str) -> list[Row]:
     """Return `prompt`, `completions` and `labels` of answers; a blank one has no steps."""
-    found = []
+    traces = []
     for row in rows:
         steps = split_steps(completion_text(row["completion"]), step_split)
         labels = label_steps(steps, row["answer"], row["task"])
         if steps:
-            found.append({"prompt": row["prompt"], "completions": steps, "labels": labels})
-    return found
+            traces.append({"prompt": row["prompt"], "completions": steps, "labels": labels})
+    return traces
 
 
 def check_cut(rows: Iterable[Row], step_split: str) -> None:

@@ -91,13 +91,13 @@ def _parse(text: str) -> list[Any]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    how = LatexExtractionConfig(
+    extraction = LatexExtractionConfig(
         normalization_config=NormalizationConfig(units=True, malformed_operators=True),
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
     limit = PARSING_SECONDS if _in_main_thread() else None
-    return parse(text, [how], extraction_mode="first_match", parsing_timeout=limit)
+    return parse(text, [extraction], extraction_mode="first_match", parsing_timeout=limit)
 
 
 def _in_main_thread() -> bool:

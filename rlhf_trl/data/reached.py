@@ -50,7 +50,7 @@ def reached(function: Any) -> str:
         ValueError: something there cannot be hashed; the message says what.
     """
     pickled, waiting = _pickled(function, repr(getattr(function, "__name__", function)))
-    seen: dict[str, bytes] = {}
+    seen: dict[str, bytes] = {}  # what is hashed of each module: its source, then its values
     while waiting:
         name = waiting.pop()
         if name in seen or not _is_own(name):
@@ -65,9 +65,9 @@ def reached(function: Any) -> str:
         except (Exception, SystemExit):  # it may be meant for another place
             continue
         values = {key: value for key, value in variables.items() if not key.startswith("__")}
-        state, more = _pickled(values, f"the module {name!r}")
-        seen[name] += state
-        waiting |= more
+        pickled_values, modules = _pickled(values, f"the module {name!r}")
+        seen[name] += pickled_values
+        waiting |= modules
     digest = blake2b(pickled, digest_size=16)
     for name, content in sorted(seen.items()):
         digest.update(name.encode() + blake2b(content).digest())

@@ -89,7 +89,7 @@ def examples_of(row: Row, reader: Reader) -> list[Row | str]:
             _of(dict, row, "the line", "object of columns").setdefault(column, None)
     made = reader.read(row)
     made = made if isinstance(made, list) else [made]
-    return [one if isinstance(one, str) or not _blank(one) else BLANK for one in made]
+    return [BLANK if isinstance(example, dict) and _blank(example) else example for example in made]
 
 
 def _blank(row: Row) -> bool:
@@ -104,25 +104,29 @@ def split_prompt(row: Row) -> Row | str:
     The prompt is all but the last message, which is the answer of the assistant; two sides have the
     same prompt. A text beside messages becomes one.
     """
-    sides, prompt = [name for name in SIDES if name in row], row.get("prompt")
-    given = prompt if isinstance(prompt, list) else []
-    if given:
+    sides = [name for name in SIDES if name in row]
+    prompt = row.get("prompt")
+    asked = prompt if isinstance(prompt, list) else []  # the messages of the prompt
+    if asked:
         texts = {side: row[side] for side in sides if isinstance(row[side], str)}
         row = row | {side: [_said("assistant", text)] for side, text in texts.items()}
     if not sides or not all(isinstance(row[side], list) and row[side] for side in sides):
         return row
-    if not all(isinstance(m, dict) and "role" in m for side in sides for m in row[side]):
+    messages = [message for side in sides for message in row[side]]
+    if not all(isinstance(message, dict) and "role" in message for message in messages):
         return row
-    # the prompt may be repeated in each of them
-    each = [row[s] if row[s][: len(given)] == given else given + row[s] for s in sides]
-    before = each[0][:-1]
-    if any(messages[:-1] != before for messages in each):
+    conversations = {}
+    for side in sides:
+        repeats_prompt = row[side][: len(asked)] == asked
+        conversations[side] = row[side] if repeats_prompt else asked + row[side]
+    before = conversations[sides[0]][:-1]
+    if any(conversation[:-1] != before for conversation in conversations.values()):
         return PARTED
-    if any(messages[-1]["role"] != "assistant" for messages in each):
+    if any(conversation[-1]["role"] != "assistant" for conversation in conversations.values()):
         return UNANSWERED
     if isinstance(prompt, str) and prompt and all(m["role"] == "system" for m in before):
         before = [*before, _said("user", prompt)]
-    row = row | {side: messages[-1:] for side, messages in zip(sides, each, strict=True)}
+    row = row | {side: conversation[-1:] for side, conversation in conversations.items()}
     return row | {"prompt": before} if before else row
 
 
@@ -203,22 +207,24 @@ def prm800k(row: Row) -> Made:
     question = _of(dict, row["question"], "question", "mapping with problem")
     problem = _text(question.get("problem"), "question.problem").strip()
     label = _of(dict, row["label"], "label", "mapping with steps")
-    found: list[tuple[str, int]] = []
+    texts: list[str] = []
+    ratings: list[int] = []
     for n, step in enumerate(_list(label.get("steps"), "label.steps")):
         where = f"label.steps[{n}]"
-        one, on = _chosen(_of(dict, step, where, "mapping with completions"), where)
-        rating = one.get("rating")
+        completion, goes_on = _chosen(_of(dict, step, where, "mapping with completions"), where)
+        rating = completion.get("rating")
         if rating is None:
             break
         if isinstance(rating, bool) or rating not in (-1, 0, 1):
             raise Misfit(f"a rating of {where}", rating, "-1, 0 or 1")
-        if text := _text(one.get("text"), f"a text of {where}").strip():
-            found.append((text, int(rating)))
-        if not on:
+        text = _text(completion.get("text"), f"a text of {where}").strip()
+        if text:
+            texts.append(text)
+            ratings.append(int(rating))
+        if not goes_on:
             break
-    if not found:
+    if not texts:
         return UNRATED
-    texts, ratings = map(list, zip(*found, strict=True))
     return {"prompt": PROBLEM.format(problem), "completions": texts, "labels": ratings}
 
 
@@ -231,7 +237,8 @@ def _chosen(step: Row, where: str) -> tuple[Row, bool]:
         return completions[chosen], True
     if human := step.get("human_completion"):
         return {**human, "rating": 1}, True
-    return next((one for one in completions if one.get("rating") == -1), {}), False
+    bad = [completion for completion in completions if completion.get("rating") == -1]
+    return bad[0] if bad else {}, False
 
 
 def rated_pair(row: Row) -> Made:
@@ -263,11 +270,11 @@ def ultrafeedback_openbmb(row: Row) -> Made:
     """openbmb/UltraFeedback: scored completions, from which ranked lists are made."""
     prompt = [_said("user", _text(row["instruction"], "instruction"))]
     scored = []
-    for n, one in enumerate(_list(row["completions"], "completions")):
+    for n, completion in enumerate(_list(row["completions"], "completions")):
         where = f"completions[{n}]"
-        one = _of(dict, one, where, "mapping with response and overall_score")
-        response = _text(one.get("response"), f"{where}.response")
-        score = _of(int | float, one.get("overall_score"), f"{where}.overall_score", "number")
+        cells = _of(dict, completion, where, "mapping with response and overall_score")
+        response = _text(cells.get("response"), f"{where}.response")
+        score = _of(int | float, cells.get("overall_score"), f"{where}.overall_score", "number")
         scored.append({"response": response, "overall_score": float(score)})
     return {"prompt": prompt, "completions": scored}
 

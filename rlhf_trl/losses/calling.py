@@ -28,8 +28,13 @@ def call(
 def promoted(
     tensors: Mapping[str, Tensor], first: str, learned: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Bring all to the precision of the first, float32 at least; cut gradients but of `learned`."""
+    """Bring all to the precision of the first, float32 at least; cut gradients but of `learned`.
+
+    Without `learned` all keep their gradients.
+    """
     precision = torch.promote_types(tensors[first].dtype, torch.float32)
-    found = {name: tensor.to(precision) for name, tensor in tensors.items()}
-    cut = found.keys() - set(found if learned is None else learned)
-    return {name: tensor.detach() if name in cut else tensor for name, tensor in found.items()}
+    results = {name: tensor.to(precision) for name, tensor in tensors.items()}
+    if learned is not None:
+        for name in results.keys() - set(learned):
+            results[name] = results[name].detach()
+    return results

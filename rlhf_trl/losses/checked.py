@@ -5,7 +5,7 @@ needs and does not get, and a shape or value that is impossible are an InputErro
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -78,21 +78,23 @@ def policy_gradient_loss(
     row = algorithms.formulation(algorithm, formulation, PolicyGradient)
     numbers = row.parameters(params)
     row = row.chosen(numbers)
-    given = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
-    given |= {"old_values": old_values, "binary_rewards": binary_rewards}
-    given |= {"prompt_tokens": prompt_tokens}
-    given = {name: tensor for name, tensor in given.items() if tensor is not None}
-    _check_reads(row, numbers, set(given), beta_given="beta" in params)
+    optional = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
+    optional |= {"old_values": old_values, "binary_rewards": binary_rewards}
+    optional |= {"prompt_tokens": prompt_tokens}
+    optional = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    _check_reads(row, numbers, set(optional), has_beta="beta" in params)
     _check_window(row, normalizer)
-    tensors = {"logps": logps, "mask": mask, "rewards": rewards, **given}
+    tensors = {"logps": logps, "mask": mask, "rewards": rewards, **optional}
     tensors = _prepared(row.label, tensors)
     _check_groups(row.label, num_generations, len(tensors["rewards"]))
 
-    known = {**tensors, "row": row, "params": numbers}
-    known |= {"num_generations": num_generations, "normalizer": normalizer}
-    for name, step in (("rewards", shaped_rewards), ("advantages", estimate_advantages)):
-        known[name] = call(step, {}, known)
-    return PolicyGradientLoss(call(surrogate_loss, {}, known), known["advantages"])
+    # each of the three steps takes from these what its arguments name
+    arguments = {**tensors, "row": row, "params": numbers}
+    arguments |= {"num_generations": num_generations, "normalizer": normalizer}
+    arguments["rewards"] = call(shaped_rewards, {}, arguments)
+    arguments["advantages"] = call(estimate_advantages, {}, arguments)
+    loss = call(surrogate_loss, {}, arguments)
+    return PolicyGradientLoss(loss, arguments["advantages"])
 
 
 def preference_loss(
@@ -132,7 +134,7 @@ def preference_loss(
     """
     row = algorithms.formulation(algorithm, formulation, Preference)
     numbers = row.parameters(params)
-    given = {
+    tensors = {
         "policy_chosen_logps": policy_chosen_logps,
         "policy_rejected_logps": policy_rejected_logps,
         "ref_chosen_logps": ref_chosen_logps,
@@ -141,7 +143,7 @@ def preference_loss(
         "ref_kl_logps": ref_kl_logps,
         "chosen_nll": chosen_nll,
     }
-    tensors = _named(row.label, look_up(book.preference, row.loss), given)
+    tensors = _read_tensors(row.label, look_up(book.preference, row.loss), tensors)
     _check_floating(row.label, tensors, "policy_chosen_logps")
     _check_completions(row, tensors)
     return completions_loss(row, numbers, **tensors)
@@ -186,19 +188,21 @@ def reward_loss(
         **params: center_rewards_coefficient (bradley_terry).
     """
     if kind not in _REWARD_ROWS:
-        told = f"{nearest(kind, _REWARD_ROWS)}; known: {', '.join(_REWARD_ROWS)}"
-        raise InputError(f"unknown reward model {kind!r}{told}")
+        hint, known = nearest(kind, _REWARD_ROWS), ", ".join(_REWARD_ROWS)
+        raise InputError(f"unknown reward model {kind!r}{hint}; known: {known}")
     row = algorithms.formulation(_REWARD_ROWS[kind], formulation, RewardModel)
     numbers = row.parameters(params)
     function = look_up(book.reward_models, row.loss)
     if isinstance(margin, Real):
         margin = torch.tensor(float(margin), dtype=torch.float64)
-    given = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
-    given |= {"logits": logits, "labels": labels, "class_weights": class_weights}
+    tensors = {"chosen": chosen, "rejected": rejected, "margin": margin, "rewards": rewards}
+    tensors |= {"logits": logits, "labels": labels, "class_weights": class_weights, "mask": mask}
     per_token = row.aggregation != "none"
-    tensors = _named(row.label, function, given | {"mask": mask}, ("mask",) if per_token else ())
+    # the aggregation reads the mask
+    tensors = _read_tensors(row.label, function, tensors, {"mask"} if per_token else ())
     _check_floating(row.label, tensors, next(iter(tensors)))
-    (_check_tokens if per_token else _check_comparisons)(row, tensors)
+    check = _check_tokens if per_token else _check_comparisons
+    check(row, tensors)
     return scores_loss(row, numbers, **tensors)
 
 
@@ -237,11 +241,11 @@ def distillation_loss(
     """
     row = algorithms.formulation(algorithm, formulation, Distillation)
     parameters = row.parameters(params)
-    given = {"logps": logps, "logits": logits}
-    given |= {"teacher_logps": teacher_logps, "teacher_logits": teacher_logits, "mask": mask}
-    function = look_up(book.distillation, row.loss)
+    tensors = {"logps": logps, "logits": logits}
+    tensors |= {"teacher_logps": teacher_logps, "teacher_logits": teacher_logits, "mask": mask}
+    tensors = _read_tensors(row.label, look_up(book.distillation, row.loss), tensors, {"mask"})
     name = student_name(row)  # "logps" or "logits"
-    tensors = promoted(_named(row.label, function, given, {"mask"}), name)
+    tensors = promoted(tensors, name)
     student, teacher, mask = tensors[name], tensors[f"teacher_{name}"], tensors["mask"]
     form = "BT" if name == "logps" else "BTV"
     shapes = {name: form, f"teacher_{name}": f"{form}|K{form}", "mask": "BT"}
@@ -249,19 +253,19 @@ def distillation_loss(
     _check_mask(row.label, mask)
     _check_window(row, normalizer)
     _check_groups(row.label, num_generations, len(mask))
-    teacher = teacher if teacher.dim() > student.dim() else teacher.unsqueeze(0)
+    teachers = teacher if teacher.dim() > student.dim() else teacher.unsqueeze(0)
     _check_finite(row.label, name, student, mask.bool())
-    for one_teacher in teacher:
+    for one_teacher in teachers:
         _check_finite(row.label, f"teacher_{name}", one_teacher, mask.bool())
-    if teacher_weights is None:
-        teacher_weights = torch.ones(len(teacher)) / len(teacher)
-    count, shape = len(teacher), tuple(teacher_weights.shape)
-    if shape[:1] != (count,) or shape[1:] not in ((), mask.shape[:1]):
+    count = len(teachers)
+    weights = torch.ones(count) / count if teacher_weights is None else teacher_weights
+    shape = tuple(weights.shape)
+    if shape not in ((count,), (count, len(mask))):
         wanted = f"({count},) or ({count}, B)"
         raise InputError(f"{row.label}: teacher_weights must have shape {wanted}, not {shape}")
-    groups = {"num_generations": num_generations, "normalizer": normalizer}
-    weighted_teachers = zip(teacher, teacher_weights.to(student), strict=True)
-    return distilled_loss(row, parameters, student, weighted_teachers, mask, **groups)
+    counts = {"num_generations": num_generations, "normalizer": normalizer}
+    weighted_teachers = zip(teachers, weights.to(student), strict=True)
+    return distilled_loss(row, parameters, student, weighted_teachers, mask, **counts)
 
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
@@ -276,29 +280,32 @@ def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     mask = tensors.get("mask", torch.ones_like(labels))
     _check_mask(label, mask)
     counted = (mask * (labels != -100)).bool()
-    if strange := sorted(set(labels[counted].unique().tolist()) - {*range(classes)}):
+    if unknown := sorted(set(labels[counted].unique().tolist()) - {*range(classes)}):
         wanted = ", ".join(map(str, range(classes)))
-        raise InputError(f"{label}: labels must be {wanted} or -100, not {strange[0]:g}")
+        raise InputError(f"{label}: labels must be {wanted} or -100, not {unknown[0]:g}")
     _check_finite(label, "logits", logits, counted)
-    if not (tensors.get("class_weights", mask + 1) > 0).all():
+    if "class_weights" in tensors and not (tensors["class_weights"] > 0).all():
         raise InputError(f"{label}: class_weights must be 3 numbers above 0")
 
 
-def _named(
-    label: str, function: Callable[..., Tensor], given: Mapping[str, Any], also: Iterable[str] = ()
+def _read_tensors(
+    label: str, function: Callable[..., Tensor], tensors: Mapping[str, Any], further: Iterable = ()
 ) -> dict[str, Tensor]:
-    """Keep the tensors that are given; refuse those that the function does not name or lacks."""
+    """Return the tensors that are not None; refuse those that nobody reads, and missing ones.
+
+    A function reads what its arguments name; names in `further` are read elsewhere, if at all.
+    """
     parameters = inspect.signature(function).parameters
-    known = [name for name in given if name in parameters or name in also]
-    for name, tensor in given.items():
+    known = [name for name in tensors if name in parameters or name in further]
+    for name, tensor in tensors.items():
         if tensor is not None and name not in known:
             raise InputError(f"{label} does not read {name}; it reads {', '.join(known)}")
-        needed = name in parameters and parameters[name].default is inspect.Parameter.empty
-        if tensor is None and needed:
+        is_needed = name in parameters and parameters[name].default is inspect.Parameter.empty
+        if tensor is None and is_needed:
             raise InputError(f"{label} needs {name}")
-    tensors = {name: given[name] for name in known if given[name] is not None}
-    _check_types(label, tensors)
-    return tensors
+    read = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    _check_types(label, read)
+    return read
 
 
 def _check_types(label: str, tensors: Mapping[str, Any]) -> None:
@@ -314,19 +321,30 @@ def _check_shapes(
 
     A letter has one size for all of them, above 0 unless it stands in `empty`.
     """
-    sizes = {"3": 3}
-    for number, (name, tensor) in enumerate(tensors.items()):
+    sizes = {"3": 3}  # by letter; the first tensor that has a letter sets its size
+    first = next(iter(tensors))
+    for name, tensor in tensors.items():
         forms, shape = shapes[name].split("|"), tuple(tensor.shape)
-        for form in (form for form in forms if len(form) == len(shape)):
-            here = dict(zip(form, shape, strict=True))
-            if all(sizes.get(k, n) == n and (n or k in empty) for k, n in here.items()):
-                sizes |= here
-                break
-        else:
-            each = [", ".join(str(sizes.get(k, k)) for k in form) for form in forms]
-            wanted = " or ".join(f"({one}{',' * (one.isalnum())})" for one in each)
-            also = f" to go with {next(iter(tensors))}" if number else ""
-            raise InputError(f"{label}: {name} must have shape {wanted}{also}, not {shape}")
+        fitting = [form for form in forms if _has_form(shape, form, sizes, empty)]
+        if not fitting:
+            wanted = " or ".join(_written(form, sizes) for form in forms)
+            beside = "" if name == first else f" to go with {first}"
+            raise InputError(f"{label}: {name} must have shape {wanted}{beside}, not {shape}")
+        sizes.update(zip(fitting[0], shape, strict=True))
+
+
+def _has_form(shape: Sequence[int], form: str, sizes: Mapping[str, int], empty: str) -> bool:
+    """Tell whether a shape has the letters of a form, whose `sizes` are known or free."""
+    return len(shape) == len(form) and all(
+        sizes.get(letter, size) == size and (size > 0 or letter in empty)
+        for letter, size in zip(form, shape, strict=True)
+    )
+
+
+def _written(form: str, sizes: Mapping[str, int]) -> str:
+    """Return "BT" as "(8, T)" where the size of B is known to be 8."""
+    parts = [str(sizes.get(letter, letter)) for letter in form]
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def _check_mask(label: str, mask: Tensor) -> None:
@@ -353,17 +371,18 @@ def _check_finite(label: str, name: str, tensor: Tensor, counted: Tensor | None 
 def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
     unpaired = "policy_kl_logps" in tensors
     rejected = "R" if unpaired else "B"  # KTO's may be more or fewer than the chosen, or none
-    shapes = {"policy_rejected_logps": rejected, "ref_rejected_logps": rejected}
+    shapes = dict.fromkeys(tensors, "B")
+    shapes |= {"policy_rejected_logps": rejected, "ref_rejected_logps": rejected}
     shapes |= {"policy_kl_logps": "M", "ref_kl_logps": "M", "chosen_nll": "B|"}
-    shapes = dict.fromkeys(tensors, "B") | shapes
     _check_shapes(row.label, tensors, shapes, empty="BR" if unpaired else "")
     for name, tensor in tensors.items():
         _check_finite(row.label, name, tensor)
-        odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
-        if odds and (tensor >= 0).any():
+        # the code's constant holds log-probabilities below 0
+        has_odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
+        if has_odds and (tensor >= 0).any():
             why = "a probability of 1 has infinite odds"
             raise InputError(f"{row.label}: {name} must be below 0: {why}")
-    if not any(tensors[f"policy_{which}_logps"].numel() for which in ("chosen", "rejected")):
+    if not any(tensors[f"policy_{side}_logps"].numel() for side in ("chosen", "rejected")):
         raise InputError(f"{row.label}: there is neither a chosen nor a rejected completion")
 
 
@@ -377,34 +396,35 @@ def _check_comparisons(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_reads(
-    row: PolicyGradient, params: Mapping[str, Any], given: set[str], beta_given: bool
+    row: PolicyGradient, params: Mapping[str, Any], tensors: set[str], has_beta: bool
 ) -> None:
-    """Refuse optional tensors that the row does not read, and ask for those it needs."""
+    """Refuse optional `tensors` that the row does not read, and ask for those it needs."""
     reads: set[str] = set()
-    needs: dict[str, str] = {}
-    if row.ratio != "none" or (row.kl == "reward" and beta_given):
+    needs: dict[str, str] = {}  # and what for
+    if row.ratio != "none" or (row.kl == "reward" and has_beta):
         reads.add("old_logps")
-    if row.kl != "none" and beta_given:
+    if row.kl != "none" and has_beta:
         reads.add("ref_logps")
     aggregate = look_up(book.aggregation, row.aggregation)
-    reads |= {"prompt_tokens"} & {*inspect.signature(aggregate).parameters}
+    if "prompt_tokens" in inspect.signature(aggregate).parameters:
+        reads.add("prompt_tokens")
     if row.kl != "none" and params["beta"] > 0:
         needs["ref_logps"] = f"beta={params['beta']}"
     if row.value_loss != "none":
         needs |= {"values": "its critic", "old_values": "its critic (on-policy: values.detach())"}
     if "binary_rewards" in inspect.signature(look_up(book.advantages, row.advantage)).parameters:
         needs["binary_rewards"] = "its advantages"
-    for name in sorted(given - reads - needs.keys()):
+    for name in sorted(tensors - reads - needs.keys()):
         hint = ""
-        if name == "ref_logps" and row.kl != "none":
+        if name == "ref_logps" and row.kl != "none":  # which reads none without beta
             hint = " unless beta is given"
         if name == "old_logps" and "importance_cap" in params:
             hint = " unless importance_cap is given"
         known = ", ".join(sorted(reads | needs.keys())) or "none of the optional tensors"
         raise InputError(f"{row.label} does not read {name}{hint}; it reads {known}")
-    for name, why in needs.items():
-        if name not in given:
-            raise InputError(f"{row.label} needs {name} for {why}")
+    for name, purpose in needs.items():
+        if name not in tensors:
+            raise InputError(f"{row.label} needs {name} for {purpose}")
 
 
 def _check_window(row: PolicyGradient | Distillation, normalizer: Tensor | float | None) -> None:
@@ -432,12 +452,12 @@ def _prepared(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Check types, shapes and the mask; bring all to one precision; cut old tensors' gradients."""
     _check_types(label, tensors)
     _check_floating(label, tensors, "logps")
-    each = dict.fromkeys(("rewards", "binary_rewards", "prompt_tokens"), "B")
-    _check_shapes(label, tensors, dict.fromkeys(tensors, "BT") | each)
+    of_completions = dict.fromkeys(("rewards", "binary_rewards", "prompt_tokens"), "B")
+    _check_shapes(label, tensors, dict.fromkeys(tensors, "BT") | of_completions)
     mask = tensors["mask"]
     _check_mask(label, mask)
     for name, tensor in tensors.items():
-        if name not in each:
+        if name not in of_completions:
             _check_finite(label, name, tensor, mask.bool())
     _check_finite(label, "rewards", tensors["rewards"])
     if not (tensors.get("prompt_tokens", mask.sum(1)) >= mask.sum(1)).all():

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlhf_trl import book
@@ -20,26 +19,29 @@ def distilled_loss(
     teachers: Iterable[tuple[Tensor, Tensor | float]],
     mask: Tensor,
     token_weights: Tensor | None = None,
-    **also: Any,
+    **counts: Any,
 ) -> Tensor:
     """Compute the loss without any check: what `distillation_loss` does after them.
 
-    `student` is what the row's function reads of it, and `teachers` the same of each with its
-    weight, a number or (B,). `token_weights`, (B, T), are constants on the losses of the tokens;
-    the rest is for the aggregation.
+    Args:
+        student: what the row's function reads of it: (B, T) log-probabilities or (B, T, V) logits.
+        teachers: the same of each teacher, with its weight, a number or (B,).
+        mask: (B, T) 1 on tokens that count.
+        token_weights: (B, T) constants on the losses of the tokens.
+        counts: what the aggregation takes besides, such as `normalizer` and `num_generations`.
     """
-    function, name = look_up(book.distillation, row.loss), student_name(row)
-    counted = mask.bool().view(*mask.shape, *[1] * (student.dim() - 2))
-    student = torch.where(counted, student, 0)
+    name = student_name(row)
+    tensors = {name: masked(student, mask)}
     losses: Tensor | float = 0
     for teacher, weight in teachers:
-        pair = {name: student, f"teacher_{name}": torch.where(counted, teacher, 0)}
-        each = call(function, params, pair)
-        losses = losses + (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight) * each
+        tensors[f"teacher_{name}"] = masked(teacher, mask)
+        if isinstance(weight, Tensor):
+            weight = weight.unsqueeze(-1)
+        losses = losses + weight * call(look_up(book.distillation, row.loss), params, tensors)
     if token_weights is not None:
         losses = losses * masked(token_weights, mask)
     aggregate = look_up(book.aggregation, row.aggregation)
-    return call(aggregate, params, {"losses": losses, "mask": mask, **also})
+    return call(aggregate, params, {"losses": losses, "mask": mask, **counts})
 
 
 def student_name(row: Distillation) -> str:

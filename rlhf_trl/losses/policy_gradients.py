@@ -34,9 +34,8 @@ def shaped_rewards(
     """
     if row.kl != "reward" or not params["beta"]:
         return rewards
-    assert ref_logps is not None, "a KL is against a reference"
     rollout_logps = (logps if old_logps is None else old_logps).detach()
-    per_token = kl_estimate(row, params, masked(rollout_logps, mask), masked(ref_logps, mask))
+    per_token = kl_estimate(row, params, rollout_logps, ref_logps, mask)
     penalize = look_up(book.rewards, row.kl_penalty)
     return call(penalize, params, {"rewards": rewards, "kl": per_token, "mask": mask})
 
@@ -83,9 +82,11 @@ def surrogate_loss(
     prompt_tokens: Tensor | None = None,
     normalizer: Tensor | float | None = None,
 ) -> Tensor:
-    """Step 3: the scalar loss of a micro-batch, given its advantages, (B,) or (B, T).
+    """Step 3: the scalar loss of a micro-batch, from its advantages, (B,) or (B, T).
 
     Args:
+        logps: (B, T), and so are the mask, old_logps, ref_logps, values and old_values, all of them
+            as `policy_gradient_loss` takes them.
         returns: (B, T) targets of the critic; None: advantages + old_values, which holds for
             advantages that are not whitened.
         token_weights: (B, T) or (B, 1) constants on the surrogate, not on KL or critic, such as
@@ -105,15 +106,14 @@ def surrogate_loss(
     if token_weights is not None:
         losses = losses * masked(token_weights, mask)
     if row.kl == "loss" and params["beta"]:
-        assert ref_logps is not None, "a KL is against a reference"
-        losses = losses + params["beta"] * kl_estimate(row, params, logps, masked(ref_logps, mask))
+        losses = losses + params["beta"] * kl_estimate(row, params, logps, ref_logps, mask)
     if row.value_loss != "none":
         assert values is not None and old_values is not None, "a critic is trained on its values"
         old_values = masked(old_values, mask)
         if returns is None:
             returns = book.value.lambda_returns(advantages, old_values)
-        critic = {"values": masked(values, mask), "old_values": old_values}
-        critic["returns"] = masked(returns, mask)
+        critic = {"old_values": old_values}
+        critic |= {"values": masked(values, mask), "returns": masked(returns, mask)}
         critic_losses = call(look_up(book.value, row.value_loss), params, critic)
         losses = losses + params["vf_coef"] * critic_losses
     tensors |= {"losses": losses, "normalizer": normalizer}
@@ -122,8 +122,14 @@ def surrogate_loss(
 
 
 def kl_estimate(
-    row: PolicyGradient, params: Mapping[str, Any], logps: Tensor, ref_logps: Tensor
+    row: PolicyGradient,
+    params: Mapping[str, Any],
+    logps: Tensor,
+    ref_logps: Tensor | None,
+    mask: Tensor,
 ) -> Tensor:
-    """Return the KL estimate per token, (B, T), in the row's sign."""
+    """Return the KL estimate per token, (B, T), in the row's sign; 0 on masked positions."""
     prefix = "code_" if row.kl_sign == "code" else ""
-    return getattr(book.kl, prefix + params["kl_estimator"])(logps, ref_logps)
+    assert ref_logps is not None, "a KL is against a reference"
+    estimate = getattr(book.kl, prefix + params["kl_estimator"])
+    return estimate(masked(logps, mask), masked(ref_logps, mask))

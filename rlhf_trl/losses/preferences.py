@@ -28,14 +28,14 @@ def completions_loss(
     """Compute a direct-alignment loss without any check: what `preference_loss` does after them.
 
     `params` is what `Preference.parameters` returned, the tensors those that the row's function
-    reads.
+    reads, (B,) log-probabilities of completions as `preference_loss` takes them.
     """
     learned = ("policy_chosen_logps", "policy_rejected_logps", "chosen_nll")
     tensors = promoted(tensors, "policy_chosen_logps", learned)
 
-    def implicit_rewards(which: str) -> Tensor:
-        policy = tensors[f"policy_{which}_logps"]
-        return (params["beta"] * (policy - tensors.get(f"ref_{which}_logps", 0))).detach()
+    def implicit_rewards(side: str) -> Tensor:
+        policy = tensors[f"policy_{side}_logps"]
+        return (params["beta"] * (policy - tensors.get(f"ref_{side}_logps", 0))).detach()
 
     loss = call(look_up(book.preference, row.loss), params, tensors).mean()
     return PreferenceLoss(loss, implicit_rewards("chosen"), implicit_rewards("rejected"))

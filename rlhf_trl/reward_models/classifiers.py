@@ -29,8 +29,8 @@ def check_classifier(model: Any, args: RewardConfig) -> None:
 
 def loading_of(args: RewardConfig) -> dict[str, Any]:
     """Return what `from_pretrained` gets; the trainer places the model, on each process' device."""
-    found = {"trust_remote_code": args.trust_remote_code, "device_map": None}
-    return found | (args.model_init_kwargs or {})
+    defaults = {"trust_remote_code": args.trust_remote_code, "device_map": None}
+    return defaults | (args.model_init_kwargs or {})
 
 
 def _config(source: str, kwargs: Mapping[str, Any]) -> Any:

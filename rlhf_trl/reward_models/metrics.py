@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,15 @@ from rlhf_trl.reward_models.accuracy import pair_accuracy
 
 SIZES = (1, 2, 4, 8)
 STEP_CLASSES = {-1: "bad", 0: "neutral", 1: "good"}
+
+
+class Calibration(NamedTuple):
+    """How often outcomes of predicted probability happen, in the bins that are not empty."""
+
+    mean_probability: np.ndarray  # (bins,)
+    mean_outcome: np.ndarray  # (bins,)
+    counts: np.ndarray  # (bins,)
+    error: float
 
 
 def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
@@ -36,13 +45,11 @@ def pair_metrics(chosen: Any, rejected: Any) -> dict[str, float]:
         "margin": float(np.mean(chosen - rejected)),
         "chosen_mean": float(np.mean(chosen)),
         "rejected_mean": float(np.mean(rejected)),
-        "calibration_error": pair_calibration(chosen, rejected)[3],
+        "calibration_error": pair_calibration(chosen, rejected).error,
     }
 
 
-def pair_calibration(
-    chosen: Any, rejected: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def pair_calibration(chosen: Any, rejected: Any) -> Calibration:
     """Return `calibration` of p = sigmoid(r_c - r_r), the probability that the first of two wins.
 
     Each of the N > 0 pairs counts in both orders, (p, won) and (1 - p, lost). In one order every
@@ -54,15 +61,13 @@ def pair_calibration(
     return calibration(np.concatenate([p, 1 - p]), np.repeat([True, False], len(p)))
 
 
-def calibration(
-    probabilities: Any, outcomes: Any, bins: int = 10
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def calibration(probabilities: Any, outcomes: Any, bins: int = 10) -> Calibration:
     """Return how often outcomes of predicted probability p happen, in bins of p of equal width.
 
     error = sum_k n_k / N |mean p in bin k - mean outcome in bin k|
 
-    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. The result is the
-    mean probability, mean outcome and count of each bin that is not empty, and the error.
+    Bin k holds k / bins <= p < (k + 1) / bins, the last one p = 1 too. Probabilities and outcomes
+    (whether it happened) are (N,).
     """
     probabilities = finite(probabilities, "probabilities")
     outcomes = truth(outcomes, "outcomes")
@@ -81,7 +86,7 @@ def calibration(
     mean_probability = np.bincount(bin_of, probabilities, bins)[filled] / counts
     mean_outcome = np.bincount(bin_of, outcomes, bins)[filled] / counts
     error = np.sum(counts * np.abs(mean_probability - mean_outcome)) / len(probabilities)
-    return mean_probability, mean_outcome, counts, float(error)
+    return Calibration(mean_probability, mean_outcome, counts, float(error))
 
 
 def prompt_groups(prompts: Sequence[Any]) -> list[int]:
@@ -114,9 +119,9 @@ def ranking_metrics(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dic
     metrics = {}
     if labels.any() and not labels.all():
         metrics["auc"] = _auc(scores, labels)
-    best_is_right = []  # of each prompt: the probability
-    share_right = []
-    pairwise = []
+    best_is_right = []  # the probability, of each prompt
+    share_right = []  # of each prompt
+    pairwise = []  # the accuracy, of each prompt that has both
     for places in prompts:
         is_best = scores[places] == scores[places].max()
         best_is_right.append(labels[places][is_best].mean())

@@ -118,8 +118,10 @@ class Reader:
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             if finished:
                 ids = [*ids, tokenizer.eos_token_id]
-            return Encoded(start + ids, list(range(len(start), len(start) + len(ids))))
-        if isinstance(prompt, str):  # as RewardTrainer: joined, ended, and then tokenized
+            places = range(len(start), len(start) + len(ids))  # of the completion
+            return Encoded(start + ids, list(places))
+        # a comparison model reads the whole text: joined, ended, and then tokenized
+        if isinstance(prompt, str):  # as RewardTrainer
             end = tokenizer.eos_token
             if finished and not text.endswith(end):
                 text += end

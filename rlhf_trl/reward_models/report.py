@@ -28,9 +28,11 @@ def write_candidates(
     folder: Path, rows: Iterable[Mapping[str, Any]], scores: Iterable[Mapping[str, float]]
 ) -> None:
     """Write labeled answers with what they score, for `rlhf-trl best-of-n`."""
-    pairs = zip(rows, scores, strict=True)
-    kept = ({**{k: row[k] for k in CANDIDATE if k in row}, "scores": each} for row, each in pairs)
-    write_lines(folder / SCORES, kept)
+    lines = []
+    for row, own_scores in zip(rows, scores, strict=True):
+        line = {name: row[name] for name in CANDIDATE if name in row}
+        lines.append({**line, "scores": own_scores})
+    write_lines(folder / SCORES, lines)
 
 
 def draw_reward_report(
@@ -151,14 +153,14 @@ def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> Non
     axis.legend(fontsize="small")
 
 
-def _calibration(axis: Any, event: str, fit: tuple[Any, Any, Any, float]) -> None:
-    """Draw how often what is given probability p happens; the dots grow with their number."""
-    confidence, outcome, counts, error = fit
+def _calibration(axis: Any, event: str, fit: metrics.Calibration) -> None:
+    """Draw how often what gets probability p happens; the dots grow with their number."""
+    sizes = 10 + 190 * fit.counts / fit.counts.max()
     axis.plot([0, 1], [0, 1], ":", color="tab:gray")
-    axis.plot(confidence, outcome, "-", color="tab:blue", alpha=0.5)
-    axis.scatter(confidence, outcome, 10 + 190 * counts / counts.max(), color="tab:blue")
+    axis.plot(fit.mean_probability, fit.mean_outcome, "-", color="tab:blue", alpha=0.5)
+    axis.scatter(fit.mean_probability, fit.mean_outcome, sizes, color="tab:blue")
     axis.set(xlabel=f"predicted: {event}", ylabel="happened", xlim=(-0.05, 1.05))
-    axis.set(ylim=(-0.05, 1.05), title=f"calibration (error {error:.3f})")
+    axis.set(ylim=(-0.05, 1.05), title=f"calibration (error {fit.error:.3f})")
 
 
 def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
@@ -202,14 +204,16 @@ def _confusion(axis: Any, guess: np.ndarray, true: np.ndarray) -> None:
 
 def _first_error(axis: Any, steps: tuple[Sequence[Any], Sequence[Any]], share: float) -> None:
     """Draw where the first bad step is: how many traces, and in how many of them it is found."""
-    found = [
-        (metrics.first_bad(p), metrics.first_bad(t)) for p, t in zip(*steps, strict=True) if len(t)
-    ]
-    last = max((t for _, t in found if t is not None), default=-1)
-    places = [*range(last + 1), None]
-    traces = [sum(t == k for _, t in found) for k in places]
-    hits = [sum(p == t == k for p, t in found) for k in places]
-    names = ["none" if k is None else str(k + 1) for k in places]
+    predicted, true = steps
+    traces_with_steps = [pair for pair in zip(predicted, true, strict=True) if len(pair[1])]
+    predicted_places = [metrics.first_bad(classes) for classes, _ in traces_with_steps]
+    true_places = [metrics.first_bad(classes) for _, classes in traces_with_steps]
+    last = max((place for place in true_places if place is not None), default=-1)
+    places = [*range(last + 1), None]  # None: no bad step
+    right = [p for p, t in zip(predicted_places, true_places, strict=True) if p == t]
+    traces = [true_places.count(place) for place in places]
+    hits = [right.count(place) for place in places]
+    names = ["none" if place is None else str(place + 1) for place in places]
     axis.bar(names, traces, color="lightgray", label="traces")
     axis.bar(names, hits, color="tab:blue", label="found")
     shown = [*range(0, len(places) - 1, 1 + len(places) // 12), len(places) - 1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from typing_extensions import override
 
@@ -107,11 +108,11 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
 
     # Calls _compute_loss, which has no seam: reference log-probabilities are given, ours recorded.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
-        """Return TRL's result, whose metrics stay, and all that the model returned."""
+        """Return what TRL's `compute` does, whose metrics stay, and all that the model returned."""
         outputs = []
 
-        def recorder(**given: Any) -> Any:
-            outputs.append(model(**given))
+        def recorder(**arguments: Any) -> Any:
+            outputs.append(model(**arguments))
             return outputs[-1]
 
         with self._reference_given():
@@ -134,6 +135,12 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
         logps = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         return dict(zip(names, logps, strict=True))
 
+    def _with_auxiliary(self, loss: Tensor, outputs: Any) -> Tensor:
+        """Add the auxiliary loss of a mixture of experts, where TRL adds it."""
+        if not self.aux_loss_enabled:
+            return loss
+        return loss + self.router_aux_loss_coef * outputs.aux_loss
+
     # Extends OverExamples': the reference answers batch by batch.
     def _with_reference(self, inputs):
         if not self.reference_names or not self._row.reference:
@@ -152,14 +159,14 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
         self._nll_weight = args.nll_weight if "nll_weight" in self._row.trainer_reads else 0
-        during: dict[str, Any] = {}
+        meanwhile: dict[str, Any] = {}  # what the config holds while TRL's trainer is made
         if not self._row.reference:
             if kwargs.get("ref_model") is not None or args.sync_ref_model:
                 raise InputError(f"{self._row.label} reads no reference model; remove it.")
-            during["precompute_ref_log_probs"] = True
+            meanwhile["precompute_ref_log_probs"] = True
         if not self._stock:  # TRL's loss is computed for its metrics only
-            during |= {"loss_type": ["sigmoid"], "loss_weights": None}
-        with fields_set(args, during):
+            meanwhile |= {"loss_type": ["sigmoid"], "loss_weights": None}
+        with fields_set(args, meanwhile):
             super().__init__(model, args=args, **kwargs)
         self.precompute_ref_logps = args.precompute_ref_log_probs and self._row.reference
         if not self._stock:
@@ -170,9 +177,9 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         if getattr(args, "overlong", None) is None:
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
-        whole = copy(args)
-        whole.max_length = None
-        dataset = super()._prepare_dataset(dataset, processing_class, whole, dataset_name)
+        unlimited = copy(args)
+        unlimited.max_length = None
+        dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         sides = ("chosen_ids", "rejected_ids")
         dataset, counts = fit(dataset, sides, args.max_length, args.overlong)
         self.fitted[dataset_name] = counts
@@ -190,8 +197,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
     @override
     def _compute_loss(self, model, inputs, return_outputs):
         compute = super()._compute_loss
-        mode = "train" if self.model.training else "eval"
-        if self._stock and (mode == "train" or not self._evaluates_examples()):
+        if self._stock and (self.model.training or not self._evaluates_examples()):
             return compute(model, inputs, return_outputs)
         if self._row.reference:
             inputs = {**inputs, **self._reference(inputs)}
@@ -204,37 +210,39 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             logps = self.compute_ref_log_probs(Replay([outputs]), inputs)  # as TRL sums them
             sides = zip(logps, self.reference_names, strict=True)
             ratios = [policy - inputs[name] for policy, name in sides]
-            self._metrics[mode]["pair_accuracy"].append(pair_accuracy(*ratios))
+            self._logged["pair_accuracy"].append(pair_accuracy(*ratios))
             return result
-        mask = inputs["completion_mask"][:, 1:]
-        sums = outputs.log_probs[:, -mask.shape[1] :].sum(1)
-        lengths = mask.sum(1)
-        policy = sums / lengths if self._row.logps == "mean" else sums
-        given = {}
-        for side, logps, length in zip(
-            ("chosen", "rejected"), policy.chunk(2), lengths.chunk(2), strict=True
-        ):
-            given[f"policy_{side}_logps"] = logps
-            if self._row.reference:
-                total = inputs[f"ref_{side}_logps"]
-                given[f"ref_{side}_logps"] = total / length if self._row.logps == "mean" else total
-        found = completions_loss(self._row, self._parameters, **given)
-        chosen, rejected = map(
-            self.accelerator.gather, (found.chosen_rewards, found.rejected_rewards)
-        )
-        values = {"chosen": chosen, "rejected": rejected, "margins": chosen - rejected}
-        values["accuracies"] = (chosen > rejected).float()
-        for name, each in values.items():  # in place of what TRL has just logged
-            self._metrics[mode][f"rewards/{name}"][-1] = each.mean().item()
-        self._metrics[mode]["pair_accuracy"].append(pair_accuracy(chosen, rejected))
-        loss = found.loss
-        if self._nll_weight:
-            nll = -(sums / lengths).chunk(2)[0].mean()
-            self._metrics[mode]["nll"].append(self.accelerator.gather(nll.detach()).mean().item())
-            loss = loss + self._nll_weight * nll
-        if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+        loss = self._with_auxiliary(self._row_loss(outputs.log_probs, inputs), outputs)
         return (loss, result[1]) if return_outputs else loss
+
+    def _row_loss(self, token_logps: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the row's loss, with the NLL of the chosen if it has a weight; log the rewards.
+
+        `token_logps` are (2B, L) under the policy, the B chosen texts first.
+        """
+        mask = inputs["completion_mask"][:, 1:]
+        sums = token_logps[:, -mask.shape[1] :].sum(1)
+        lengths = mask.sum(1)
+        divisors = lengths if self._row.logps == "mean" else torch.ones_like(lengths)
+        chosen, rejected = (sums / divisors).chunk(2)
+        logps = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected}
+        if self._row.reference:
+            for name, divisor in zip(self.reference_names, divisors.chunk(2), strict=True):
+                logps[name] = inputs[name] / divisor
+        result = completions_loss(self._row, self._parameters, **logps)
+        chosen = self.accelerator.gather(result.chosen_rewards)
+        rejected = self.accelerator.gather(result.rejected_rewards)
+        # in place of what TRL has just logged
+        self._logged["rewards/chosen"][-1] = chosen.mean().item()
+        self._logged["rewards/rejected"][-1] = rejected.mean().item()
+        self._logged["rewards/margins"][-1] = (chosen - rejected).mean().item()
+        self._logged["rewards/accuracies"][-1] = (chosen > rejected).float().mean().item()
+        self._logged["pair_accuracy"].append(pair_accuracy(chosen, rejected))
+        if not self._nll_weight:
+            return result.loss
+        nll = -(sums / lengths).chunk(2)[0].mean()
+        self._logged["nll"].append(self.accelerator.gather(nll.detach()).mean().item())
+        return result.loss + self._nll_weight * nll
 
     def _batch_size(self, inputs):
         return len(inputs["input_ids"]) // 2
@@ -265,15 +273,15 @@ class BookKTOTrainer(Aligned, KTOTrainer):
         interleaved = getattr(args, "interleave_labels", None)
         if overlong is None and interleaved is None:
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
-        uncut_args = copy(args)
+        unlimited = copy(args)
         if overlong is not None:
-            uncut_args.max_length = None
+            unlimited.max_length = None
         calculate_kl, self.calculate_KL = self.calculate_KL, False  # TRL would rotate too early
         try:
-            dataset = super()._prepare_dataset(dataset, processing_class, uncut_args, dataset_name)
+            dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         finally:
             self.calculate_KL = calculate_kl
-        counts: dict[str, int] = {}
+        counts: dict[str, int] = {}  # of examples that are cut or left out, by reason
         if overlong is not None:
             dataset, counts = fit(dataset, ("completion_ids",), args.max_length, overlong)
         batch = args.per_device_train_batch_size
@@ -297,29 +305,34 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             with self._reference_given():
                 return compute(model, inputs, return_outputs)
         result, (kl, outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
-        policy = outputs.log_probs[:, 1 - inputs["input_ids"].shape[1] :].sum(1)
-        kl_policy = kl.log_probs[:, 1 - inputs["KL_input_ids"].shape[1] :].sum(1)
-        wanted = inputs["label"].bool()
-        kl_logps, kl_ref = map(self.accelerator.gather, (kl_policy, inputs["ref_KL_logps"]))
+        # (B,) sums over the completions, and over the mismatched ones
+        logps = outputs.log_probs[:, 1 - inputs["input_ids"].shape[1] :].sum(1)
+        kl_logps = kl.log_probs[:, 1 - inputs["KL_input_ids"].shape[1] :].sum(1)
+        loss = self._with_auxiliary(self._row_loss(logps, kl_logps, inputs), outputs)
+        return (loss, result[1]) if return_outputs else loss
+
+    def _row_loss(self, logps: Tensor, kl_logps: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the row's loss from (B,) log-probabilities of examples and mismatched ones."""
+        chosen = inputs["label"].bool()
+        ref_logps = inputs["ref_logps"]
+        kl_logps = self.accelerator.gather(kl_logps)
+        ref_kl_logps = self.accelerator.gather(inputs["ref_KL_logps"])
         if self.reference_point == "rejected":
-            those = ~wanted if (~wanted).sum() > 1 else torch.ones_like(wanted)
-            kl_logps, kl_ref = policy[those].detach(), inputs["ref_logps"][those]
-            z = book.preference.kto_reference_point(kl_logps, kl_ref)
-            self._metrics["train" if self.model.training else "eval"]["kl"][-1] = z.item()
-        found = completions_loss(
+            # a single one is too few, as in the book's code; then it is all examples
+            of_point = ~chosen if (~chosen).sum() > 1 else torch.ones_like(chosen)
+            kl_logps, ref_kl_logps = logps[of_point].detach(), ref_logps[of_point]
+            z = book.preference.kto_reference_point(kl_logps, ref_kl_logps)
+            self._logged["kl"][-1] = z.item()
+        return completions_loss(
             self._row,
             self._parameters,
-            policy_chosen_logps=policy[wanted],
-            policy_rejected_logps=policy[~wanted],
-            ref_chosen_logps=inputs["ref_logps"][wanted],
-            ref_rejected_logps=inputs["ref_logps"][~wanted],
+            policy_chosen_logps=logps[chosen],
+            policy_rejected_logps=logps[~chosen],
+            ref_chosen_logps=ref_logps[chosen],
+            ref_rejected_logps=ref_logps[~chosen],
             policy_kl_logps=kl_logps,
-            ref_kl_logps=kl_ref,
-        )
-        loss = found.loss
-        if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
-        return (loss, result[1]) if return_outputs else loss
+            ref_kl_logps=ref_kl_logps,
+        ).loss
 
 
 def _check_reference(model: Any, reference: Any) -> None:

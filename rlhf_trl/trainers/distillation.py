@@ -65,9 +65,9 @@ class BookDistillationConfig(BookGRPOConfig):
                     "weight for each of at least one, none below 0, that add up to 1."
                 )
             return resolved
-        if HINT not in self.demonstration_template:
-            told = f"demonstration_template is {self.demonstration_template!r}"
-            raise InputError(f"{told}; write {HINT} in it.")
+        template = self.demonstration_template
+        if HINT not in template:
+            raise InputError(f"demonstration_template is {template!r}; write {HINT} in it.")
         return resolved
 
 
@@ -111,18 +111,18 @@ class BookDistillationTrainer(BookGRPOTrainer):
 
     def _version(self) -> Any:
         """Return the version of the student that teaches; None: the student as it is."""
-        which = self.args.teacher
-        if which == "live":
+        version = self.args.teacher
+        if version == "live":
             return None
-        if is_deepspeed_zero3_enabled() or (which == "ema" and self.is_fsdp_enabled):
+        if is_deepspeed_zero3_enabled() or (version == "ema" and self.is_fsdp_enabled):
             raise InputError(
-                f"teacher: {which} needs a whole copy of the student, which is shared out here; "
+                f"teacher: {version} needs a whole copy of the student, which is shared out here; "
                 "write teacher: live, or launch without FSDP or ZeRO-3."
             )
         teacher = deepcopy(self.model)
         bare = teacher.get_base_model() if is_peft_model(teacher) else teacher
         bare.__dict__.pop("forward", None)  # TRL's fused one, which calls the student's
-        if which == "ema":
+        if version == "ema":
             self.add_callback(_Follow(self))
         return self._ready(teacher)
 
@@ -167,24 +167,34 @@ class BookDistillationTrainer(BookGRPOTrainer):
         if not self._own:
             return output
         prompts, completions = self._read
-        said, right = list(map(completion_text, gather_object(completions))), self._binary_rewards()
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        size, hints = self._group(), []
-        for group in range(len(said) // size):
-            rows = slice(group * size, (group + 1) * size)
-            hints += self._demonstrations(group, said[rows], right[rows].bool().tolist())
-        shown = [hint is not None for hint in hints]
-        own = [hint == text for hint, text in zip(hints, said, strict=True)]
-        metrics["teacher/demonstrated"].append(sum(shown) / len(shown))
-        metrics["teacher/own_demonstration"].append(sum(own) / len(own))
-        mine = self._mine(output)
-        texts = [self._hinted(*pair) for pair in zip(prompts, hints[mine], strict=True)]
-        ids = list(map(torch.tensor, self._tokenize_prompts(texts)[0]))
-        masks = list(map(torch.ones_like, ids))
-        for name, rows, value in (("ids", ids, self._tokenizer.pad_token_id), ("mask", masks, 0)):
-            padded = pad(rows, padding_value=value, padding_side="left").to(self.args.device)
-            output[f"teacher_prompt_{name}"] = padded
-        return output | {"demonstrated": torch.tensor(shown[mine], device=self.args.device)}
+        hints = self._hints(completions)[self._mine(output)]
+        texts = [self._hinted(*pair) for pair in zip(prompts, hints, strict=True)]
+        ids = [torch.tensor(prompt_ids) for prompt_ids in self._tokenize_prompts(texts)[0]]
+        masks = [torch.ones_like(prompt_ids) for prompt_ids in ids]
+        ids = pad(ids, padding_value=self._tokenizer.pad_token_id, padding_side="left")
+        masks = pad(masks, padding_value=0, padding_side="left")
+        output["teacher_prompt_ids"] = ids.to(self.args.device)
+        output["teacher_prompt_mask"] = masks.to(self.args.device)
+        has_hint = [hint is not None for hint in hints]
+        return output | {"demonstrated": torch.tensor(has_hint, device=self.args.device)}
+
+    def _hints(self, completions: list[Any]) -> list[str | None]:
+        """Return the demonstration for each completion of all processes; None: there is none.
+
+        `completions` are those of this process. The shares of both kinds are logged.
+        """
+        texts = [completion_text(completion) for completion in gather_object(completions)]
+        is_right = self._binary_rewards().bool().tolist()
+        size = self._group()
+        hints: list[str | None] = []
+        for group, first in enumerate(range(0, len(texts), size)):
+            rows = slice(first, first + size)
+            hints += self._demonstrations(group, texts[rows], is_right[rows])
+        own = [hint == text for hint, text in zip(hints, texts, strict=True)]
+        demonstrated = len(hints) - hints.count(None)
+        self._logged["teacher/demonstrated"].append(demonstrated / len(hints))
+        self._logged["teacher/own_demonstration"].append(sum(own) / len(own))
+        return hints
 
     def _demonstrations(self, group: int, texts: list[str], right: list[bool]) -> list[str | None]:
         """Return the demonstration for each completion of a group; None: there is none.
@@ -195,15 +205,15 @@ class BookDistillationTrainer(BookGRPOTrainer):
         candidates = list(itertools.compress(texts, right))
         if not candidates:
             return [None] * len(texts)
-        choose = operator.itemgetter(0)
+        choose = operator.itemgetter(0)  # "first"
         if self.args.demonstration == "random":
             choose = random.Random(f"{self.args.seed} {self.state.global_step} {group}").choice
         shared = choose(candidates)
         if self._row.own_demonstrations:
             return [shared] * len(texts)
         others = [text for text in candidates if text != shared]
-        instead = choose(others) if others else None
-        return [instead if text == shared else shared for text in texts]
+        second = choose(others) if others else None
+        return [second if text == shared else shared for text in texts]
 
     def _hinted(self, prompt: Any, hint: str | None) -> Any:
         """Return the prompt that the teacher reads; without a demonstration, the student's."""
@@ -226,25 +236,27 @@ class BookDistillationTrainer(BookGRPOTrainer):
 
     def _taught(self, model: Any, inputs: Batch) -> list[Tensor]:
         """Return what each teacher says of the completions: logits, or those of the tokens."""
-        own, ids = "teacher_" if self._own else "", inputs["completion_ids"]
-        both = torch.cat([inputs[f"{own}prompt_ids"], ids], 1)
-        attention = torch.cat([inputs[f"{own}prompt_mask"], inputs["completion_mask"]], 1)
-        found = []
+        prefix = "teacher_" if self._own else ""  # whose prompts show demonstrations
+        ids = inputs["completion_ids"]
+        texts = torch.cat([inputs[f"{prefix}prompt_ids"], ids], 1)
+        attention = torch.cat([inputs[f"{prefix}prompt_mask"], inputs["completion_mask"]], 1)
+        results = []
         for teacher in self._teachers:
             with torch.no_grad():
-                logits = self._read_on(teacher or model, both, attention, ids.shape[1])
-                found.append(logits if self._reads_logits else _of_tokens(logits, ids))
-        return found
+                logits = self._read_on(teacher or model, texts, attention, ids.shape[1])
+                results.append(logits if self._reads_logits else _of_tokens(logits, ids))
+        return results
 
     # Extends BookGRPOTrainer's: for the loss, the same forward gives logits where needed.
     @override
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ):
-        given = (model, input_ids, attention_mask, logits_to_keep)
         if not (self._scoring and self._reads_logits):
-            return super()._get_per_token_logps_and_entropies(*given, *args, **kwargs)
-        self._logits = self._read_on(*given)
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        self._logits = self._read_on(model, input_ids, attention_mask, logits_to_keep)
         with torch.no_grad():
             logps = self._logits.log_softmax(-1)
             entropies = -(logps.exp() * logps).sum(-1)
@@ -254,30 +266,30 @@ class BookDistillationTrainer(BookGRPOTrainer):
     # Extends BookGRPOTrainer's: teachers read first, as the student's forward must be the last.
     @override
     def _compute_loss(self, model, inputs):
-        self._said, self._scoring = self._taught(model, inputs), True
+        self._teacher_outputs = self._taught(model, inputs)
+        self._scoring = True
         try:
             return super()._compute_loss(model, inputs)
         finally:
-            self._said = self._logits = None
+            self._teacher_outputs = self._logits = None
             self._scoring = False
 
     # Replaces BookGRPOTrainer's: the teachers' signal in place of advantages.
     def row_loss(self, inputs: Batch, logps: Tensor, tokens: Tensor | None) -> Tensor:
         """Return the loss of a micro-batch: see `BookGRPOTrainer.row_loss`."""
-        mask, student = loss_mask(inputs), self._logits if self._reads_logits else logps
+        mask = loss_mask(inputs)
+        teachers = list(zip(self._teacher_outputs, self._weights, strict=True))
         if not self._reads_logits:
-            gap = sum(w * (logps - said) for w, said in zip(self._weights, self._said, strict=True))
-            sums = torch.stack([(gap.detach() * mask).sum(), mask.sum()])
-            total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
-            mode = "train" if self.model.training else "eval"
-            self._metrics[mode]["teacher/kl"].append(total / max(count, 1))
+            gap = sum(weight * (logps - teacher_logps) for teacher_logps, weight in teachers)
+            (mean_gap,) = self._mean_over_tokens(mask.sum(), (gap.detach() * mask).sum())
+            self._logged["teacher/kl"].append(mean_gap)
         if self._own:
             mask = mask * inputs["demonstrated"].unsqueeze(1)
         return distilled_loss(
             self._row,
             self._parameters,
-            student,
-            zip(self._said, self._weights, strict=True),
+            self._logits if self._reads_logits else logps,
+            teachers,
             mask,
             token_weights=inputs.get("importance_sampling_ratio"),
             normalizer=tokens,
@@ -310,8 +322,8 @@ class _Follow(TrainerCallback):
         unwrap = self._trainer.accelerator.unwrap_model
         teacher, student = unwrap(self._trainer._teachers[0]), unwrap(self._trainer.model)
         with torch.no_grad():
-            for ours, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
-                ours.lerp_(theirs.to(ours), args.teacher_rate)
+            for weight, target in zip(teacher.parameters(), student.parameters(), strict=True):
+                weight.lerp_(target.to(weight), args.teacher_rate)
 
 
 def _of_tokens(logits: Tensor, ids: Tensor) -> Tensor:

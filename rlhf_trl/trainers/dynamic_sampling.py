@@ -1,7 +1,6 @@
 """DAPO's dynamic sampling: prompts that teach nothing are replaced before they are trained on."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,49 +69,63 @@ class DynamicSampling:
     def _with_contrast(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Tensor]:
         """Return this process' rows, sampled until they teach something, and all rewards."""
         self._check_plain(inputs)
-        size, world = self.num_generations, self.accelerator.num_processes
-        share, first = len(inputs), len(inputs) * self.accelerator.process_index
+        size, share = self.num_generations, len(inputs)
         rows, rewards = self._roll_out(inputs)
         missing = self._without_contrast(rewards)
-        rounds, replaced = 0, []
-        if missing:
+        is_gathered = bool(missing)  # else each process keeps its own rows
+        if is_gathered:
             rows = gather_object(rows)
+        rounds = 0
+        replaced_rows: list[dict[str, Any]] = []
+        replaced_rewards: list[list[float]] = []
         while missing and rounds < self._rounds:
-            fresh = self._fresh(len(missing))
-            # as many completions for each process: some prompts stand in twice, uncounted
-            while len(fresh) * size % world:
-                fresh.append(fresh[0])
-            fresh = [row for row in fresh for _ in range(size)]
-            part = len(fresh) // world
-            start = part * self.accelerator.process_index
-            new_rows, new_rewards = self._roll_out(fresh[start : start + part])
-            new_rows = gather_object(new_rows)
-            for group, place in enumerate(missing):
-                old = slice(place * size, (place + 1) * size)
-                new = slice(group * size, (group + 1) * size)
-                replaced += zip(rows[old], rewards[old].tolist(), strict=True)
+            new_rows, new_rewards = self._roll_out_fresh(len(missing))
+            for new_group, group in enumerate(missing):
+                old = slice(group * size, (group + 1) * size)
+                new = slice(new_group * size, (new_group + 1) * size)
+                replaced_rows += rows[old]
+                replaced_rewards += rewards[old].tolist()
                 rows[old], rewards[old] = new_rows[new], new_rewards[new]
             rounds += 1
             missing = self._without_contrast(rewards)
-        if replaced and self.rollouts is not None:
-            self._record_replaced(*zip(*replaced, strict=True))
-        counts = {"rounds": rounds, "discarded_groups": len(replaced) // size}
-        for name, value in (counts | {"left_without_contrast": len(missing)}).items():
-            self._metrics["train"][f"dynamic_sampling/{name}"].append(value)
-        return (rows[first : first + share] if len(rows) > share else rows), rewards
+        if replaced_rows and self.rollouts is not None:
+            self._record_replaced(replaced_rows, replaced_rewards)
+        metrics = self._metrics["train"]
+        metrics["dynamic_sampling/rounds"].append(rounds)
+        metrics["dynamic_sampling/discarded_groups"].append(len(replaced_rows) // size)
+        metrics["dynamic_sampling/left_without_contrast"].append(len(missing))
+        first = share * self.accelerator.process_index if is_gathered else 0
+        return rows[first : first + share], rewards
 
-    def _record_replaced(
-        self, rows: Sequence[dict[str, Any]], rewards: Sequence[list[float]]
-    ) -> None:
+    def _roll_out_fresh(self, prompts: int) -> tuple[list[dict[str, Any]], Tensor]:
+        """Return rows and rewards of so many fresh prompts, the rows of all processes, too."""
+        size, world = self.num_generations, self.accelerator.num_processes
+        fresh = self._fresh(prompts)
+        # as many completions for each process: some prompts stand in twice, uncounted
+        while len(fresh) * size % world:
+            fresh.append(fresh[0])
+        fresh = [row for row in fresh for _ in range(size)]
+        share = len(fresh) // world
+        first = share * self.accelerator.process_index
+        rows, rewards = self._roll_out(fresh[first : first + share])
+        return gather_object(rows), rewards
+
+    def _record_replaced(self, rows: list[dict[str, Any]], rewards: list[list[float]]) -> None:
         """Record completions that nothing is learned from, with the generation that lost them."""
-        told = torch.tensor([(len(row["ids"]), row["ended"]) for row in rows])
-        said = [(row["input"]["prompt"], row["completion"]) for row in rows]
-        recorded = self._samples(*zip(*said, strict=True), told, torch.tensor(rewards))
+        prompts = [row["input"]["prompt"] for row in rows]
+        completions = [row["completion"] for row in rows]
+        endings = torch.tensor([(len(row["ids"]), row["ended"]) for row in rows])
+        samples = self._samples(prompts, completions, endings, torch.tensor(rewards))
         number = self._carried["generation"]
-        self.record("train-replaced", number, *recorded, None, self.num_generations)
+        self.record("train-replaced", number, *samples, None, self.num_generations)
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Tensor]:
-        """Generate and judge; return this process' rows and the rewards of all processes."""
+        """Generate and judge; return this process' rows and the rewards of all processes.
+
+        A row holds the `input`, the `completion` as reward functions see it, its token `ids`,
+        whether the model `ended` it, its `logps` by another sampler, and what rewards logged of it:
+        `extra` columns and `metrics`.
+        """
         # TRL's metrics are restored: the completions that stay are counted when it scores them
         metrics = {name: list(values) for name, values in self._metrics["train"].items()}
         prompts = [row["prompt"] for row in inputs]
@@ -120,7 +133,8 @@ class DynamicSampling:
         rewards = self._calculate_rewards(inputs, prompts, completions, ids)
         self._metrics["train"] = defaultdict(list, metrics)
         extra, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
-        logged, self._pending_metrics = self._pending_metrics, defaultdict(list)
+        of_rewards, self._pending_metrics = self._pending_metrics, defaultdict(list)
+        means = {name: sum(values) / len(values) for name, values in of_rewards.items()}
         rows = [
             {
                 "input": row,
@@ -129,7 +143,7 @@ class DynamicSampling:
                 "ended": self._ended[i],
                 "logps": None if logps is None else logps[i],
                 "extra": {column: values[i] for column, values in extra.items()},
-                "metrics": {name: sum(values) / len(values) for name, values in logged.items()},
+                "metrics": dict(means),
             }
             for i, row in enumerate(inputs)
         ]

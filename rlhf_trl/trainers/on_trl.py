@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -94,6 +94,11 @@ class OnTRL:
         self.args = resolved.args
         return resolved.args
 
+    @property
+    def _logged(self) -> dict[str, list[Any]]:
+        """The values that TRL's next log averages, by metric: those of training or evaluation."""
+        return self._metrics["train" if self.model.training else "eval"]
+
     def _counts_examples(self) -> bool:
         """Tell whether examples are counted or ordered before training, so that none can stream."""
         return False
@@ -135,8 +140,8 @@ class OnTRL:
             from deepspeed.runtime.zero.config import ZeroStageEnum
             from deepspeed.utils.tensor_fragment import fragment_address
 
-            known: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-            torch.serialization.add_safe_globals(known)
+            safe: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+            torch.serialization.add_safe_globals(safe)
             os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
     # Extends Trainer._save_checkpoint, which deletes older checkpoints before the new one is whole.
@@ -154,15 +159,15 @@ class OnTRL:
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if args.should_save:
-            told = {"world_size": args.world_size, "save_only_model": args.save_only_model}
-            output.write_manifest(folder, self.save_checksums, **self.told, **told)
+            facts = {"world_size": args.world_size, "save_only_model": args.save_only_model}
+            output.write_manifest(folder, self.save_checksums, **self.told, **facts)
         self.accelerator.wait_for_everyone()
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if args.should_save and limit:
-            saved = sorted(output.numbered(folder.parent, "checkpoint-").items())[-limit:]
+            kept = sorted(output.numbered(folder.parent, "checkpoint-").items())[-limit:]
             # the oldest one that stays has long been written, so that waiting for it costs nothing
-            output.sync(next(path for _, path in saved if (path / output.MANIFEST).exists()))
+            output.sync(next(path for _, path in kept if (path / output.MANIFEST).exists()))
             rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
 
     # Extends create_model_card of TRL's trainers, which knows no formulations, and whose models
@@ -221,12 +226,12 @@ class OnTRL:
                 )
             synced = torch.load(Path(checkpoint, SYNCED), map_location="cpu", weights_only=True)
             reference = self.accelerator.unwrap_model(self.ref_model)
-            if not self.is_deepspeed_enabled:
-                reference.load_state_dict(synced)
-                return
-            from deepspeed import zero
+            whole_weights = nullcontext()
+            if self.is_deepspeed_enabled:  # where each process may hold a part of them
+                from deepspeed import zero
 
-            with zero.GatheredParameters(reference.parameters(), modifier_rank=0):
+                whole_weights = zero.GatheredParameters(reference.parameters(), modifier_rank=0)
+            with whole_weights:
                 reference.load_state_dict(synced)
 
     # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.

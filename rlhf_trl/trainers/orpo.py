@@ -57,32 +57,28 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         if not self._counts_examples():
             super().__init__(model, args=args, **kwargs)
             return
-        during: dict[str, Any] = {"max_length": _NO_LIMIT}  # our rule for over-long pairs is later
+        # what the config holds while TRL's trainer is made: our rule for over-long pairs is later
+        meanwhile: dict[str, Any] = {"max_length": _NO_LIMIT}
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
-            during["model_init_kwargs"] = {"device_map": None, **(args.model_init_kwargs or {})}
+            meanwhile["model_init_kwargs"] = {"device_map": None, **(args.model_init_kwargs or {})}
         if not self._stock and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise InputError(
                 f"{self._row.label} reads prompt and completion as one text, which an "
                 "encoder-decoder model does not; write formulation: trl."
             )
-        sides = {name: kwargs.get(name) for name in ("train_dataset", "eval_dataset")}
-        if self._stock:
-            for rows in sides.values():
-                if "tools" in (getattr(rows, "column_names", None) or ()):
-                    raise InputError(
-                        "dataset: TRL's ORPOTrainer does not hand the column tools to the chat "
-                        "template; remove it, or leave out formulation: trl."
-                    )
-        else:  # ORPOTrainer would tokenize all of the rows, which comes after
-            first = {name: rows.select([0]) for name, rows in sides.items() if _is_whole(rows)}
-            kwargs |= first
-        with fields_set(args, during):
+        datasets = {name: kwargs.get(name) for name in ("train_dataset", "eval_dataset")}
+        for name, dataset in datasets.items():
+            if self._stock:
+                _check_no_tools(dataset)
+            elif _is_whole(dataset):  # ORPOTrainer would tokenize all its rows, which comes after
+                kwargs[name] = dataset.select([0])
+        with fields_set(args, meanwhile):
             super().__init__(model, args=args, **kwargs)
         self._tokenizer = self.processing_class  # by the name that DPOTrainer's method reads
         self.max_length = args.max_length
-        for name, rows in sides.items():
-            if rows is not None:
-                tokenized = getattr(self, name) if self._stock else rows
+        for name, dataset in datasets.items():
+            if dataset is not None:
+                tokenized = getattr(self, name) if self._stock else dataset
                 setattr(self, name, self._fitted(tokenized, name.partition("_")[0]))
 
     # Extends ORPOTrainer.tokenize_row, whose second end and first token DPO, KTO and SFT lack.
@@ -100,18 +96,18 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         if isinstance(dataset, dict):
             return {key: self._fitted(part, f"{name}_{key}") for key, part in dataset.items()}
         if self._stock:
-            how = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
-            dataset = dataset.map(_ids, **how, desc=f"Splitting {name} dataset")
+            options = {"remove_columns": dataset.column_names, "load_from_cache_file": False}
+            dataset = dataset.map(_ids, **options, desc=f"Splitting {name} dataset")
         else:
             unlimited = copy(self.args)
             unlimited.max_length = None
-            given = (self.processing_class, unlimited, name)
-            dataset = DPOTrainer._prepare_dataset(self, dataset, *given)
-        names = [f"{side}_ids" for side in ("chosen", "rejected")]
-        dataset, counts = fit(dataset, names, self.max_length, self.args.overlong or "cut_prompt")
+            tokenizer = self.processing_class
+            dataset = DPOTrainer._prepare_dataset(self, dataset, tokenizer, unlimited, name)
+        sides, rule = ("chosen_ids", "rejected_ids"), self.args.overlong or "cut_prompt"
+        dataset, counts = fit(dataset, sides, self.max_length, rule)
         self.fitted[name] = counts
-        how = {"remove_columns": dataset.column_names, "desc": f"Joining {name} dataset"}
-        return dataset.map(_columns, **how)
+        options = {"remove_columns": dataset.column_names, "desc": f"Joining {name} dataset"}
+        return dataset.map(_columns, **options)
 
     # Extends ORPOTrainer.concatenated_forward: keeps the result for the loss, and for evaluation
     # what it comes to in each pair, where TRL takes means over a batch (its padding included).
@@ -175,9 +171,9 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         if self._stock:
             return loss, metrics
         metrics[f"{prefix}nll_loss"] = self.accelerator.gather(-chosen.detach()).mean().item()
-        sides = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected}
-        found = completions_loss(self._row, self._parameters, **sides, chosen_nll=-chosen)
-        return found.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
+        logps = {"policy_chosen_logps": chosen, "policy_rejected_logps": rejected}
+        result = completions_loss(self._row, self._parameters, **logps, chosen_nll=-chosen)
+        return result.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
 
 
 def _means(
@@ -204,6 +200,15 @@ def _means(
         nll.sum() / chosen_lengths.sum(),
     )
     return means if aux_loss is None else (*means, aux_loss)
+
+
+def _check_no_tools(dataset: Any) -> None:
+    """Refuse a column that TRL's own ORPOTrainer would not read."""
+    if "tools" in (getattr(dataset, "column_names", None) or ()):
+        raise InputError(
+            "dataset: TRL's ORPOTrainer does not hand the column tools to the chat "
+            "template; remove it, or leave out formulation: trl."
+        )
 
 
 def _is_whole(dataset: Any) -> bool:

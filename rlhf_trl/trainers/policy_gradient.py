@@ -18,6 +18,7 @@ from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.evaluation.held_out import WITH_PENALTIES, with_penalties
 from rlhf_trl.evaluation.rewarded import RewardedAnswers
 from rlhf_trl.losses import estimate_advantages, shaped_rewards, surrogate_loss
+from rlhf_trl.losses.calling import look_up
 from rlhf_trl.rewards.finished import with_finished
 from rlhf_trl.rollouts.generate import neutral
 from rlhf_trl.trainers.dynamic_sampling import DynamicSampling
@@ -27,7 +28,6 @@ if hasattr(utils, "Table"):  # rich is there, whose columns cut words that are w
     add_column = partialmethod(utils.Table.add_column, overflow="fold")
     utils.Table = type("Table", (utils.Table,), {"add_column": add_column})  # of `log_completions`
 
-PARTS = ("prompt", "completion")
 STATE_FILE = "policy_gradient_state_{}.pt"  # in checkpoints, one for each process
 
 
@@ -39,11 +39,11 @@ class PolicyGradientConfig(RowConfig, Safeguards):
     critic: ClassVar[bool] = False  # whether the trainer of this config has a value model
     stock_trainer: ClassVar[str] = "GRPOTrainer"
 
-    def parameters(self, row: PolicyGradient, given: dict[str, Any]) -> dict[str, Any]:
+    def parameters(self, row: PolicyGradient, user_values: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of the row's loss."""
-        if given.get("baseline") == "moving_average":
-            given["baseline_value"] = 0.0  # each generation sets it
-        return row.parameters(given)
+        if user_values.get("baseline") == "moving_average":
+            user_values["baseline_value"] = 0.0  # each generation sets it
+        return row.parameters(user_values)
 
     def checked(self, resolved: Resolved) -> Resolved:
         """Return the row as its parameters make it, if the run can be computed and resumed."""
@@ -99,10 +99,10 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
                 "num_generations is 1, and each process generates a single completion but needs 2; "
                 "raise per_device_train_batch_size or gradient_accumulation_steps."
             )
-        given = self.num_generations_eval
-        self.num_generations, self.num_generations_eval = share, given or 1
+        in_evaluation = self.num_generations_eval
+        self.num_generations, self.num_generations_eval = share, in_evaluation or 1
         super().__post_init__()
-        self.num_generations, self.num_generations_eval = 1, given
+        self.num_generations, self.num_generations_eval = 1, in_evaluation
 
 
 class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
@@ -187,18 +187,20 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             return self._generation(inputs)
         # The window spans several generations, and its first loss needs the tokens of the last.
         if not self._ahead:
-            self._ahead = [self._generation(b) for b in self._window[:: self._generate_every]]
+            first_batches = self._window[:: self._generate_every]  # of each generation
+            self._ahead = [self._generation(batch) for batch in first_batches]
             tokens = sum(output["num_items_in_batch"] for output in self._ahead)
             for output in self._ahead:
                 output["window_tokens"] = tokens * self.num_iterations
         return self._ahead.pop(0)
 
     def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
+        """Generate and score with TRL; return its batch with the row's advantages, recorded."""
         output = super()._generate_and_score_completions(inputs)
         self._scored = None
         per_func, training = self._rewards_per_func, self.model.training
         pairs = zip(self._completion_ids, self._ended, strict=True)
-        endings = torch.tensor([(len(ids), end) for ids, end in pairs], device=per_func.device)
+        endings = torch.tensor([(len(ids), ended) for ids, ended in pairs], device=per_func.device)
         endings = self.accelerator.gather(endings)
         rewards = self._weighted(per_func)
         if penalized := with_penalties(self.args, rewards, *endings.T):
@@ -214,34 +216,42 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             tokens = lengths.sum(1, keepdim=True).expand_as(lengths).flatten()
             output["prompt_tokens"] = tokens[self._mine(output)]
             output["advantages"] = self._advantages(output, rewards, training)
-            advantages = self.accelerator.gather(mean_advantages(output))
-            logged = self._logs["advantages"]  # the table of completions shows these, not TRL's
-            kept = list(logged)[: len(logged) - len(advantages)]
-            logged.clear()
-            logged.extend([*kept, *advantages.tolist()])
+            self._show_advantages(output)
         if training:
             if self.rollouts is not None:
                 self._record_generation(output, endings)
             self._carried["generation"] += 1
         return output
 
+    def _show_advantages(self, output: Batch) -> None:
+        """Put the row's advantages in the place of TRL's in the logged table of completions."""
+        advantages = self.accelerator.gather(mean_advantages(output)).tolist()
+        logged = self._logs["advantages"]
+        earlier = list(logged)[: len(logged) - len(advantages)]
+        logged.clear()
+        logged.extend([*earlier, *advantages])
+
     def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
+        """Return the row's advantages of this process' completions from all rewards, (B,)."""
         mine = self._mine(output)
         if self._row.kl == "reward" and self.beta:
             rewards = self.accelerator.gather(self._shaped(output, rewards[mine]))
         self._recall_baseline(rewards, training)
         size = self._group()
-        given = {"rewards": rewards, "binary_rewards": self._binary_rewards()}
-        given["num_generations"] = size
-        advantages = estimate_advantages(self._row, self._parameters, **given)
+        inputs = {"binary_rewards": self._binary_rewards(), "num_generations": size}
+        advantages = estimate_advantages(self._row, self._parameters, rewards=rewards, **inputs)
         if "std_epsilon" in self._parameters:
             groups = rewards.view(-1, size)
             equal = (groups == groups[:, :1]).all(1)
             largest = advantages.view(-1, size).abs().amax(1) * equal
-            metrics = self._metrics["train" if training else "eval"]
-            metrics["equal_rewards/frac_groups"].append(equal.float().mean().item())
-            metrics["equal_rewards/max_advantage"].append(largest.max().item())
+            self._logged["equal_rewards/frac_groups"].append(equal.float().mean().item())
+            self._logged["equal_rewards/max_advantage"].append(largest.max().item())
         return advantages[mine]
+
+    def _mean_over_tokens(self, count: Tensor, *totals: Tensor) -> list[float]:
+        """Return sums over this process' tokens, so many, as means over those of all processes."""
+        sums = self.accelerator.reduce(torch.stack([count, *totals]), reduction="sum").tolist()
+        return [total / max(sums[0], 1) for total in sums[1:]]
 
     def _group(self) -> int:
         """Return the number of completions of a prompt, in training or outside."""
@@ -255,16 +265,17 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
 
     def _shaped(self, output: Batch, rewards: Tensor) -> Tensor:
         """Take the KL to the reference, if there is one, from this process' rewards."""
-        given = {"rewards": rewards, "mask": loss_mask(output)}
-        given |= {"logps": self._rollout_logps(output), "ref_logps": output["ref_per_token_logps"]}
-        return shaped_rewards(self._row, self._parameters, **given)
+        logps, ref_logps = self._rollout_logps(output), output["ref_per_token_logps"]
+        tensors = {"mask": loss_mask(output), "logps": logps, "ref_logps": ref_logps}
+        return shaped_rewards(self._row, self._parameters, rewards=rewards, **tensors)
 
     def _rollout_logps(self, output: Batch) -> Tensor:
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
         score = super()._get_per_token_logps_and_entropies
-        extra = {n: output[n] for n in inspect.signature(score).parameters if n in output}
+        names = inspect.signature(score).parameters
+        extra = {name: output[name] for name in names if name in output}  # images, if there are any
         extra["batch_size"] = self.args.per_device_train_batch_size
         with torch.no_grad():
             return score(self.model, *whole(output), output["completion_ids"].size(1), **extra)[0]
@@ -448,9 +459,7 @@ class BookGRPOTrainer(PolicyGradientTrainer, GRPOTrainer):
 
     config_class = BookGRPOConfig
 
-    @with_signature_of(GRPOTrainer.__init__)
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
+    __init__ = with_signature_of(GRPOTrainer.__init__)(PolicyGradientTrainer.__init__)
 
 
 def loss_mask(batch: Batch) -> Tensor:
@@ -461,8 +470,8 @@ def loss_mask(batch: Batch) -> Tensor:
 
 def whole(output: Batch) -> tuple[Tensor, Tensor]:
     """Return ids and attention mask of prompts with their completions."""
-    both = ([output[f"{part}_{kind}"] for part in PARTS] for kind in ("ids", "mask"))
-    return tuple(torch.cat(each, dim=1) for each in both)
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+    return ids, torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
 
 
 def mean_advantages(batch: Batch) -> Tensor:
@@ -481,12 +490,12 @@ def _check(row: PolicyGradient, args: Any) -> None:
             f"Book{row.trainer}, or another formulation."
         )
     if args.critic != (row.value_loss != "none"):
-        has, name = ("no critic", "grpo") if args.critic else ("a critic", "ppo")
+        critic, name = ("no critic", "grpo") if args.critic else ("a critic", "ppo")
         raise InputError(
-            f"{row.label} has {has}: use Book{name.upper()}Trainer (recipes/{name}.py)."
+            f"{row.label} has {critic}: use Book{name.upper()}Trainer (recipes/{name}.py)."
         )
-    part = row.advantage if callable(row.advantage) else getattr(book.advantages, row.advantage)
-    grouped = "num_generations" in inspect.signature(part).parameters
+    estimate = look_up(book.advantages, row.advantage)
+    grouped = "num_generations" in inspect.signature(estimate).parameters
     if grouped and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
         raise FieldError(
             "num_generations_eval",
@@ -502,11 +511,11 @@ def _check(row: PolicyGradient, args: Any) -> None:
             raise InputError(
                 f"soft_punish_cache is {cache}; write 1 to max_completion_length ({limit})."
             )
-    window, every = args.gradient_accumulation_steps, args.steps_per_generation
-    updates = every * args.num_iterations
-    if row.window == "window" and window % updates and updates % window:
+    window, steps = args.gradient_accumulation_steps, args.steps_per_generation
+    reused = steps * args.num_iterations  # micro-batches that one generation feeds
+    if row.window == "window" and window % reused and reused % window:
         raise InputError(
             f"{row.label} is normalized over the accumulation window: make steps_per_generation "
-            f"({every}) x num_iterations ({args.num_iterations}) a multiple of "
+            f"({steps}) x num_iterations ({args.num_iterations}) a multiple of "
             f"gradient_accumulation_steps ({window}), or the other way round."
         )

@@ -75,12 +75,13 @@ class BookPPOConfig(BookGRPOConfig):
             if self.value_model == "head" and getattr(self, name):
                 raise InputError(f"{name} is for a separate value model, not a head; remove one.")
         plugin = self.deepspeed_plugin
-        own = {"optimizer", "scheduler"} & (plugin.deepspeed_config.keys() if plugin else set())
+        deepspeed_keys = plugin.deepspeed_config.keys() if plugin else set()
+        ignoring = " and ".join(sorted({"optimizer", "scheduler"} & deepspeed_keys))
         for name in ("value_learning_rate", "value_warmup_steps"):
-            if own and getattr(self, name) != getattr(BookPPOConfig, name):
+            if ignoring and getattr(self, name) != getattr(BookPPOConfig, name):
                 raise InputError(
                     f"{name} needs parameter groups, and the DeepSpeed config's own "
-                    f"{' and '.join(sorted(own))} would ignore them; remove one of the two."
+                    f"{ignoring} would ignore them; remove one of the two."
                 )
 
 
@@ -118,6 +119,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         return self.model.get_base_model() if is_peft_model(self.model) else self.model
 
     def _new_value_model(self) -> Any:
+        """Return the value model that the config names: a head, or a model of its own."""
         args, policy = self.args, self._policy
         if args.value_model == "head":
             if is_peft_model(self.model):
@@ -131,12 +133,13 @@ class BookPPOTrainer(BookGRPOTrainer):
                 "the policy exists only in memory, so no value model can start from it; save it "
                 "and name its folder, or name another checkpoint in value_model_name_or_path."
             )
-        kwargs = dict(args.model_init_kwargs or {})
-        kwargs = {n: kwargs[n] for n in ("revision", "attn_implementation") if n in kwargs}
-        if args.value_model_name_or_path:
-            kwargs.pop("revision", None)
-        given = (source, policy, self.processing_class, args.trust_remote_code)
-        loaded = value_model.load(*given, dtype=policy.dtype, **kwargs)
+        options = {"trust_remote_code": args.trust_remote_code, "dtype": policy.dtype}
+        of_policy = args.model_init_kwargs or {}
+        if "attn_implementation" in of_policy:
+            options["attn_implementation"] = of_policy["attn_implementation"]
+        if "revision" in of_policy and not args.value_model_name_or_path:  # else of another model
+            options["revision"] = of_policy["revision"]
+        loaded = value_model.load(source, policy, self.processing_class, **options)
         return loaded.to(self.args.device) if self.place_model_on_device else loaded
 
     def _complete_optimizer(self) -> None:
@@ -156,15 +159,15 @@ class BookPPOTrainer(BookGRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         if not self._with_values:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        found = []
+        values = []  # TRL may score the batch in parts
 
         def score(**inputs):
             output = model(**inputs, with_values=True)
-            found.append(output.state_values)
+            values.append(output.state_values)
             return output
 
         result = super()._get_per_token_logps_and_entropies(score, *args, **kwargs)
-        self._logps, self._values = result[0], _before_tokens(torch.cat(found), result[0])
+        self._logps, self._values = result[0], _before_tokens(torch.cat(values), result[0])
         return result
 
     # Extends BookGRPOTrainer's: the forward of the loss, and no other, gives values as well.
@@ -177,11 +180,13 @@ class BookPPOTrainer(BookGRPOTrainer):
             self._with_values = False
 
     def _critic(self, inputs: Batch) -> dict[str, Tensor]:
+        """Return what the critic's loss needs; estimate advantages first if that was put off."""
         if "token_rewards" in inputs:
             inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
             if "recorded_as" in inputs:
                 self._record_estimated(inputs["recorded_as"], mean_advantages(inputs))
-        critic = {"values": self._values, **{n: inputs[n] for n in ("old_values", "returns")}}
+        old_values, returns = inputs["old_values"], inputs["returns"]
+        critic = {"values": self._values, "old_values": old_values, "returns": returns}
         self._log_update(critic, inputs)
         self._values = self._logps = None
         return critic
@@ -189,13 +194,14 @@ class BookPPOTrainer(BookGRPOTrainer):
     def _rollout_values(self, output: Batch) -> Tensor:
         """Return (B, T) values of the state before each token, by the value model as it is."""
         size = self.args.per_device_train_batch_size
-        batches = zip(*(each.split(size) for each in whole(output)), strict=True)
+        ids, attention = whole(output)
+        batches = zip(ids.split(size), attention.split(size), strict=True)
         with torch.no_grad(), self.accelerator.autocast():
-            found = [
-                self.model(input_ids=ids, attention_mask=mask, only_values=True)
-                for ids, mask in batches
+            values = [
+                self.model(input_ids=part, attention_mask=mask, only_values=True)
+                for part, mask in batches
             ]
-        return _before_tokens(torch.cat(found), output["completion_ids"])
+        return _before_tokens(torch.cat(values), output["completion_ids"])
 
     def _advantages(self, output: Batch, rewards: Tensor, training: bool) -> Tensor:
         """Return (B, T) advantages of this process; add old values and returns to the output.
@@ -204,8 +210,10 @@ class BookPPOTrainer(BookGRPOTrainer):
         `_critic` estimates them in the loss, from the added `token_rewards` and that forward's
         values. But whitening and the log of completions need those of the whole generation now.
         """
-        own, mask = self._mine(output), loss_mask(output)
-        rewards = self._shaped(output, rewards[own]) if self.beta else rewards[own]  # (B, T), (B,)
+        mine, mask = self._mine(output), loss_mask(output)
+        rewards = rewards[mine]  # (B,)
+        if self.beta:
+            rewards = self._shaped(output, rewards)  # (B, T) where each token has a penalty
         single_update = training and "old_per_token_logps" not in output
         if single_update and not (self.args.whiten_advantages or self.log_completions):
             if rewards.dim() == 1:
@@ -217,9 +225,9 @@ class BookPPOTrainer(BookGRPOTrainer):
         if self.args.whiten_advantages:
             # every process pads to its own longest completion
             padded = [self.accelerator.pad_across_processes(x, dim=1) for x in (advantages, mask)]
-            all_advantages, all_mask = self.accelerator.gather(padded)
-            whitened = book.advantages.whitened(all_advantages, all_mask)
-            advantages = whitened[own, : mask.shape[1]]
+            all_advantages, all_masks = self.accelerator.gather(padded)
+            whitened = book.advantages.whitened(all_advantages, all_masks)
+            advantages = whitened[mine, : mask.shape[1]]
         return advantages
 
     def _estimated(self, batch: Batch, rewards: Tensor, values: Tensor) -> dict[str, Tensor]:
@@ -234,19 +242,18 @@ class BookPPOTrainer(BookGRPOTrainer):
         return {"advantages": advantages, "returns": returns, "old_values": values}
 
     def _log_estimates(self, advantages: Tensor, returns: Tensor, mask: Tensor) -> None:
-        kept = mask.bool()
-        a, g = advantages[kept].double(), returns[kept].double()
-        sums = torch.stack([kept.sum(), a.sum(), (a * a).sum(), g.sum(), (g * g).sum()])
-        tokens, a1, a2, g1, g2 = self.accelerator.reduce(sums, reduction="sum").tolist()
-        tokens = max(tokens, 1)
-        spread = max(a2 / tokens - (a1 / tokens) ** 2, 0)  # the values' errors are the advantages
-        of_returns = g2 / tokens - (g1 / tokens) ** 2
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["advantages/mean"].append(a1 / tokens)
-        metrics["advantages/std"].append(spread**0.5)
-        metrics["returns/mean"].append(g1 / tokens)
-        explained = 1 - spread / of_returns if of_returns > 0 else math.nan
-        metrics["val/explained_variance"].append(explained)
+        """Log means and spread over tokens, and how much of the returns the values explain."""
+        counts = mask.bool()
+        a, g = advantages[counts].double(), returns[counts].double()
+        sums = a.sum(), (a * a).sum(), g.sum(), (g * g).sum()
+        mean_a, mean_a2, mean_g, mean_g2 = self._mean_over_tokens(counts.sum(), *sums)
+        variance = max(mean_a2 - mean_a**2, 0)  # of the values' errors, too: they are these
+        variance_of_returns = mean_g2 - mean_g**2
+        explained = 1 - variance / variance_of_returns if variance_of_returns > 0 else math.nan
+        self._logged["advantages/mean"].append(mean_a)
+        self._logged["advantages/std"].append(variance**0.5)
+        self._logged["returns/mean"].append(mean_g)
+        self._logged["val/explained_variance"].append(explained)
 
     def _log_update(self, critic: dict[str, Tensor], inputs: Batch) -> None:
         """Log the value loss, how much of it is clipped, and how far the policy has moved."""
@@ -256,35 +263,36 @@ class BookPPOTrainer(BookGRPOTrainer):
             clip = self.args.cliprange_value
             losses = book.value.clipped_value_loss(values, critic["old_values"], returns, clip)
             clipped = losses > book.value.value_loss(values, returns)
-            drift = inputs.get("old_per_token_logps", logps) - logps
-            each = [losses, clipped, drift**2 / 2, torch.ones_like(logps)]
-            sums = torch.stack([masked(x.float(), mask).sum() for x in each])
-        *sums, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        names = ("loss/value_avg", "val/clipfrac_avg", "policy/approxkl_avg")
-        for name, total in zip(names, sums, strict=True):
-            metrics[name].append(total / max(tokens, 1))
+            log_ratio = inputs.get("old_per_token_logps", logps) - logps
+            sums = [masked(x.float(), mask).sum() for x in (losses, clipped, log_ratio**2 / 2)]
+            value_loss, clip_fraction, kl = self._mean_over_tokens(mask.sum(), *sums)
+        self._logged["loss/value_avg"].append(value_loss)
+        self._logged["val/clipfrac_avg"].append(clip_fraction)
+        self._logged["policy/approxkl_avg"].append(kl)
 
     # Extends Trainer.create_optimizer.
     @override
     def create_optimizer(self, model=None):
         """Give the value model parameter groups, and a learning rate, of its own."""
-        given = self.optimizer is not None
+        was_there = self.optimizer is not None
         optimizer = super().create_optimizer(model)
-        if given:
+        if was_there:
             return optimizer
         named = (self.model if model is None else model).named_parameters()
-        own = {id(p) for name, p in named if value_model.is_of_value_model(name)}
-        policy, value = [], []
+        in_value_model = {id(p) for name, p in named if value_model.is_of_value_model(name)}
+        policy_groups, value_groups = [], []  # a group of both becomes one of each
         for group in optimizer.param_groups:
-            for side, groups in ((False, policy), (True, value)):
-                if params := [p for p in group["params"] if (id(p) in own) == side]:
-                    groups.append({**group, "params": params})
+            of_policy = [p for p in group["params"] if id(p) not in in_value_model]
+            of_value_model = [p for p in group["params"] if id(p) in in_value_model]
+            if of_policy:
+                policy_groups.append({**group, "params": of_policy})
+            if of_value_model:
+                value_groups.append({**group, "params": of_value_model})
         if self.args.value_learning_rate is not None:
-            for group in value:
+            for group in value_groups:
                 group["lr"] = self.args.value_learning_rate
-        optimizer.param_groups[:] = policy + value
-        self._policy_groups = len(policy)
+        optimizer.param_groups[:] = policy_groups + value_groups
+        self._policy_groups = len(policy_groups)
         return optimizer
 
     # Extends Trainer.create_scheduler.

@@ -92,8 +92,8 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
         metrics = super().evaluate(*args, **kwargs)
         if self.on_answers is not None and self.is_world_process_zero():
             skipped = ("time", "per_second", "epoch", "num_tokens")
-            told = {k: v for k, v in metrics.items() if not k.endswith(skipped)}
-            self.on_answers(self.state.global_step, told, [])
+            shown = {name: x for name, x in metrics.items() if not name.endswith(skipped)}
+            self.on_answers(self.state.global_step, shown, [])
         return metrics
 
     # Extends OverExamples.evaluation_loop, whose metrics `evaluate` logs.
@@ -105,10 +105,10 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
         if not self._evaluates_examples():
             return output
         self.judged = {"rows": self._rows, "scores": self._score_candidates()}
-        found = self._row_metrics(self._rows, dataloader.dataset)
+        added = self._row_metrics(self._rows, dataloader.dataset)
         if self.candidates:
-            found |= metrics.ranking_metrics(*self.ranking())
-        for name, value in found.items():
+            added |= metrics.ranking_metrics(*self.ranking())
+        for name, value in added.items():
             self._metrics["eval"].pop(name, None)  # RewardTrainer's, of the same name
             output.metrics[f"{metric_key_prefix}_{name}"] = value
         return output
@@ -127,15 +127,18 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
         return partial(collate, pad_token_id=filler, multiple=multiple)
 
     def _tokenized(
-        self, dataset: Any, tokenize: Any, longest: Any, name: str, args: RewardConfig, **how: Any
+        self, dataset: Any, tokenize: Any, column: str, name: str, args: RewardConfig, **own: Any
     ) -> Any:
-        """Return a data set tokenized, without the rows whose longest text is over `max_length`."""
-        many = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
-        found = dataset.map(tokenize, **how, **many, desc=f"Tokenizing {name} dataset")
+        """Return a data set tokenized, without the rows whose longest text is over `max_length`.
+
+        `tokenize` takes a row and returns columns; the ids of its texts are in `column`.
+        """
+        options = {"num_proc": args.dataset_num_proc, "load_from_cache_file": False}
+        rows = dataset.map(tokenize, **own, **options, desc=f"Tokenizing {name} dataset")
         if args.max_length is not None:
-            many["desc"] = f"Filtering {name} >{args.max_length} tokens"  # as TRL's RewardTrainer
-            found = found.filter(lambda row: longest(row) <= args.max_length, **many)
-        return self._fitting(found, name, len(dataset), args)
+            options["desc"] = f"Filtering {name} >{args.max_length} tokens"  # as RewardTrainer
+            rows = rows.filter(lambda row: _longest(row[column]) <= args.max_length, **options)
+        return self._fitting(rows, name, len(dataset), args)
 
     def _fitting(self, dataset: Any, name: str, count: int, args: RewardConfig) -> Any:
         """Note how many of the rows were too long, and refuse a data set of which none is left."""
@@ -190,7 +193,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
         is_tokenized = "ranked_ids" in dataset.column_names
-        lengths = [len(each) for each in dataset["ranked_ids" if is_tokenized else "ranked"]]
+        lengths = [len(ranked) for ranked in dataset["ranked_ids" if is_tokenized else "ranked"]]
         for n, length in enumerate(lengths):
             if length != lengths[0]:  # a batch has no place for where its lists end
                 raise InputError(
@@ -204,8 +207,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             encode = partial(self.reader.encode, processing_class, row["prompt"])
             return {"ranked_ids": [encode(completion).ids for completion in row["ranked"]]}
 
-        given = (lambda row: max(map(len, row["ranked_ids"])), dataset_name, args)
-        return self._tokenized(dataset, tokenize, *given)
+        return self._tokenized(dataset, tokenize, "ranked_ids", dataset_name, args)
 
     # Extends RewardTrainer._set_signature_columns_if_needed: ranked lists, and the kind of a row.
     @override
@@ -249,13 +251,20 @@ class BookRewardTrainer(_OnRewardTrainer):
         return scores_loss(self._row, self._parameters, rewards=rewards), outputs, rewards
 
     def _row_metrics(self, rows: list[list[float]], dataset: Any) -> dict[str, float]:
-        found = metrics.pair_metrics(*_sides(rows))
+        """Return the metrics of pairs, and the accuracy of each `kind` of rows that is told."""
+        results = metrics.pair_metrics(*_sides(rows))
         has_kinds = isinstance(dataset, Dataset) and "kind" in dataset.column_names
         kinds = dataset["kind"][: len(rows)] if has_kinds else ()
         for kind in dict.fromkeys(kinds):
-            mine = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
-            found[f"pair_accuracy_{kind}"] = metrics.pair_metrics(*_sides(mine))["pair_accuracy"]
-        return found
+            of_kind = [row for row, k in zip(rows, kinds, strict=True) if k == kind]
+            accuracy = metrics.pair_metrics(*_sides(of_kind))["pair_accuracy"]
+            results[f"pair_accuracy_{kind}"] = accuracy
+        return results
+
+
+def _longest(ids: list[int] | list[list[int]]) -> int:
+    """Return the tokens of a text, or of the longest of several."""
+    return len(ids) if isinstance(ids[0], int) else max(map(len, ids))
 
 
 def _sides(rows: list[list[float]]) -> tuple[list[float], list[float]]:
@@ -278,21 +287,21 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
         labels = self.reader.num_labels
-        during: dict[str, Any] = {}
+        meanwhile: dict[str, Any] = {}  # what the config holds while RewardTrainer is made
         if isinstance(model, str):
             bias = labels > 1 if args.head_bias is None else args.head_bias
-            more = loading_of(args)
+            options = loading_of(args)
             if (quantization := kwargs.pop("quantization_config", None)) is not None:
-                more["quantization_config"] = quantization
+                options["quantization_config"] = quantization
             torch.manual_seed(args.seed)  # the head starts at random
-            model = token_classifier(model, labels, bias, **more)
-            during["model_init_kwargs"] = None  # RewardTrainer would say that it ignores them
+            model = token_classifier(model, labels, bias, **options)
+            meanwhile["model_init_kwargs"] = None  # RewardTrainer would say that it ignores them
         if model.config.num_labels != labels:
             raise InputError(
                 f"num_labels is {model.config.num_labels}, not {labels}; choose another model."
             )
         model.config.num_labels = 1  # RewardTrainer insists on it
-        with fields_set(args, during):
+        with fields_set(args, meanwhile):
             super().__init__(model, args=args, **_adapting("TOKEN_CLS", kwargs))
         self.model.config.num_labels = labels
         if "data_collator" not in kwargs:
@@ -310,13 +319,13 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
             text, labels = self.labeled(processing_class, row)
-            spread = [-100] * len(text.ids)
+            of_tokens = [-100] * len(text.ids)
             for place, label in zip(text.places, labels, strict=True):
-                spread[place] = label
-            return {"input_ids": text.ids, "labels": spread}
+                of_tokens[place] = label
+            return {"input_ids": text.ids, "labels": of_tokens}
 
-        given = tokenize, lambda row: len(row["input_ids"]), dataset_name, args
-        dataset = self._tokenized(dataset, *given, remove_columns=dataset.column_names)
+        own = {"remove_columns": dataset.column_names}
+        dataset = self._tokenized(dataset, tokenize, "input_ids", dataset_name, args, **own)
         lost = count - len(dataset) if dataset_name == "train" else 0
         if lost and len({label for row in dataset["labels"] for label in row} - {-100}) < 2:
             raise InputError(
@@ -347,23 +356,23 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
     @override
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss; while evaluating, keep logits and labels."""
-        mode = "train" if self.model.training else "eval"
         labels = inputs.pop("labels")
         outputs = model(**inputs, use_cache=False)
-        logits = outputs.logits.squeeze(-1)
-        weights = self.args.class_weights
-        weights = {"class_weights": torch.tensor(weights, device=logits.device)} if weights else {}
-        loss = scores_loss(self._row, self._parameters, logits=logits, labels=labels, **weights)
+        logits = outputs.logits.squeeze(-1)  # (B, T), or (B, T, 3) of three classes
+        tensors = {"logits": logits, "labels": labels}
+        if self.args.class_weights:
+            tensors["class_weights"] = torch.tensor(self.args.class_weights, device=logits.device)
+        loss = scores_loss(self._row, self._parameters, **tensors)
         _count_tokens(self, inputs)
         with torch.no_grad():
             counted = labels != -100
-            found = logits.argmax(-1) if logits.dim() == 3 else (logits > 0).long()
-            right = ((found == labels) & counted).sum()
-            both = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
-            self._metrics[mode]["accuracy"].append((both[0] / both[1].clamp(min=1)).item())
-            if mode == "eval" and self.reader.algorithm == "prm":
+            predicted = logits.argmax(-1) if logits.dim() == 3 else (logits > 0).long()
+            right = ((predicted == labels) & counted).sum()
+            counts = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
+            self._logged["accuracy"].append((counts[0] / counts[1].clamp(min=1)).item())
+            if not self.model.training and self.reader.algorithm == "prm":
                 rows = zip(logits.float().cpu(), labels.cpu(), counted.cpu(), strict=True)
-                self._rows = [(x[c], y[c].tolist()) for x, y, c in rows]
+                self._rows = [(x[is_step], y[is_step].tolist()) for x, y, is_step in rows]
         return (loss, outputs) if return_outputs else loss
 
     def _row_metrics(self, rows: list[tuple[Tensor, list[int]]], dataset: Any) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """RLOO on TRL's RLOOTrainer, for scripts that use it; recipes train the row rloo on GRPOTrainer."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from trl import RLOOConfig, RLOOTrainer
@@ -64,6 +64,4 @@ class BookRLOOTrainer(PolicyGradientTrainer, _PerToken):
     config_class = BookRLOOConfig
     _scores = None
 
-    @with_signature_of(RLOOTrainer.__init__)
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
+    __init__ = with_signature_of(RLOOTrainer.__init__)(PolicyGradientTrainer.__init__)

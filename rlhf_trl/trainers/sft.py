@@ -45,14 +45,16 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
     def _prepare_dataset(
         self, dataset, processing_class, args, packing, formatting_func, dataset_name
     ):
-        def prepared(rows, args, packed):
-            given = (processing_class, args, packed, formatting_func, dataset_name)
-            return super(BookSFTTrainer, self)._prepare_dataset(rows, *given)
+        prepare = super()._prepare_dataset
+
+        def prepared(rows, args, packing):
+            return prepare(rows, processing_class, args, packing, formatting_func, dataset_name)
 
         if not isinstance(dataset, Dataset):
             return prepared(dataset, args, packing)
         unlimited = copy(args)
         unlimited.max_length = None
+        # tokenized, then cut, then packed: TRL leaves alone what an earlier pass has done
         whole = prepared(dataset, unlimited, False)
         fitting = prepared(whole, args, False)
         self.left_out[dataset_name] = len(whole) - len(fitting)

@@ -27,14 +27,15 @@ class ScoredWithValues(FusedCausalLMOutput):
     state_values: Tensor | None = None  # (B, L), after each token; `values` is a method
 
 
-def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kwargs: Any) -> Any:
+def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **options: Any) -> Any:
     """Load a language model, a reward model or a value model as a value model.
 
     The result is a sequence classifier with one label: a backbone and a `score` per position,
     without bias. A score that the checkpoint does not have starts at 0, so all values do. The
-    policy, whose tokenizer this is, must have the same vocabulary.
+    policy, whose tokenizer this is, must have the same vocabulary. `options` are further ones of
+    `from_pretrained`.
     """
-    remote = {"trust_remote_code": trust_remote_code, "revision": kwargs.pop("revision", None)}
+    remote = {"trust_remote_code": trust_remote_code, "revision": options.pop("revision", None)}
     with loading(f"{FIELD}: {source!r}", "name the policy, another checkpoint or a reward model"):
         config = AutoConfig.from_pretrained(source, **remote)
     classifier = any("Classification" in name for name in config.architectures or [])
@@ -48,12 +49,13 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **kw
     for name, value in config.to_dict().items():  # attention's dropout is no module
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
-    remedy, fault = "name a decoder whose architecture has one", "cannot be loaded as a sequence"
-    with loading(f"{FIELD}: {source!r}", remedy, f"{fault} classifier", new_head=True):
-        model, told = AutoModelForSequenceClassification.from_pretrained(
-            source, config=config, output_loading_info=True, **remote, **kwargs
+    remedy = "name a decoder whose architecture has one"
+    fault = "cannot be loaded as a sequence classifier"
+    with loading(f"{FIELD}: {source!r}", remedy, fault, new_head=True):
+        model, loading_info = AutoModelForSequenceClassification.from_pretrained(
+            source, config=config, output_loading_info=True, **remote, **options
         )
-    missing = {name.partition(".")[0] for name in told["missing_keys"]}
+    missing = {name.partition(".")[0] for name in loading_info["missing_keys"]}
     if missing - {"score"} or not hasattr(model, "score"):
         raise InputError(
             f"{FIELD}: {source!r} lacks {', '.join(sorted(missing)) or 'a score'} of "
@@ -107,35 +109,40 @@ def attach(policy: Any, value_model: nn.Module) -> None:
     arguments join those of the forward, which TRL has fused: `with_values` adds `state_values`
     (B, L) to its output, `only_values` returns nothing else.
     """
-    forward, is_head = policy.forward, isinstance(value_model, nn.Linear)
+    forward = policy.forward
     policy.add_module(NAME, value_model)
+    is_head = isinstance(value_model, nn.Linear)
     keep_float32(value_model if is_head else value_model.score)
-    seen: dict[str, Tensor] = {}
+    # a head reads the hidden states of the policy's trunk, of the one forward that asks for values
+    hidden_states: Tensor | None = None
+    is_asked = False
 
     def remember(module: nn.Module, args: Any, output: Any) -> None:
-        if seen.pop("wanted", None) is not None:
-            seen["hidden"] = output.last_hidden_state
+        nonlocal hidden_states, is_asked
+        if is_asked:
+            hidden_states, is_asked = output.last_hidden_state, False
 
     if is_head:
         policy.base_model.register_forward_hook(remember)
 
     def state_values(**inputs: Any) -> Tensor:
+        nonlocal hidden_states
+        critic = policy.value_model
         if is_head:
-            hidden, score = seen.pop("hidden"), policy.value_model
-        else:
-            score = policy.value_model.score
-            hidden = policy.value_model.base_model(**inputs, use_cache=False).last_hidden_state
-        return score(hidden).squeeze(-1)
+            hidden, hidden_states = hidden_states, None  # which hold a graph
+            return critic(hidden).squeeze(-1)
+        hidden = critic.base_model(**inputs, use_cache=False).last_hidden_state
+        return critic.score(hidden).squeeze(-1)
 
     @wraps(forward)  # `generate` reads the signature
     def forward_with_values(
         *args: Any, with_values: bool = False, only_values: bool = False, **kwargs: Any
     ) -> Any:
+        nonlocal is_asked
         if not (with_values or only_values):
             return forward(*args, **kwargs)
         inputs = {name: kwargs[name] for name in ("input_ids", "attention_mask")}
-        if is_head:
-            seen["wanted"] = True
+        is_asked = is_head
         if only_values:
             if is_head:
                 policy.base_model(**inputs, use_cache=False)
@@ -174,9 +181,9 @@ def is_of_value_model(name: str) -> bool:
 
 def split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Separate a state dict into the policy's and, under its own names, the value model's."""
-    policy = {name: t for name, t in state.items() if not is_of_value_model(name)}
-    value = {n.rpartition(f"{NAME}.")[2]: t for n, t in state.items() if is_of_value_model(n)}
-    return policy, value
+    policy = {name: x for name, x in state.items() if not is_of_value_model(name)}
+    own = {name: x for name, x in state.items() if is_of_value_model(name)}
+    return policy, {name.rpartition(f"{NAME}.")[2]: x for name, x in own.items()}
 
 
 def only_policy(
