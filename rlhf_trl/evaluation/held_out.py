@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -16,7 +16,9 @@ from rlhf_trl.data.answers import completion_text
 from rlhf_trl.rewards.checked import checked
 from rlhf_trl.rollouts import generate as rollouts
 from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
-from rlhf_trl.rollouts.store import Store
+
+if TYPE_CHECKING:
+    from rlhf_trl.rollouts.store import Store
 
 Score = Callable[..., list[float | None]]
 Scores = dict[str, list[float | None]]  # by name
@@ -45,7 +47,7 @@ class AnswersHeldOut:
     measured: tuple[str, ...] = ()  # the metrics of the trainer's own evaluation that are told
     # called on the main process with step, metrics and answers
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
-    rollouts: Store | None = None  # takes what is answered, on the main process
+    rollouts: "Store | None" = None  # takes what is answered, on the main process
 
     @override
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):

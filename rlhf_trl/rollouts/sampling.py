@@ -19,8 +19,9 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER, EMBEDDED, load_tokenizer, whole_weights
 from rlhf_trl.output import write_lines
 from rlhf_trl.policies import load_policy
+from rlhf_trl.rollouts.blocks import Record
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, seeded
-from rlhf_trl.rollouts.store import Record, Store
+from rlhf_trl.rollouts.store import Store
 from rlhf_trl.tiny import checkpoint_path
 
 FIRST = itemgetter(0)

@@ -7,14 +7,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rlhf_trl.errors import InputError, within
+from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
+from rlhf_trl.rollouts.blocks import Rollouts
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT);
@@ -41,17 +41,6 @@ CREATE TABLE IF NOT EXISTS answers (
 REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
 
 Job = Callable[[sqlite3.Connection], object]
-
-
-@dataclass
-class Rollouts:
-    """The `rollouts:` block."""
-
-    every: int = within("1 or more", 1)  # 1: all generations of training; 10: every tenth
-    cap: float = within("a number above 0", 1.0)  # GB; there every other one goes
-
-
-Record = Rollouts | Literal["off"]  # the field `rollouts`
 
 
 class Store:

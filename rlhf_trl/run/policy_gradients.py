@@ -20,7 +20,7 @@ from rlhf_trl.run import train
 from rlhf_trl.run.folders import model_folder
 
 
-@train.a_run
+@train.names_the_key
 def train_policy(loaded: Any, trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
     own, args, model = loaded.own, loaded.trl, loaded.model

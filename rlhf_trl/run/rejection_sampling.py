@@ -39,7 +39,7 @@ from rlhf_trl.run import train
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.policy_gradients import check_reward_model
 from rlhf_trl.run.resuming import RESUMING
-from rlhf_trl.run.supervised import print_counts
+from rlhf_trl.run.supervised import fix, print_counts
 
 NAME = "rejection sampling"
 TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data, that the chat template gets
@@ -93,7 +93,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
     """
     own, args = loaded.own, loaded.trl
-    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
+    fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
     if own.rounds > 1 and loaded.model.use_peft:
         raise InputError(
             "rounds: each round but the first would start from an adapter, which use_peft cannot "

@@ -14,7 +14,7 @@ from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
 
 
-@train.a_run
+@train.names_the_key
 def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     """Do what every reward-model recipe does: load, train, evaluate, save, report.
 

@@ -2,38 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rlhf_trl.run.kinds import KINDS, kind_of_config
+
 if TYPE_CHECKING:
     from datasets import Dataset
-
-# What the examples of preferences and judgments are called, by a column that only they have.
-KINDS = {
-    "chosen": "pairs",
-    "ranked": "ranked lists",
-    "completions": "traces",
-    "completion": "answers",
-}
-
-# The column of the examples of algorithms that learn neither from pairs nor as KTO and SFT do.
-COLUMNS = {"kwise": "ranked", "prm": "completions", "orm": "completion"}
-
-
-def kind_of(args: Any, row: Any) -> str:
-    """Return what the examples of a run are called, whose algorithm has this `row` (SFT: None)."""
-    known = _kind_of_config(args)
-    return known or KINDS[COLUMNS.get(row.algorithm, "chosen")]
-
-
-def _kind_of_config(args: Any) -> str | None:
-    """Return what the examples are called where TRL's config decides it; None: its columns do."""
-    from trl import GRPOConfig, KTOConfig, SFTConfig
-
-    if isinstance(args, GRPOConfig):
-        return "completions"
-    if isinstance(args, SFTConfig):
-        return "packed rows" if args.packing else "answers"
-    if isinstance(args, KTOConfig):  # makes two answers of a pair
-        return "answers"
-    return None
 
 
 def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
@@ -46,7 +18,7 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     from trl import GRPOConfig
 
     args = trainer.args
-    kind = _kind_of_config(args) or next(KINDS[name] for name in KINDS if name in rows.column_names)
+    kind = kind_of_config(args) or next(KINDS[name] for name in KINDS if name in rows.column_names)
     batch = args.train_batch_size * args.world_size
     if isinstance(args, GRPOConfig):
         # a generation makes this many batches, each of which is learned from num_iterations times

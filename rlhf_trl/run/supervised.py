@@ -1,5 +1,6 @@
 """A run of supervised fine-tuning: which turns are trained, and with which chat template."""
 
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ LOSSES = {
 """By `dataset.turns`, what TRL is told, whose default trains on all tokens of conversations."""
 
 
-@train.a_run
+@train.names_the_key
 def train_supervised(loaded: Any, trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
@@ -52,6 +53,21 @@ def print_counts(trainer: Any) -> None:
             print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
+def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
+    """Set fields of TRL that something else decides; refuse a config that says otherwise.
+
+    Args:
+        loaded: the config.
+        values: the fields with their values.
+        by: what decides them, in words.
+    """
+    for key, value in values.items():
+        written = loaded.given.get(key)
+        if written not in (None, value):
+            raise InputError(f"{key}: {str(written).lower()} contradicts {by}; remove {key}.")
+        setattr(loaded.trl, key, value)
+
+
 def _check(loaded: Any) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
     own, args = loaded.own, loaded.trl
@@ -73,7 +89,7 @@ def _check(loaded: Any) -> None:
         )
     turns, told = own.dataset.turns, "last: the final turn of the assistant, all: each of its turns"
     by = f"dataset.turns: {turns}, which decides what is trained ({told})"
-    train.fix(loaded, LOSSES[turns], by)
+    fix(loaded, LOSSES[turns], by)
 
 
 def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_path") -> Any:
