@@ -1,5 +1,6 @@
 """How much a run has learned from: a step of one algorithm is more data than that of another."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from rlhf_trl.run.kinds import KINDS, kind_of_config
@@ -22,14 +23,14 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     batch = args.train_batch_size * args.world_size
     if isinstance(args, GRPOConfig):
         # a generation makes this many batches, each of which is learned from num_iterations times
-        batches = args.steps_per_generation
-        generations, further = divmod(
-            step * args.gradient_accumulation_steps, batches * args.num_iterations
-        )
-        return batch * (generations * batches + min(further, batches)), kind
+        new_batches = args.steps_per_generation
+        batches_learned = step * args.gradient_accumulation_steps
+        generations, in_the_last = divmod(batches_learned, new_batches * args.num_iterations)
+        return batch * (generations * new_batches + min(in_the_last, new_batches)), kind
     size = len(trainer.train_dataset)
     if args.dataloader_drop_last:
         size -= size % batch
     window = batch * args.gradient_accumulation_steps
-    epochs, further = divmod(step, -(-size // window))  # the last step of an epoch may be smaller
-    return epochs * size + min(further * window, size), kind
+    steps_per_epoch = math.ceil(size / window)  # the last of which may be smaller
+    epochs, steps_in_the_last = divmod(step, steps_per_epoch)
+    return epochs * size + min(steps_in_the_last * window, size), kind

@@ -25,8 +25,9 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     _check(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
-    lifted = args.chat_template_path is not None or own.chat_template_fallback is not None
-    tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
+    names_a_template = args.chat_template_path is not None or own.chat_template_fallback is not None
+    needs_own_template = data.conversational and not names_a_template
+    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)
     if data.conversational:
         if tokenizer.chat_template is None and own.chat_template_fallback is not None:
             donor = _with_template(tokenizer, own.chat_template_fallback, "chat_template_fallback")
@@ -87,13 +88,20 @@ def _check(loaded: Any) -> None:
         raise InputError(
             "demonstrator is not read with dataset.source: path; remove one of the two."
         )
-    turns, told = own.dataset.turns, "last: the final turn of the assistant, all: each of its turns"
-    by = f"dataset.turns: {turns}, which decides what is trained ({told})"
+    turns = own.dataset.turns
+    choices = "last: the final turn of the assistant, all: each of its turns"
+    by = f"dataset.turns: {turns}, which decides what is trained ({choices})"
     fix(loaded, LOSSES[turns], by)
 
 
 def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_path") -> Any:
-    """Return a tokenizer with the chat template that a field names; None: its own."""
+    """Return a tokenizer with the chat template that a field names; without a path, its own.
+
+    Args:
+        tokenizer: the model's.
+        path: a .jinja file, or a folder or hub model with a tokenizer, which is then returned.
+        key: the field, for errors.
+    """
     from transformers import AutoTokenizer
 
     if path is None:
@@ -101,20 +109,20 @@ def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_p
     if path.endswith((".jinja", ".j2")):
         if not Path(path).is_file():
             raise InputError(f"{key}: there is no file {path!r}; write that of one.")
-        found = copy(tokenizer)
-        found.chat_template = Path(path).read_text(encoding="utf-8")
-        return found
+        templated = copy(tokenizer)
+        templated.chat_template = Path(path).read_text(encoding="utf-8")
+        return templated
     fault = (
         "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
     )
     with loading(f"{key}: {path!r}", "name one", fault):
-        found = AutoTokenizer.from_pretrained(path)
-    if found.chat_template is None:
+        other_tokenizer = AutoTokenizer.from_pretrained(path)
+    if other_tokenizer.chat_template is None:
         raise InputError(
             f"{key}: the tokenizer of {path!r} has no chat template to take over; "
             "name an instruction-tuned model, or a .jinja file."
         )
-    return found
+    return other_tokenizer
 
 
 def _check_template(tokenizer: Any, args: Any) -> None:
