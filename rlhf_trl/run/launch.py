@@ -180,10 +180,16 @@ def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
     `kind` is what the examples are called that a run without generations learns from.
     """
     processes = args.world_size
+    precision, optimizer = args.mixed_precision, args.optim.value
+    if args.deepspeed_plugin:  # whose own config overrules both
+        from rlhf_trl.run import deepspeed
+
+        precision = deepspeed.precision(args)
+        optimizer = deepspeed.innermost_optimizer(args)
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
         f"strategy {_launched_for() or ('ddp' if processes > 1 else 'none')}, "
-        f"{_precision(args)}, {innermost_optimizer(args)}; "
+        f"{PRECISIONS.get(precision, precision)}, {optimizer}; "
     )
     per_step = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
     if not hasattr(args, "generation_batch_size"):
@@ -195,35 +201,6 @@ def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
         f"{per_step} completions per optimizer step, "
         f"{updates:g} optimizer step{'s' * (updates != 1)} per generation"
     )
-
-
-def innermost_optimizer(args: Any) -> str:
-    """Return the name of the optimizer that steps, unless DeepSpeed would replace it by Adam."""
-    config = _deepspeed_config(args)
-    if "optimizer" in config:  # which overrules `optim`
-        return config["optimizer"]["type"]
-    device = config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none")
-    if device == "none" or not config.get("zero_force_ds_cpu_optimizer", True):
-        return args.optim.value
-    if args.optim not in ("adamw_torch", "adamw_torch_fused"):
-        raise InputError(
-            f"optim is {args.optim.value}, but with offload_optimizer_device: {device} accelerate "
-            "would run DeepSpeedCPUAdam in its place; write optim: adamw_torch, or take "
-            "offload_optimizer_device: none or zero_force_ds_cpu_optimizer: false."
-        )
-    return "DeepSpeedCPUAdam"
-
-
-def _precision(args: Any) -> str:
-    """Return what the accelerator is going to compute in; DeepSpeed's own config overrules all."""
-    config = _deepspeed_config(args)
-    enabled = [kind for kind in PRECISIONS if config.get(kind, {}).get("enabled") is True]
-    kind = enabled[0] if enabled else "no" if config else args.mixed_precision
-    return PRECISIONS.get(kind, kind)
-
-
-def _deepspeed_config(args: Any) -> dict[str, Any]:
-    return args.deepspeed_plugin.deepspeed_config if args.deepspeed_plugin else {}
 
 
 def _launched_for() -> str | None:
