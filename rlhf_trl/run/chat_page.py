@@ -71,7 +71,7 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
             page_closed.set()
 
 
-def serve(*options: Any) -> None:
+def serve(*models_and_options: Any, **options: Any) -> None:
     """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C.
 
     The page has a column for each policy. It, not the `Chat`, keeps what was said: `turns`, as in
@@ -82,7 +82,7 @@ def serve(*options: Any) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which reads it
     import gradio as gr
 
-    chat = Chat(*options)
+    chat = Chat(*models_and_options, **options)
 
     def message(role: str, text: str) -> dict[str, str]:
         return {"role": role, "content": escape(text, quote=False)}  # gradio takes it for HTML
