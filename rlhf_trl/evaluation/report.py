@@ -175,7 +175,8 @@ def _draw_shares(left: Any, measured: list[dict]) -> bool:
     if not curves:
         return False
     right = left.twinx()
-    for (steps, values, style, label), color in zip(curves, cycle(WARM), strict=False):
+    for curve, color in zip(curves, cycle(WARM), strict=False):
+        steps, values, style, label = curve
         right.plot(steps, values, style, color=color, label=label)
     right.set(ylabel="held out", ylim=(0, 1.02))
     for axis, color in ((left, "tab:blue"), (right, WARM[0])):
@@ -209,7 +210,7 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run: of its evaluations, or of `training_metrics`."""
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
-    ends = [end["metrics"] for end in _ends(evaluations).values()]
+    ends = [end["metrics"] for end in _ends(evaluations).values()]  # one or two
     measured = ends[0].keys() & ends[-1].keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
     # the share of cut-off answers where nothing else was measured
@@ -218,10 +219,12 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     values = " -> ".join(f"{end[key]:.3f}" for end in ends)
     count = len(evaluations[max(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"
-    how = "" if prefix else "of training; "
+    conditions = f"seed {seed}"
     if count:
-        how = f"greedy, {count} held-out {noun}, "
-    line = f"{names[key]} {values} ({how}seed {seed})"
+        conditions = f"greedy, {count} held-out {noun}, seed {seed}"
+    elif not prefix:
+        conditions = f"of training; seed {seed}"
+    line = f"{names[key]} {values} ({conditions})"
     return line if prefix else f"{line}; nothing is held out, so nothing was evaluated"
 
 
@@ -266,8 +269,8 @@ def command_line() -> str:
     installed = Path(sys.executable).with_name("rlhf-trl")
     if not installed.is_file():
         return f"{quote(_short_path(sys.executable))} -m rlhf_trl.cli"
-    reached = shutil.which("rlhf-trl")
-    if reached and Path(reached).samefile(installed):
+    on_path = shutil.which("rlhf-trl")
+    if on_path and Path(on_path).samefile(installed):
         return "rlhf-trl"
     return quote(_short_path(str(installed)))
 

@@ -345,14 +345,6 @@ def check_held_out(args: Any, rows: Any) -> None:
         )
 
 
-def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
-    """Yield prompt and right answer of all rows that have both."""
-    for rows in filter(None, sides):
-        if {"prompt", "answer"} <= rows[0].keys():
-            pairs = ((row["prompt"], row["answer"]) for row in rows)
-            yield from ((prompt, str(answer)) for prompt, answer in pairs if answer is not None)
-
-
 def names_the_key(train: Callable[..., None]) -> Callable[..., None]:
     """Decorate a function that does a whole run: what TRL refuses in it then names the key."""
 
@@ -463,7 +455,7 @@ def _open_record(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
     """Give a trainer the record of its rollouts, unless the config wants none."""
     if loaded.own.rollouts == "off":
         return
-    from rlhf_trl.rollouts.store import Store
+    from rlhf_trl.rollouts.store import Store, right_answers
 
     facts = {"name": name, "seed": trainer.args.seed, **trainer.told}
     answers = right_answers(data.train, getattr(trainer, "held_out", None))
