@@ -22,104 +22,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     with_traceback = takes_traceback(words)
     parser = argparse.ArgumentParser(prog="rlhf-trl", allow_abbrev=False)
-    help_of_traceback = "with any command: show where an error comes from"
-    parser.add_argument("--traceback", action="store_true", help=help_of_traceback)
-    of = importlib.metadata.version
-    versions = f"rlhf_trl {of('rlhf_trl')}, TRL {of('trl')}"
-    parser.add_argument("--version", action="version", version=versions)
-    commands = parser.add_subparsers(required=True, metavar="command")
-
-    def add(name: str, run: Callable[..., None], help: str, epilog: str = "") -> Any:
-        found = commands.add_parser(name, help=help, epilog=epilog, allow_abbrev=False)
-        found.set_defaults(run=run)
-        return found.add_argument
-
-    option = add("algorithms", _algorithms, "the table of algorithms, or those named")
-    option("names", nargs="*", metavar="NAME", help="explain it, or several side by side")
-    option("--json", action="store_true", help="the same for programs")
-    option = add("drift", _drift, "what moved in the installed TRL; exit code 1 if so")
-    option("--json", action="store_true", help="the same for programs")
-    option("--record", metavar="PATH", help="write the installed surface there instead")
-    option("--overwrite", action="store_true", help="let --record replace a file")
-    about = "Every other option goes to the recipe, as in --max_steps 200."
-    race = option = add("race", _race, "train algorithms side by side: table and figure", about)
-    about = "names of rows or of our configs in configs/tiny, separated by commas"
-    option("--algorithms", required=True, help=about)
-    option("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
-    about = "one update per generation; by default two (num_iterations 2), since with one no ratio "
-    option("--on_policy", action="store_true", help=f"{about}leaves 1 and most losses coincide")
-    about = "reward models side by side: how often the candidate that each would choose is right"
-    more = "Reads the scores.jsonl of each run; all must have scored the same candidates."
-    option = add("best-of-n", _best_of_n, about, more)
-    option("runs", nargs="+", metavar="RUN", help="folder of a reward model run")
-    about = "each RUN holds seed-* folders: mean and standard deviation over the seeds"
-    option("--seeds", action="store_true", help=about)
-    about = "train policies on reward models and past what those are good for: table and figure"
-    more = "Every other option goes to the policies' recipe, as in --learning_rate 2e-4."
-    over = add("overoptimize", _overoptimize, about, more)
-    for option, name in ((race, "race"), (over, "overoptimization")):
-        option("--output_dir", default=f"outputs/{name}", help="(%(default)s)")
-        option("--seeds", type=int, default=3, help="runs of each, all on one dataset.seed (3)")
-        option("--jobs", type=int, default=1, help="side by side, a thread each (1)")
-    about = "models on the same held-out prompts and rewards: one table, with errors"
-    more = "Every other option changes the config; write them after the models."
-    ask = option = add("evaluate", _evaluate, about, more)
-    option("--reference", metavar="MODEL", help="measure the KL to this one")
-    option("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
-    option("--json", action="store_true", help="the same for programs")
-    talk = option = add("chat", _chat, "type a prompt, see what one or two models answer", more)
-    option("--temperature", type=float, help="of sampled answers (that of training)")
-    about = "follow on what was said (not for the embedded model, which knows single turns only)"
-    option("--history", action=argparse.BooleanOptionalAction, help=about)
-    option("--ui", action="store_true", help="in a browser, on this machine only")
-    for option in (ask, talk):
-        about = "run, checkpoint, adapter, folder or hub name of a model, or tiny: the embedded one"
-        option("models", nargs="+", metavar="MODEL_OR_RUN", help=about)
-        option("--config", help="whose prompts and rewards (that of the first run)")
-        option("--reward_model", metavar="RUN", help="score the answers with it")
-    option = add("merge", _merge, "merge a LoRA adapter into its base, checked")
-    option("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
-    option("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
-    about = "a config of the book's published code, or of a command of TRL, for a recipe here"
-    option = add("translate", _translate, about)
-    option("config", help="YAML file of the book's code, or as `trl dpo --config` takes it")
-    option("--command", help="TRL's, such as dpo, where the fields fit several")
-    option("--output", help="write to this new file instead of the terminal")
-    about = "a table instead: each field there and here, and how much is trained on both sides"
-    option("--explain", action="store_true", help=about)
-    about = "the book against TRL on the same batches: loss, gradient, why, which setting"
-    more = "Without --config and --trainer: every algorithm, a line per comparison for the batch "
-    more += "where the two differ most; --batches or --verbose for a line per batch."
-    option = add("compare", _compare, about, more)
-    option("--algorithms", help="names, separated by commas (all)")
-    option("--batches", help="names, separated by commas (all)")
-    option("--quick", action="store_true", help="only the batches that tell most")
-    option("--format", default="table", choices=("table", "markdown", "json", "html"))
-    option("--verbose", action="store_true", help="every batch, and every term")
-    about = "a training config: which algorithm does it compute? Twice: how do the two differ?"
-    option("--config", action="append", help=about)
-    option("--trainer", help="the same of a class, such as mypackage.MyTrainer")
-    about = "exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)"
-    option("--require", metavar="NAME", help=about)
-    about = "check TRL's paper index, config by config (the shipped copy, or a paper_index.md)"
-    option("--paper-index", nargs="?", const="", metavar="FILE", help=about)
-    option("--page", metavar="FOLDER", help="write README.md and figures there")
-    option = add("probe", _probe, "properties that any loss has, of a function or a trainer")
-    option("function", nargs="?", metavar="MODULE:FUNCTION", help="its tensors go by their names")
-    option("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
-    about = "the same of a trainer; settings are fields of its config, or an algorithm of ours"
-    option("--trainer", metavar="MODULE:CLASS", help=about)
-    about = "every recorded completion of a run, or of several side by side, as a page"
-    option = add("rollouts", _rollouts, about)
-    option("runs", nargs="+", metavar="RUN", help="folder of a run")
-    option("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
-    if words and not words[0].startswith("-") and words[0] not in commands.choices:
-        known = ", ".join(commands.choices)
-        hint = nearest(words[0], commands.choices)
+    parser.add_argument(
+        "--traceback",
+        action="store_true",
+        help="with any command: show where an error comes from",
+    )
+    version = importlib.metadata.version
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"rlhf_trl {version('rlhf_trl')}, TRL {version('trl')}",
+    )
+    commands = _Commands(parser)
+    for add_command in (
+        _add_algorithms,
+        _add_drift,
+        _add_race,
+        _add_best_of_n,
+        _add_overoptimize,
+        _add_evaluate,
+        _add_chat,
+        _add_merge,
+        _add_translate,
+        _add_compare,
+        _add_probe,
+        _add_rollouts,
+    ):
+        add_command(commands)
+    if words and not words[0].startswith("-") and words[0] not in commands.names:
+        known = ", ".join(commands.names)
+        hint = nearest(words[0], commands.names)
         sys.exit(f"error: unknown command {words[0]!r}{hint}; known: {known}")
-    args, args.rest = parser.parse_known_args(words)
-    if args.rest and args.run not in (_race, _overoptimize, _evaluate, _chat):
-        parser.error(f"unknown arguments: {' '.join(args.rest)}")
+    args, args.recipe_options = parser.parse_known_args(words)
+    if args.recipe_options and not args.takes_recipe_options:
+        parser.error(f"unknown arguments: {' '.join(args.recipe_options)}")
     try:
         refuse_repeated(words, several=("config",) if args.run is _compare else ())
         args.run(args)
@@ -128,6 +64,228 @@ def main(argv: Sequence[str] | None = None) -> None:
         end(str(error), with_traceback)
     except BrokenPipeError:  # whoever reads has seen enough, as in `rlhf-trl compare | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+Command = Callable[[argparse.Namespace], None]
+Option = Callable[..., Any]  # argparse's `add_argument`
+
+
+class _Commands:
+    """The subcommands of a parser."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self._commands = parser.add_subparsers(required=True, metavar="command")
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all commands, in order."""
+        return [*self._commands.choices]
+
+    def add(
+        self, name: str, run: Command, help: str, recipe_options: str = "", epilog: str = ""
+    ) -> Option:
+        """Add a command, and return what adds an option to it.
+
+        Args:
+            name: of the command.
+            run: what does it.
+            help: a line about it.
+            recipe_options: what its other options do, where it hands them to a recipe.
+            epilog: another sentence at the end of its help.
+        """
+        command = self._commands.add_parser(
+            name, help=help, epilog=recipe_options or epilog, allow_abbrev=False
+        )
+        command.set_defaults(run=run, takes_recipe_options=bool(recipe_options))
+        return command.add_argument
+
+
+def _add_algorithms(commands: _Commands) -> None:
+    option = commands.add("algorithms", _algorithms, "the table of algorithms, or those named")
+    option("names", nargs="*", metavar="NAME", help="explain it, or several side by side")
+    option("--json", action="store_true", help="the same for programs")
+
+
+def _add_drift(commands: _Commands) -> None:
+    option = commands.add("drift", _drift, "what moved in the installed TRL; exit code 1 if so")
+    option("--json", action="store_true", help="the same for programs")
+    option("--record", metavar="PATH", help="write the installed surface there instead")
+    option("--overwrite", action="store_true", help="let --record replace a file")
+
+
+def _add_race(commands: _Commands) -> None:
+    option = commands.add(
+        "race",
+        _race,
+        "train algorithms side by side: table and figure",
+        "Every other option goes to the recipe, as in --max_steps 200.",
+    )
+    option(
+        "--algorithms",
+        required=True,
+        help="names of rows or of our configs in configs/tiny, separated by commas",
+    )
+    option("--config", help="one config for all, instead of configs/tiny/NAME.yaml")
+    option(
+        "--on_policy",
+        action="store_true",
+        help="one update per generation; by default two (num_iterations 2), since with one no "
+        "ratio leaves 1 and most losses coincide",
+    )
+    _add_campaign_options(option, "race")
+
+
+def _add_campaign_options(option: Option, folder: str) -> None:
+    """Add the options of commands that do several runs."""
+    option("--output_dir", default=f"outputs/{folder}", help="(%(default)s)")
+    option("--seeds", type=int, default=3, help="runs of each, all on one dataset.seed (3)")
+    option("--jobs", type=int, default=1, help="side by side, a thread each (1)")
+
+
+def _add_best_of_n(commands: _Commands) -> None:
+    option = commands.add(
+        "best-of-n",
+        _best_of_n,
+        "reward models side by side: how often the candidate that each would choose is right",
+        epilog="Reads the scores.jsonl of each run; all must have scored the same candidates.",
+    )
+    option("runs", nargs="+", metavar="RUN", help="folder of a reward model run")
+    option(
+        "--seeds",
+        action="store_true",
+        help="each RUN holds seed-* folders: mean and standard deviation over the seeds",
+    )
+
+
+def _add_overoptimize(commands: _Commands) -> None:
+    option = commands.add(
+        "overoptimize",
+        _overoptimize,
+        "train policies on reward models and past what those are good for: table and figure",
+        "Every other option goes to the policies' recipe, as in --learning_rate 2e-4.",
+    )
+    _add_campaign_options(option, "overoptimization")
+
+
+CHANGES_THE_CONFIG = "Every other option changes the config; write them after the models."
+
+
+def _add_evaluate(commands: _Commands) -> None:
+    option = commands.add(
+        "evaluate",
+        _evaluate,
+        "models on the same held-out prompts and rewards: one table, with errors",
+        CHANGES_THE_CONFIG,
+    )
+    option("--reference", metavar="MODEL", help="measure the KL to this one")
+    option("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
+    option("--json", action="store_true", help="the same for programs")
+    _add_model_options(option)
+
+
+def _add_chat(commands: _Commands) -> None:
+    option = commands.add(
+        "chat", _chat, "type a prompt, see what one or two models answer", CHANGES_THE_CONFIG
+    )
+    option("--temperature", type=float, help="of sampled answers (that of training)")
+    option(
+        "--history",
+        action=argparse.BooleanOptionalAction,
+        help="follow on what was said (not for the embedded model, which knows single turns only)",
+    )
+    option("--ui", action="store_true", help="in a browser, on this machine only")
+    _add_model_options(option)
+
+
+def _add_model_options(option: Option) -> None:
+    """Add the options of commands in which models answer."""
+    option(
+        "models",
+        nargs="+",
+        metavar="MODEL_OR_RUN",
+        help="run, checkpoint, adapter, folder or hub name of a model, or tiny: the embedded one",
+    )
+    option("--config", help="whose prompts and rewards (that of the first run)")
+    option("--reward_model", metavar="RUN", help="score the answers with it")
+
+
+def _add_merge(commands: _Commands) -> None:
+    option = commands.add("merge", _merge, "merge a LoRA adapter into its base, checked")
+    option("run_or_adapter", metavar="RUN", help="folder of a run, or of an adapter")
+    option("--output", metavar="FOLDER", help="a new one (merged, beside the adapter)")
+
+
+def _add_translate(commands: _Commands) -> None:
+    option = commands.add(
+        "translate",
+        _translate,
+        "a config of the book's published code, or of a command of TRL, for a recipe here",
+    )
+    option("config", help="YAML file of the book's code, or as `trl dpo --config` takes it")
+    option("--command", help="TRL's, such as dpo, where the fields fit several")
+    option("--output", help="write to this new file instead of the terminal")
+    option(
+        "--explain",
+        action="store_true",
+        help="a table instead: each field there and here, and how much is trained on both sides",
+    )
+
+
+def _add_compare(commands: _Commands) -> None:
+    option = commands.add(
+        "compare",
+        _compare,
+        "the book against TRL on the same batches: loss, gradient, why, which setting",
+        epilog="Without --config and --trainer: every algorithm, a line per comparison for the "
+        "batch where the two differ most; --batches or --verbose for a line per batch.",
+    )
+    option("--algorithms", help="names, separated by commas (all)")
+    option("--batches", help="names, separated by commas (all)")
+    option("--quick", action="store_true", help="only the batches that tell most")
+    option("--format", default="table", choices=("table", "markdown", "json", "html"))
+    option("--verbose", action="store_true", help="every batch, and every term")
+    option(
+        "--config",
+        action="append",
+        help="a training config: which algorithm does it compute? Twice: how do the two differ?",
+    )
+    option("--trainer", help="the same of a class, such as mypackage.MyTrainer")
+    option(
+        "--require",
+        metavar="NAME",
+        help="exit with 1 unless --config or --trainer equals this algorithm (grpo, grpo/code)",
+    )
+    option(
+        "--paper-index",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="check TRL's paper index, config by config (the shipped copy, or a paper_index.md)",
+    )
+    option("--page", metavar="FOLDER", help="write README.md and figures there")
+
+
+def _add_probe(commands: _Commands) -> None:
+    option = commands.add(
+        "probe", _probe, "properties that any loss has, of a function or a trainer"
+    )
+    option("function", nargs="?", metavar="MODULE:FUNCTION", help="its tensors go by their names")
+    option("settings", nargs="*", metavar="NAME=VALUE", help="its other arguments")
+    option(
+        "--trainer",
+        metavar="MODULE:CLASS",
+        help="the same of a trainer; settings are fields of its config, or an algorithm of ours",
+    )
+
+
+def _add_rollouts(commands: _Commands) -> None:
+    option = commands.add(
+        "rollouts",
+        _rollouts,
+        "every recorded completion of a run, or of several side by side, as a page",
+    )
+    option("runs", nargs="+", metavar="RUN", help="folder of a run")
+    option("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
 
 
 def _algorithms(args: argparse.Namespace) -> None:
@@ -151,9 +309,9 @@ def _drift(args: argparse.Namespace) -> None:
         from rlhf_trl.output import write_whole
 
         if args.record:
-            found = surface.read()
-            write_whole(args.record, lambda path: path.write_text(surface.dump(found)))
-            print(f"recorded TRL {found['versions']['trl']} in {args.record}")
+            installed_surface = surface.read()
+            write_whole(args.record, lambda path: path.write_text(surface.dump(installed_surface)))
+            print(f"recorded TRL {installed_surface['versions']['trl']} in {args.record}")
             return
         moved, recorded, installed = drift.check()
     print(drift.report(moved, recorded, installed, as_json=args.json))
@@ -185,11 +343,11 @@ def _race(args: argparse.Namespace) -> None:
     if args.seeds < 1:
         raise InputError(f"--seeds is {args.seeds}; write 1 or more.")
     folder = Path(args.output_dir)
-    options = {"config": args.config, "jobs": args.jobs, "extra": args.rest}
+    options = {"config": args.config, "jobs": args.jobs, "extra": args.recipe_options}
     iterations = 1 if args.on_policy else 2
     lines = race(names, args.seeds, folder, **options, iterations=iterations)
     print(tables.text(lines))
-    print(f"\n{legend(lines, iterations, args.rest)}")
+    print(f"\n{legend(lines, iterations, args.recipe_options)}")
     print(f"\nrace.md, race.json and race.png are in {folder}")
 
 
@@ -207,11 +365,18 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     number = max(numbered(Path("outputs"), "answers-"), default=0) + 1
     answers = args.answers or f"outputs/answers-{number}.jsonl"
-    options = (args.config, args.rest, args.reward_model, args.reference, args.json)
     load_quietly()
     with redirect_stdout(sys.stderr):  # libraries print, too
-        about = evaluate(args.models, answers, *options)
-    print(about)
+        text = evaluate(
+            args.models,
+            answers,
+            config=args.config,
+            words=args.recipe_options,
+            reward_model=args.reward_model,
+            reference=args.reference,
+            as_json=args.json,
+        )
+    print(text)
 
 
 def _chat(args: argparse.Namespace) -> None:
@@ -220,12 +385,18 @@ def _chat(args: argparse.Namespace) -> None:
 
     if args.temperature is not None and not 0 < args.temperature < float("inf"):
         raise InputError(f"--temperature is {args.temperature:g}; write a number above 0.")
-    options = (args.config, args.rest, args.temperature, args.reward_model, args.history)
+    options = {
+        "config": args.config,
+        "words": args.recipe_options,
+        "temperature": args.temperature,
+        "reward_model": args.reward_model,
+        "history": args.history,
+    }
     load_quietly()
     if args.ui:
-        chat_page.serve(args.models, *options)
+        chat_page.serve(args.models, **options)
     else:
-        chat.talk(chat.Chat(args.models, *options))
+        chat.talk(chat.Chat(args.models, **options))
 
 
 def _merge(args: argparse.Namespace) -> None:
@@ -243,7 +414,7 @@ def _overoptimize(args: argparse.Namespace) -> None:
     campaign = home() / "recipes" / "experiments" / "2026-11-20-over-optimization"
     script = runpy.run_path(str(campaign / "overoptimization.py"))
     folder = Path(args.output_dir)
-    print(script["overoptimize"](folder, args.seeds, jobs=args.jobs, extra=args.rest))
+    print(script["overoptimize"](folder, args.seeds, jobs=args.jobs, extra=args.recipe_options))
     print(f"\noveroptimization.md, overoptimization.json and overoptimization.png are in {folder}")
 
 
@@ -252,17 +423,23 @@ def _probe(args: argparse.Namespace) -> None:
     from rlhf_trl.run.yaml_loader import read_word
 
     words = [*filter(None, [args.function]), *args.settings]
-    what = args.trainer or (words.pop(0) if words else None)
-    if what is None:
-        raise InputError("probe needs MODULE:FUNCTION, or --trainer MODULE:CLASS")
-    pairs = [word.partition("=") for word in words]
-    if odd := [name for name, equals, _ in pairs if not equals]:
-        raise InputError(f"{odd[0]}: write NAME=VALUE")
-    tried = probe_trainer.probe if args.trainer else probe.probe
-    found = tried(what, {name: read_word(value) for name, _, value in pairs})
-    print(probe.report(found))
-    if broken := [each.name for each in found if each.verdict == "broken"]:
-        raise InputError(f"{what} is broken: {'; '.join(broken)}")
+    subject = args.trainer
+    if subject is None:
+        if not words:
+            raise InputError("probe needs MODULE:FUNCTION, or --trainer MODULE:CLASS")
+        subject = words.pop(0)
+    settings = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"{name}: write NAME=VALUE")
+        settings[name] = read_word(value)
+    run_probe = probe_trainer.probe if args.trainer else probe.probe
+    properties = run_probe(subject, settings)
+    print(probe.report(properties))
+    broken = [item.name for item in properties if item.verdict == "broken"]
+    if broken:
+        raise InputError(f"{subject} is broken: {'; '.join(broken)}")
 
 
 def _translate(args: argparse.Namespace) -> None:

@@ -64,9 +64,28 @@ def reason_in_short(error: BaseException, width: int = 300) -> str:
     return textwrap.shorten(str(error), width, placeholder=" ...", break_on_hyphens=False)
 
 
-def within(wanted: str, default: Any = MISSING) -> Any:
-    """Declare a field whose numbers are of one of the `RANGES`."""
-    return field(default=default, metadata={"range": wanted})
+def setting(
+    help: str,
+    default: Any = None,
+    *,
+    factory: Any = MISSING,
+    range: str | None = None,
+    choices: Collection[Any] | Callable[[], Collection[Any]] | None = None,
+) -> Any:
+    """Declare a field of a config, with what `--help` says of it.
+
+    Args:
+        help: what it does, in a few words.
+        default: its value where nothing is given; `dataclasses.MISSING`: it must be given.
+        factory: makes the default in its place, where that is a list, a mapping or a block.
+        range: the one of the `RANGES` that its numbers are of.
+        choices: the words it may be, or a function that returns them.
+    """
+    limits = {"range": range, "choices": choices}
+    metadata = {"help": help} | {key: value for key, value in limits.items() if value is not None}
+    if factory is not MISSING:
+        default = MISSING
+    return field(default=default, default_factory=factory, metadata=metadata)
 
 
 def instead(value: Any, metadata: Mapping[str, Any]) -> str | None:

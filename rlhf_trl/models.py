@@ -63,11 +63,14 @@ def load_tokenizer(model: Any, args: Any, conversational: bool = True) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if conversational and tokenizer.chat_template is None:
-        also = ", or write chat_template_path" if hasattr(args, "chat_template_path") else ""
+        remedy = (
+            "add chat_template.jinja to the model's folder (an instruction-tuned model has one)"
+        )
+        if hasattr(args, "chat_template_path"):
+            remedy += ", or write chat_template_path"
         raise InputError(
             f"the tokenizer of {name!r} has no chat template, and prompts here are conversations; "
-            "add chat_template.jinja to the model's folder (an instruction-tuned model has one)"
-            f"{also}."
+            f"{remedy}."
         )
     return tokenizer
 
@@ -81,9 +84,12 @@ def prepare_model(model: Any, args: Any) -> Any:
         from rlhf_trl.tiny.model import build_model
 
         return build_model(args.seed)
-    own = {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
-    own |= {"revision": model.model_revision, **(args.model_init_kwargs or {})}
-    args.model_init_kwargs = own
+    args.model_init_kwargs = {
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        "revision": model.model_revision,
+        **(args.model_init_kwargs or {}),
+    }
     path = Path(_path(model))
     if path.is_dir() and (fault := weights_fault(path)):
         raise InputError(
@@ -145,17 +151,20 @@ def as_saved(policy: Any) -> Iterator[None]:
     def checked(cls: Any, source: Any, *rest: Any, **options: Any) -> Any:
         if options.get("output_loading_info"):
             return load(cls, source, *rest, **options)
-        field = "model_name_or_path" if source == policy else "model"
-        chosen = [key for key, value in options.items() if value is not None and key not in USUAL]
-        if "quantization_config" in chosen:
-            chosen.append("load_in_8bit or load_in_4bit")
-        fault = f"cannot be loaded with {', '.join(chosen)}" if chosen else "cannot be loaded"
-        told = {"ignore_mismatched_sizes": True, **options, "output_loading_info": True}
-        with loading(f"{field}: {source!r}", "correct it, or name another", fault):
-            model, report = load(cls, source, *rest, **told)
+        where = f"{'model_name_or_path' if source == policy else 'model'}: {source!r}"
+        fault = "cannot be loaded"
+        unusual = [key for key, value in options.items() if value is not None and key not in USUAL]
+        if "quantization_config" in unusual:
+            unusual.append("load_in_8bit or load_in_4bit")
+        if unusual:  # which may be why
+            fault = f"cannot be loaded with {', '.join(unusual)}"
+        # weights of another size are then in the report, and `_check_weights` tells of them
+        reporting = {"ignore_mismatched_sizes": True, **options, "output_loading_info": True}
+        with loading(where, "correct it, or name another", fault):
+            model, report = load(cls, source, *rest, **reporting)
         if not Path(source, ADAPTER).is_file():  # see check_adapter
             resized = options.get("ignore_mismatched_sizes", False)
-            _check_weights(f"{field}: {source!r}", model, report, resized)
+            _check_weights(where, model, report, resized)
         return model
 
     with patch.object(PreTrainedModel, "from_pretrained", classmethod(checked)):
@@ -167,39 +176,29 @@ def _check_weights(where: str, model: Any, report: Mapping[str, Any], resized: b
     missing = set(report["missing_keys"])
     if "Classification" in type(model).__name__:  # its head is new
         missing = {key for key in missing if key.startswith(f"{model.base_model_prefix}.")}
-    sizes = [] if resized else sorted(report["mismatched_keys"])
+    mismatched = [] if resized else sorted(report["mismatched_keys"])
     modules = {name for name, _ in model.named_modules()}
-    weights = [key for key in report["unexpected_keys"] if key.endswith("weight")]
-    more = [key for key in weights if re.split(r"\.\d+\.", key)[0] in modules]  # of a layer
-    fault = None
-    if sizes:
-        key, saved, wanted = sizes[0]
+    surplus = []  # of layers beyond those of the model; other weights it may do without
+    for key in report["unexpected_keys"]:
+        layers = re.split(r"\.\d+\.", key)[0]  # as in `model.layers.2.mlp.weight`
+        if key.endswith("weight") and layers in modules:
+            surplus.append(key)
+    if mismatched:
+        key, saved, wanted = mismatched[0]
+        count = len(mismatched)
         fault = f"has {key} of size {[*saved]} where config.json or num_labels says {[*wanted]}"
     elif missing:
+        count = len(missing)
         fault = f"lacks {min(missing)}, so that random weights would be trained"
-    elif more:
-        fault = f"has {min(more)}, which the model of its config.json lacks"
-    if fault:
-        count = len(sizes or missing or more)
-        raise InputError(
-            f"{where} {fault} (1 of {count} such weights); name a whole model, or correct its "
-            "config.json."
-        )
-
-
-@contextmanager
-def whole_weights(args: Any) -> Iterator[None]:
-    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
-    from transformers.integrations import deepspeed
-
-    sharded = deepspeed.is_deepspeed_zero3_enabled()
-    if sharded:
-        deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if sharded:
-            args.deepspeed_plugin.set_deepspeed_weakref()
+    elif surplus:
+        count = len(surplus)
+        fault = f"has {min(surplus)}, which the model of its config.json lacks"
+    else:
+        return
+    raise InputError(
+        f"{where} {fault} (1 of {count} such weights); name a whole model, or correct its "
+        "config.json."
+    )
 
 
 def _path(model: Any) -> str:
@@ -218,5 +217,6 @@ def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
         )
     remedy = f"write {EMBEDDED} for the embedded model, or the path of a local copy"
     with loading(f"model_name_or_path: {model.model_name_or_path!r}", remedy):
-        given = {"revision": model.model_revision, "trust_remote_code": trust}
-        return auto_class.from_pretrained(name, **given)
+        return auto_class.from_pretrained(
+            name, revision=model.model_revision, trust_remote_code=trust
+        )

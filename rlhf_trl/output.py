@@ -193,8 +193,12 @@ def _begun(folder: Path) -> bool:
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:
     """Return the paths named by `prefix`, a number and perhaps a suffix, by that number."""
     start = len(str(folder / prefix))
-    found = {str(path)[start:].partition(".")[0]: path for path in folder.glob(f"{prefix}*")}
-    return {int(number): p for number, p in found.items() if number.isdigit()}
+    paths = {}
+    for path in folder.glob(f"{prefix}*"):
+        number = str(path)[start:].partition(".")[0]
+        if number.isdigit():
+            paths[int(number)] = path
+    return paths
 
 
 def whole_checkpoints(folder: Path) -> dict[int, Path]:
@@ -249,19 +253,20 @@ def _written_after(folder: Path, step: int) -> list[Path]:
     return later + [path for path in at_end if path.exists()]
 
 
-def write_manifest(checkpoint: Path, checksums: bool, **told: Any) -> None:
+def write_manifest(checkpoint: Path, checksums: bool, **facts: Any) -> None:
     """Name all files of a checkpoint, with their sizes, in a file that is put in place by rename.
 
     For `checksums`, it reads the files again: a CRC-32 finds damage as well as a cryptographic hash
     does, in half the time (about 0.5 s per GiB). Without, a bit that flips on the disk goes
     unnoticed.
     """
-    files = {
-        str(p.relative_to(checkpoint)): (p.stat().st_size, _crc32(p) if checksums else None)
-        for p in sorted(checkpoint.rglob("*"))
-        if p.is_file() and p.name != MANIFEST
-    }
-    content = json.loads(json.dumps({**told, "files": files}, default=str))
+    files = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            checksum = _crc32(path) if checksums else None
+            files[str(path.relative_to(checkpoint))] = (path.stat().st_size, checksum)
+    # as it will be read, so that its own checksum is that of what is read
+    content = json.loads(json.dumps({**facts, "files": files}, default=str))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
 
 
@@ -288,11 +293,11 @@ def _sum_of(content: dict[str, Any]) -> int:
 
 
 def _crc32(path: Path) -> int:
-    found = 0
+    checksum = 0
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
-            found = zlib.crc32(block, found)
-    return found
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def checkpoint_fault(checkpoint: str | Path) -> str | None:

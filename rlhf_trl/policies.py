@@ -6,23 +6,30 @@ from copy import copy
 from typing import Any
 
 from rlhf_trl.errors import InputError, reason_in_short
-from rlhf_trl.models import ADAPTER, as_saved, model_config, prepare_model, whole_weights
+from rlhf_trl.models import ADAPTER, as_saved, model_config, prepare_model
 
 
 def load_policy(model: Any, args: Any) -> Any:
     """Return a whole language model that answers, on `args.device`; an adapter with its base."""
     from trl import get_quantization_config
 
-    fields, quantization = copy(args), get_quantization_config(model)
-    policy = prepare_model(model, fields)
+    args_of_policy = copy(args)  # in which `prepare_model` sets how to load it
+    quantization = get_quantization_config(model)
+    policy = prepare_model(model, args_of_policy)
     if isinstance(policy, str):
         check_language_model(model, args)
-        if quantization is not None:  # such a model cannot be moved
-            told = {"quantization_config": quantization, "device_map": {"": args.device}}
-            fields.model_init_kwargs = told | fields.model_init_kwargs
+        options = args_of_policy.model_init_kwargs
+        if quantization is not None:
+            options = {
+                "quantization_config": quantization,
+                "device_map": {"": args.device},
+                **options,
+            }
         with whole_weights(args), as_saved(policy):
-            policy = load_language_model(policy, **fields.model_init_kwargs)
-    return policy.eval() if quantization is not None else policy.to(args.device).eval()
+            policy = load_language_model(policy, **options)
+    if quantization is None:  # a quantized model cannot be moved
+        policy = policy.to(args.device)
+    return policy.eval()
 
 
 def check_language_model(model: Any, args: Any) -> None:
@@ -105,3 +112,18 @@ def fitting_adapter(source: str) -> Iterator[None]:
             f"{source} is an adapter that does not fit its base model ({reason}); name a whole "
             f"one, or correct base_model_name_or_path in its {ADAPTER}."
         ) from error
+
+
+@contextmanager
+def whole_weights(args: Any) -> Iterator[None]:
+    """Load whole weights: ZeRO-3 would shard a model that no optimizer ever sees."""
+    from transformers.integrations import deepspeed
+
+    sharded = deepspeed.is_deepspeed_zero3_enabled()
+    if sharded:
+        deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if sharded:
+            args.deepspeed_plugin.set_deepspeed_weakref()

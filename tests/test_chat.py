@@ -36,7 +36,7 @@ def tiny():
 
 
 def greedy(chat, text):
-    return [answer.text for answer in chat.ask(text) if answer.how == "greedy"]
+    return [answer.text for answer in chat.ask(text) if answer.method == "greedy"]
 
 
 @pytest.mark.parametrize(("word", "right"), [("hello", "olleh"), ("rack", "kcar")])
@@ -79,7 +79,7 @@ def test_two_models_an_adapter_and_a_score(tmp_path):
     judge = str(make_reward_model(tmp_path / "judge"))
     chat = Chat([adapter, "tiny"], reward_model=judge, temperature=0.01)
     answers = list(chat.ask("hello"))
-    assert [(a.policy, a.how) for a in answers] == [
+    assert [(a.policy, a.method) for a in answers] == [
         (model, how) for model in (adapter, "tiny") for how in ("greedy", "sampled")
     ]
     # so cold, both are the same; and the adapter says something else
@@ -304,7 +304,7 @@ def test_a_turn_of_the_page_comes_piece_by_piece_and_ends_in_answers_and_scores(
     told = [copy.deepcopy(said) for said in chat_page.turn(chat, "hello")]
     expected = {"tiny": [], "tiny_untrained": []}
     for answer in chat.ask("hello"):
-        below = f"\n({answer.how}, score {answer.score:.4f})"
+        below = f"\n({answer.method}, score {answer.score:.4f})"
         expected[answer.policy].append(answer.text + below)
     assert told[-1] == expected
     assert told[-1]["tiny"][0].startswith(TAGGED.format("olleh") + "\n(greedy, score ")

@@ -16,8 +16,9 @@ from rlhf_trl import algorithms
 from rlhf_trl.data.blocks import OfflinePairs, PreferenceData
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import config
-from rlhf_trl.run.config import load_config, read_config, read_fields
+from rlhf_trl.run.config import load_config, read_config
 from rlhf_trl.run.options import join_options, read_options
+from rlhf_trl.run.read_fields import read_fields
 from rlhf_trl.run.stages import STAGES
 from rlhf_trl.run.yaml_loader import dump_yaml, read_yaml
 

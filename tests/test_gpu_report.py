@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_trl import algorithms, tiny
-from rlhf_trl.evaluation.report import versions
+from rlhf_trl.run.versions import versions
 
 SPEC = importlib.util.spec_from_file_location("gpu_report", ROOT / "scripts" / "gpu_report.py")
 gpu_report = sys.modules["gpu_report"] = importlib.util.module_from_spec(SPEC)

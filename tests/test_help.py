@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_trl.run.config import load_config
-from rlhf_trl.run.help import _field_lines, _Told
+from rlhf_trl.run.help import FieldHelp, _field_lines
 from rlhf_trl.run.stages import STAGES
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +52,7 @@ def test_the_words_of_a_field_wrap_and_none_is_cut(width):
     choices = "reinforce|rloo|grpo|drgrpo|gspo|cispo|cispo_window|sapo|dapo|dapo_per_prompt|maxrl"
     comment = "one of the algorithms whose names and equations `rlhf-trl algorithms` tells you"
     for kind in ("str", choices):
-        first, *more = _field_lines("algorithm", _Told(kind, "grpo", comment), width)
+        first, *more = _field_lines("algorithm", FieldHelp(kind, "grpo", comment), width)
         assert first.startswith(f"  --algorithm                   {kind[:30]}")
         assert more and all(len(line) <= width for line in (first, *more))
         assert all(line.startswith(" " * 34) and line[34] != " " for line in more)

@@ -19,9 +19,10 @@ from transformers.training_args import OptimizerNames
 from rlhf_trl import output
 from rlhf_trl.errors import InputError
 from rlhf_trl.run import launch
-from rlhf_trl.run.config import load_config, read_fields
+from rlhf_trl.run.config import load_config
 from rlhf_trl.run.fields.common import Run
 from rlhf_trl.run.launch import Expect
+from rlhf_trl.run.read_fields import read_fields
 from rlhf_trl.tiny.tokenizer import build_tokenizer
 
 

@@ -18,7 +18,7 @@ from conftest import cause
 from tqdm import tqdm
 
 from rlhf_trl import output
-from rlhf_trl.evaluation import report
+from rlhf_trl.evaluation import report, standstill
 from rlhf_trl.rollouts.store import Rollouts, Store
 from rlhf_trl.run.config import read_config
 from rlhf_trl.tiny import checkpoint_path
@@ -545,14 +545,14 @@ def test_warnings_when_nothing_can_be_learned(run, caplog):
     words = ["--max_completion_length", 2, "--max_steps", 11, "--eval_strategy", "no"]
     rewards = ["--reward_funcs", "exact_match", "--reward_weights", 1.0]
     run("grpo", "grpo", *SMALL, *words, *rewards)
-    said = [r.getMessage() for r in caplog.records if r.name == "rlhf_trl.evaluation.report"]
+    said = [r.getMessage() for r in caplog.records if r.name == "rlhf_trl.evaluation.standstill"]
     assert len([m for m in said if "every completion was cut off" in m]) == 1
     assert len([m for m in said if "equal rewards for 10 logged steps" in m]) == 1
 
 
-@pytest.mark.parametrize("sign", list(report.Watch.signs))
+@pytest.mark.parametrize("sign", list(standstill.Watch.signs))
 def test_a_warning_needs_ten_total_steps_in_a_row_and_comes_once(sign, caplog):
-    watch, said = report.Watch(), []
+    watch, said = standstill.Watch(), []
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)
     for value in [1.0] * 9 + [0.99] + [1.0] * 9 + [None] + [1.0] * 12:
         state.global_step += 1
@@ -563,9 +563,9 @@ def test_a_warning_needs_ten_total_steps_in_a_row_and_comes_once(sign, caplog):
     assert "10 logged steps up to step 21" in caplog.records[0].getMessage()
 
 
-@pytest.mark.parametrize("sign", list(report.Watch.signs_at_zero))
+@pytest.mark.parametrize("sign", list(standstill.Watch.signs_at_zero))
 def test_a_warning_of_what_stays_zero_comes_again_only_after_a_change(sign, caplog):
-    watch, counts = report.Watch(), []
+    watch, counts = standstill.Watch(), []
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)
     for value in [0.0] * 12 + [0.25] + [3e-8] * 12:
         state.global_step += 1
@@ -577,7 +577,7 @@ def test_a_warning_of_what_stays_zero_comes_again_only_after_a_change(sign, capl
 
 
 def test_equal_rewards_are_one_warning_not_two(caplog):
-    watch = report.Watch()
+    watch = standstill.Watch()
     for step in range(30):
         state = SimpleNamespace(global_step=step, is_world_process_zero=True)
         watch.on_log(None, state, None, logs={"frac_reward_zero_std": 1.0, "reward_std": 0.0})

@@ -13,8 +13,7 @@ from rlhf_trl import cli
 from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
 from rlhf_trl.rollouts import page
-from rlhf_trl.rollouts.store import Rollouts, Store
-from rlhf_trl.run.train import right_answers
+from rlhf_trl.rollouts.store import Rollouts, Store, right_answers
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

@@ -15,7 +15,7 @@ from rlhf_trl.data.steps import LETTERS
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import report
 from rlhf_trl.run.folders import model_folder
-from rlhf_trl.run.seen import kind_of
+from rlhf_trl.run.kinds import kind_of
 from rlhf_trl.run.train import _tied_weights_are_no_news
 
 SMALL = [

@@ -19,10 +19,11 @@ from rlhf_trl import cli
 from rlhf_trl.book.kl import exact
 from rlhf_trl.data.files import Examples
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.report import next_steps, told_of
+from rlhf_trl.evaluation.report import next_steps
 from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.folders import with_origin
 from rlhf_trl.run.named import load_run, named
 from rlhf_trl.run.train import read
 from rlhf_trl.tiny import checkpoint_path
@@ -225,11 +226,11 @@ def test_what_a_run_says_to_type_works_when_it_is_pasted(tmp_path, monkeypatch):
 
 def test_a_teacher_is_told_with_the_run_that_left_it(tmp_path):
     model = tmp_path / "grpo" / "model"
-    assert told_of("org/model") == "org/model" and told_of(str(model)) == str(model)
+    assert with_origin("org/model") == "org/model" and with_origin(str(model)) == str(model)
     model.mkdir(parents=True)
     summary = {"name": "GRPO (chapter)", "model_step": 100, "seed": 3}
     model.with_name("summary.json").write_text(json.dumps(summary))
-    assert told_of(str(model)) == f"{model} (GRPO (chapter), 100 steps, seed 3)"
+    assert with_origin(str(model)) == f"{model} (GRPO (chapter), 100 steps, seed 3)"
 
 
 def test_prompts_that_are_texts_are_said_to_get_no_template(capsys):

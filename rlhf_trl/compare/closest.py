@@ -22,9 +22,10 @@ from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.compare.rows import Row, own_fields
 from rlhf_trl.compare.surface import settings, shipped
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.run.config import read_config, read_fields
+from rlhf_trl.run.config import read_config
 from rlhf_trl.run.fields.policy_gradients import PolicyGradientRun
 from rlhf_trl.run.fields.preferences import AlignmentRun
+from rlhf_trl.run.read_fields import read_fields
 
 TRAINERS = tuple(name for name in pairs.STOCK if name != "SFTTrainer")
 """Stock trainers whose configs can be told apart."""

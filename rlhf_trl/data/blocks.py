@@ -3,19 +3,19 @@
 Those of reward models are in judgment_blocks.py.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from rlhf_trl.errors import within
+from rlhf_trl.errors import setting
 
 
 @dataclass
 class Spec:
     """One reasoning-gym task: its registered `name`, `weight` in the mixture, and own `config`."""
 
-    name: str
-    weight: float = within("a number above 0", 1.0)
-    config: dict[str, Any] = field(default_factory=dict)
+    name: str = setting("as reasoning-gym registers it", MISSING)
+    weight: float = setting("in the mixture", 1.0, range="a number above 0")
+    config: dict[str, Any] = setting("of the task", factory=dict)
 
 
 @dataclass
@@ -26,13 +26,13 @@ class GymData:
     entry i + 1 of seed s; for other rows, write one that is 100,000 away.
     """
 
-    specs: list[Spec]  # reasoning-gym tasks: name, weight, config
-    source: Literal["reasoning_gym"] = "reasoning_gym"  # or files and hub sets: path
-    size: int = within("1 to 1000000", 2000)  # training rows
-    seed: int = 0  # of the training rows
-    eval_size: int = within("1 to 1000000", 256)  # held-out rows; of files: prompts
-    eval_seed: int = 1000  # of the held-out rows
-    system_prompt: str = "none"  # none, deepseek_zero (the gym's) or a text
+    specs: list[Spec] = setting("reasoning-gym tasks: name, weight, config", MISSING)
+    source: Literal["reasoning_gym"] = setting("or files and hub sets: path", "reasoning_gym")
+    size: int = setting("training rows", 2000, range="1 to 1000000")
+    seed: int = setting("of the training rows", 0)
+    eval_size: int = setting("held-out rows; of files: prompts", 256, range="1 to 1000000")
+    eval_seed: int = setting("of the held-out rows", 1000)
+    system_prompt: str = setting("none, deepseek_zero (the gym's) or a text", "none")
 
 
 @dataclass
@@ -44,31 +44,35 @@ class FileData:
     first `eval_size` prompts there (by default 256) that are not trained on.
     """
 
-    path: str  # file (JSON, JSONL, Parquet, CSV), folder or hub name
-    source: Literal["path"] = "path"
-    split: str = "train"  # of a hub data set, or a slice: train[:90%]
-    eval_path: str | None = None  # held-out rows from another file
-    eval_split: str | None = None  # held-out rows from another slice
-    eval_size: int | None = within("1 or more", None)  # prompts to hold out
-    columns: dict[str, str] = field(default_factory=dict)  # {our name: the data set's name}
-    name: str | None = None  # config of a hub data set
-    reader: str | None = None  # of a published data set: gsm8k, hh, prm800k, ...
-    system_prompt: str | None = None  # for prompts without a system message
-    skip_bad: int = within("0 or more", 0)  # bad rows of each side to leave out; more are an error
+    path: str = setting("file (JSON, JSONL, Parquet, CSV), folder or hub name", MISSING)
+    source: Literal["path"] = setting("or reasoning-gym tasks: reasoning_gym", "path")
+    split: str = setting("of a hub data set, or a slice: train[:90%]", "train")
+    eval_path: str | None = setting("held-out rows from another file")
+    eval_split: str | None = setting("held-out rows from another slice")
+    eval_size: int | None = setting("prompts to hold out", range="1 or more")
+    columns: dict[str, str] = setting("{our name: the data set's name}", factory=dict)
+    name: str | None = setting("config of a hub data set")
+    reader: str | None = setting("of a published data set: gsm8k, hh, prm800k, ...")
+    system_prompt: str | None = setting("for prompts without a system message")
+    skip_bad: int = setting(
+        "bad rows of each side to leave out; more are an error", 0, range="0 or more"
+    )
 
 
 @dataclass
 class Samples:
     """The `samples:` block: a greedy and a sampled answer to each of some held-out prompts."""
 
-    every: int = within("0 or more", 0)  # steps between panels; 0: no panels
-    count: int = within("1 or more", 4)  # prompts in a panel
-    choice: Literal["fixed", "round_robin"] = "round_robin"  # always the first ones, or the next
-    file: str | None = None  # other prompts: a JSON list, or one per line
-    temperature: float = within("0 or more", 1.0)  # of the sampled answer
-    top_p: float = within("a number above 0, at most 1", 1.0)  # of the sampled answer
-    max_tokens: int | None = within("1 or more", None)  # null: as in evaluation
-    start: bool = True  # one panel before the first update
+    every: int = setting("steps between panels; 0: no panels", 0, range="0 or more")
+    count: int = setting("prompts in a panel", 4, range="1 or more")
+    choice: Literal["fixed", "round_robin"] = setting(
+        "always the first ones, or the next", "round_robin"
+    )
+    file: str | None = setting("other prompts: a JSON list, or one per line")
+    temperature: float = setting("of the sampled answer", 1.0, range="0 or more")
+    top_p: float = setting("of the sampled answer", 1.0, range="a number above 0, at most 1")
+    max_tokens: int | None = setting("null: as in evaluation", range="1 or more")
+    start: bool = setting("one panel before the first update", True)
 
 
 PromptData = GymData | FileData  # the `dataset:` block of recipes that learn from rewards
@@ -78,16 +82,16 @@ PromptData = GymData | FileData  # the `dataset:` block of recipes that learn fr
 class OfflinePairs(GymData):
     """Pairs of the right answer and one of the demonstrator's errors."""
 
-    pairs: Literal["offline"] = "offline"  # right answers beside errors, or sampled ones
+    pairs: Literal["offline"] = setting("right answers beside errors, or sampled ones", "offline")
 
 
 @dataclass
 class SampledPairs(GymData):
     """Pairs of right and wrong answers of a model; `mixed`: and of all offline pairs, shuffled."""
 
-    pairs: Literal["on_policy", "mixed"] = "on_policy"
-    samples_per_prompt: int = within("2 or more", 8)  # answers to choose from
-    sampled_from: str | None = None  # null: the model that is trained
+    pairs: Literal["on_policy", "mixed"] = setting("sampled ones, or both kinds", "on_policy")
+    samples_per_prompt: int = setting("answers to choose from", 8, range="2 or more")
+    sampled_from: str | None = setting("null: the model that is trained")
 
 
 PreferenceData = OfflinePairs | SampledPairs | FileData  # the `dataset:` block of preference data
@@ -100,7 +104,7 @@ class AnswersToLearn(FileData):
     Training is on the `last` turn, which is the assistant's, or on `all` turns of the assistant.
     """
 
-    turns: str = field(default="last", metadata={"choices": ("last", "all")})  # to train on
+    turns: str = setting("to train on", "last", choices=("last", "all"))
 
 
 DemonstrationData = GymData | AnswersToLearn  # the `dataset:` block of supervised fine-tuning

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rlhf_trl.data.blocks import FileData, GymData, OfflinePairs, SampledPairs
-from rlhf_trl.errors import within
+from rlhf_trl.errors import setting
 
 
 @dataclass
 class _Ranks:
     """Evaluation ranks `candidates` sampled answers of each held-out question (0: none)."""
 
-    candidates: int = within("0 (none), or 2 or more", 8)  # sampled answers to rank in evaluation
-    sampled_from: str | None = None  # null: the model that is trained
+    candidates: int = setting(
+        "sampled answers to rank in evaluation", 8, range="0 (none), or 2 or more"
+    )
+    sampled_from: str | None = setting("null: the model that is trained")
 
 
 @dataclass
@@ -35,7 +37,7 @@ class RankedLists(_Ranks, GymData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = within("2 or more", 4)  # answers in a ranked list
+    list_length: int = setting("answers in a ranked list", 4, range="2 or more")
 
 
 @dataclass
@@ -51,7 +53,7 @@ class RankedFile(FileData):
 
     ONLY_WITH: ClassVar = {"algorithm": ("kwise",)}
 
-    list_length: int = within("2 or more", 4)  # answers in a ranked list
+    list_length: int = setting("answers in a ranked list", 4, range="2 or more")
 
 
 RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairsFile | RankedFile
@@ -61,14 +63,14 @@ RewardData = OfflineRewardPairs | SampledRewardPairs | RankedLists | RewardPairs
 class SampledAnswers(_Ranks, GymData):
     """`samples_per_prompt` answers of each question, labeled by exact match."""
 
-    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
+    samples_per_prompt: int = setting("sampled answers to each question", 8, range="1 or more")
 
 
 @dataclass
 class AnswersFile(FileData):
     """A file or hub data set of labeled answers; evaluation ranks those of one prompt."""
 
-    candidates: int = within("0 (none), or 2 or more", 8)
+    candidates: int = setting("answers to rank in evaluation", 8, range="0 (none), or 2 or more")
 
 
 OutcomeData = SampledAnswers | AnswersFile
@@ -78,25 +80,27 @@ OutcomeData = SampledAnswers | AnswersFile
 class _Steps:
     """How steps are put together; all rows of a long trace have its prompt."""
 
-    step_separator: str = "\n"  # follows every step
-    step_split: str = r"\n+"  # regular expression that cuts completions
-    max_steps: int | None = within("1 or more", None)  # of a row; longer traces become several rows
+    step_separator: str = setting("follows every step", "\n")
+    step_split: str = setting("regular expression that cuts completions", r"\n+")
+    max_steps: int | None = setting(
+        "of a row; longer traces become several rows", range="1 or more"
+    )
 
 
 @dataclass
 class SyntheticTraces(_Steps, _Ranks, GymData):
     """One demonstration of each question, a share of `errors` of them with an error."""
 
-    traces: Literal["synthetic"] = "synthetic"  # demonstrations, or the model's answers
-    errors: float = within("a number between 0 and 1", 0.6)  # share of traces with an error
+    traces: Literal["synthetic"] = setting("demonstrations, or the model's answers", "synthetic")
+    errors: float = setting("share of traces with an error", 0.6, range="a number between 0 and 1")
 
 
 @dataclass
 class SampledTraces(_Steps, _Ranks, GymData):
     """`samples_per_prompt` answers of a model to each question."""
 
-    traces: Literal["sampled"] = "sampled"
-    samples_per_prompt: int = within("1 or more", 8)  # sampled answers to each question
+    traces: Literal["sampled"] = setting("the model's answers", "sampled")
+    samples_per_prompt: int = setting("sampled answers to each question", 8, range="1 or more")
 
 
 @dataclass

@@ -19,21 +19,15 @@ class AnswersBesideLoss(AnswersHeldOut):
             return super().evaluate(None, ignore_keys, metric_key_prefix)
         self._answers = []
         metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        names = (*getattr(self, "scores", ()), "length", "cut_off")
-        known = (
-            "loss",
-            "pair_accuracy",
-            "rewards/",
-            "logps/",
-            *names,
-            *(f"sampled_{name}" for name in names),
-        )
-        told = {
-            key: value
-            for key, value in metrics.items()
-            if key.removeprefix(f"{metric_key_prefix}_").startswith(known)
-        }
-        self._tell(told, self._answers)
+        scores = [*getattr(self, "scores", ()), "length", "cut_off"]
+        sampled_scores = [f"sampled_{name}" for name in scores]
+        # not the Trainer's own, such as runtimes
+        known = ("loss", "pair_accuracy", "rewards/", "logps/", *scores, *sampled_scores)
+        reported = {}
+        for key, value in metrics.items():
+            if key.removeprefix(f"{metric_key_prefix}_").startswith(known):
+                reported[key] = value
+        self._tell(reported, self._answers)
         return metrics
 
     # Extends Trainer.evaluation_loop, whose metrics `evaluate` logs: adds those of the answers.

@@ -9,24 +9,30 @@ from transformers import TrainerState
 
 from rlhf_trl.evaluation.held_out import Scores
 from rlhf_trl.rewards.finished import with_finished
-from rlhf_trl.rollouts.generate import Rows, Said
+from rlhf_trl.rollouts.generate import Completions, Rows
 
 
-def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, said: Said) -> Scores:
+def called(functions: Mapping[str, Callable[..., Any]], rows: Rows, answers: Completions) -> Scores:
     """Score answers to rows with functions, by name, that take what TRL gives reward functions."""
-    texts: list[Any] = [one.text for one in said]
+    completions: list[Any] = [one.text for one in answers]
     if not isinstance(rows[0]["prompt"], str):
-        texts = [[{"role": "assistant", "content": text}] for text in texts]
-    given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"} | {
+        completions = [[{"role": "assistant", "content": text}] for text in completions]
+
+    def log_nothing(*_: Any) -> None:
+        pass
+
+    arguments = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    arguments |= {
         "prompts": [row["prompt"] for row in rows],
-        "completions": texts,
-        "completion_ids": [list(one.ids) for one in said],
+        "completions": completions,
+        "completion_ids": [list(one.ids) for one in answers],
         "trainer_state": TrainerState(),
-        **dict.fromkeys(("log_extra", "log_metric"), lambda *_: None),
+        "log_extra": log_nothing,
+        "log_metric": log_nothing,
     }
-    finished = [one.finished for one in said]
-    results = {
-        name: with_finished(function, lambda: finished)(**given)
-        for name, function in functions.items()
-    }
-    return {n: asyncio.run(v) if inspect.iscoroutine(v) else v for n, v in results.items()}
+    finished = [one.finished for one in answers]
+    scores: Scores = {}
+    for name, function in functions.items():
+        result = with_finished(function, lambda: finished)(**arguments)
+        scores[name] = asyncio.run(result) if inspect.iscoroutine(result) else result
+    return scores

@@ -15,8 +15,7 @@ from rlhf_trl import book
 from rlhf_trl.data.answers import completion_text
 from rlhf_trl.rewards.checked import checked
 from rlhf_trl.rollouts import generate as rollouts
-from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Rows, Said, Sampling
-from rlhf_trl.rollouts.store import Store
+from rlhf_trl.rollouts.generate import GREEDY, SAMPLED, Completion, Completions, Rows, Sampling
 
 Score = Callable[..., list[float | None]]
 Scores = dict[str, list[float | None]]  # by name
@@ -45,7 +44,7 @@ class AnswersHeldOut:
     measured: tuple[str, ...] = ()  # the metrics of the trainer's own evaluation that are told
     # called on the main process with step, metrics and answers
     on_answers: Callable[[int, dict[str, float], list[dict[str, Any]]], None] | None = None
-    rollouts: Store | None = None  # takes what is answered, on the main process
+    rollouts: Any = None  # the `Store` that takes what is answered, on the main process
 
     @override
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -79,33 +78,43 @@ class AnswersHeldOut:
         self, prefix: str = "eval"
     ) -> tuple[tuple[list[Completion], list[Completion]], Scores]:
         """Return greedy and sampled completions of the held-out prompts, and all their scores."""
-        rows, scores = self.held_out, {}
+        rows = self.held_out
         self.model.eval()
-        completions = self.complete(rows)
-        for infix, said in zip(("", "sampled_"), completions, strict=True):
-            judged = self.judge(rows, said)
-            self.record_answers(f"{prefix}-{infix[:-1] or 'greedy'}", rows, said, judged)
-            each = {**judged, "length": [len(one.ids) for one in said]}
-            each["cut_off"] = [not one.finished for one in said]
-            scores |= {f"{infix}{name}": values for name, values in each.items()}
-        return completions, scores
+        greedy, sampled = self.complete(rows)
+        greedy_scores = self._all_scores(rows, greedy, f"{prefix}-greedy")
+        sampled_scores = self._all_scores(rows, sampled, f"{prefix}-sampled")
+        scores = greedy_scores | {
+            f"sampled_{name}": values for name, values in sampled_scores.items()
+        }
+        return (greedy, sampled), scores
 
-    def judge(self, rows: Rows, said: Said) -> Scores:
+    def _all_scores(self, rows: Rows, completions: Completions, split: str) -> Scores:
+        """Judge answers and record them; return their scores with length and whether cut off."""
+        scores = self.judge(rows, completions)
+        self.record_answers(split, rows, completions, scores)
+        length = [len(one.ids) for one in completions]
+        cut_off = [not one.finished for one in completions]
+        return {**scores, "length": length, "cut_off": cut_off}
+
+    def judge(self, rows: Rows, answers: Completions) -> Scores:
         """Return the scores of the answers to rows, by name."""
         columns = {k: [row[k] for row in rows] for k in rows[0] if k != "prompt"}
-        texts = [one.text for one in said]
+        texts = [one.text for one in answers]
         return {
             name: checked(score, name)(completions=texts, **columns)
             for name, score in self.scores.items()
         }
 
-    def record(self, split: str, generation: int, *told: Any) -> None:
-        """Hand a generation to the record, where the main process keeps one: see `Store.write`."""
+    def record(self, split: str, generation: int, *contents: Any) -> None:
+        """Hand a generation to the record, where the main process keeps one.
+
+        `contents` are samples, rewards and further arguments of `Store.write`.
+        """
         if self.rollouts is not None and self.is_world_process_zero():
             when = self.state.global_step, self.state.epoch or 0.0
-            self.rollouts.write(split, generation, when, *told)
+            self.rollouts.write(split, generation, when, *contents)
 
-    def record_answers(self, split: str, rows: Rows, said: Said, scores: Scores) -> None:
+    def record_answers(self, split: str, rows: Rows, answers: Completions, scores: Scores) -> None:
         """Record answers to rows; the step is their generation."""
         if self.rollouts is None:
             return
@@ -113,7 +122,7 @@ class AnswersHeldOut:
         total = rewards.pop("reward", [None] * len(rows))
         samples = [
             (row["prompt"], one.text, len(one.ids), one.finished, reward)
-            for row, one, reward in zip(rows, said, total, strict=True)
+            for row, one, reward in zip(rows, answers, total, strict=True)
         ]
         self.record(split, self.state.global_step, samples, rewards)
 
@@ -125,10 +134,10 @@ class AnswersHeldOut:
         self, rows: Rows, sampling: Sampling = SAMPLED, max_new_tokens: int | None = None
     ) -> list[dict[str, Any]]:
         """Return question, right answer, greedy and sampled text for every row, in order."""
-        completions = self.complete(rows, sampling, max_new_tokens)
-        for how, said in zip(("greedy", "sampled"), completions, strict=True):
-            self.record_answers(f"samples-{how}", rows, said, {})
-        return shown(rows, *completions)
+        greedy, sampled = self.complete(rows, sampling, max_new_tokens)
+        self.record_answers("samples-greedy", rows, greedy, {})
+        self.record_answers("samples-sampled", rows, sampled, {})
+        return shown(rows, greedy, sampled)
 
     @property
     def template(self) -> dict[str, Any] | None:
@@ -162,7 +171,7 @@ class AnswersHeldOut:
             "device": device,
             "template": self.template,
         }
-        completed = []  # place, greedy and sampled completion
+        completed = []  # place of a row, its greedy and its sampled completion
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -182,9 +191,13 @@ class AnswersHeldOut:
                 greedy = rollouts.generate(*inputs, sampling=GREEDY, **options)
                 sampled = rollouts.generate(*inputs, sampling=sampling, **options)
                 completed += zip(batch, greedy, sampled, strict=True)
-        by_place = {place: pair for place, *pair in gather_object(completed)}
-        greedy, sampled = zip(*(by_place[place] for place in range(len(rows))), strict=True)
-        return list(greedy), list(sampled)
+        greedy_by_place: dict[int, Completion] = {}
+        sampled_by_place: dict[int, Completion] = {}
+        for place, one_greedy, one_sampled in gather_object(completed):
+            greedy_by_place[place] = one_greedy
+            sampled_by_place[place] = one_sampled
+        all_places = range(len(rows))
+        return [greedy_by_place[n] for n in all_places], [sampled_by_place[n] for n in all_places]
 
 
 def with_penalties(
@@ -213,7 +226,7 @@ def with_penalties(
 
 
 def named_rewards(
-    rewards: Tensor, weights: Tensor, names: Sequence[str], said: Said, args: Any
+    rewards: Tensor, weights: Tensor, names: Sequence[str], answers: Completions, args: Any
 ) -> Scores:
     """Return (B, R) rewards by the names of their functions, and their weighted sum as `reward`.
 
@@ -222,8 +235,8 @@ def named_rewards(
     """
     rewards, weights = rewards.cpu(), weights.cpu()
     total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
-    lengths = torch.tensor([len(one.ids) for one in said])
-    finished = torch.tensor([one.finished for one in said])
+    lengths = torch.tensor([len(one.ids) for one in answers])
+    finished = torch.tensor([one.finished for one in answers])
     columns = dict(zip(names, rewards.T, strict=True)) | {"reward": total}
     columns |= with_penalties(args, total, lengths, finished)
     return {
@@ -232,14 +245,17 @@ def named_rewards(
     }
 
 
-def shown(rows: Rows, greedy: Said, sampled: Said) -> list[dict[str, Any]]:
+def shown(rows: Rows, greedy: Completions, sampled: Completions) -> list[dict[str, Any]]:
     """Return question, right answer, greedy and sampled text for every row."""
-    return [
-        {
-            "question": row.get("question", completion_text(row["prompt"])),
-            "answer": right if isinstance(right := row.get("answer"), str | None) else str(right),
-            "greedy": one.text,
-            "sampled": other.text,
-        }
-        for row, one, other in zip(rows, greedy, sampled, strict=True)
-    ]
+    lines = []
+    for row, one_greedy, one_sampled in zip(rows, greedy, sampled, strict=True):
+        right_answer = row.get("answer")
+        lines.append(
+            {
+                "question": row.get("question", completion_text(row["prompt"])),
+                "answer": None if right_answer is None else str(right_answer),
+                "greedy": one_greedy.text,
+                "sampled": one_sampled.text,
+            }
+        )
+    return lines

@@ -1,8 +1,6 @@
-"""What a run shows: progress bar, warnings, evaluations, learning curve, table, summary."""
+"""What a run shows at its end: table, learning curve, warnings, last line, and what comes next."""
 
-import importlib.metadata
 import json
-import logging
 import math
 import os
 import shutil
@@ -12,25 +10,20 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from transformers import TrainerCallback
-from transformers.trainer_callback import ProgressCallback
-from transformers.trainer_utils import has_length
-
+from rlhf_trl.evaluation.progress import SCORES_OF_ANSWERS
+from rlhf_trl.evaluation.standstill import ROUNDING
 from rlhf_trl.output import RECORD, numbered, write_whole
 from rlhf_trl.rollouts.store import trained_with
 
-logger = logging.getLogger(__name__)
-
 SAMPLES_SHOWN = 5
-# What the last line of a run tells: the first of these that was measured.
-HEADLINES = (
-    ("exact_match", "exact match"),
-    ("reward", "reward"),
-    ("pair_accuracy", "pair accuracy"),
-    ("first_error", "first error found"),
-    ("auc", "AUC"),
-    ("loss", "loss"),
-)
+# What the last line of a run shows: the first of these that was measured.
+HEADLINES = {
+    **SCORES_OF_ANSWERS,
+    "pair_accuracy": "pair accuracy",
+    "first_error": "first error found",
+    "auc": "AUC",
+    "loss": "loss",
+}
 # What the learning curve shows of evaluations on an axis from 0 to 1.
 SHARES = (
     ("exact_match", "o-", "exact match, greedy"),
@@ -51,96 +44,6 @@ TRAINING = (
     "mean_token_accuracy",
     "completions/mean_length",
 )
-PATIENCE = 10  # logged steps in a row before a warning
-ROUNDING = 1e-6  # of a mean or deviation of equal rewards
-
-
-class RewardProgress(ProgressCallback):
-    """The usual progress bar with the reward (or loss) behind it instead of a line per log.
-
-    It is the only one in training: how far an evaluation is stands behind it, too.
-    """
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Begin the bar; no batch has been evaluated."""
-        super().on_train_begin(args, state, control, **kwargs)
-        self._evaluated = 0
-
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
-        """Show how many batches of an evaluation are done."""
-        if self.training_bar is None:
-            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
-        elif has_length(eval_dataloader):
-            self._evaluated += 1
-            done = f"evaluating, {self._evaluated} of {len(eval_dataloader)}"
-            self.training_bar.set_postfix_str(done)
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        """Forget how far the evaluation was."""
-        super().on_evaluate(args, state, control, **kwargs)
-        if self.training_bar is not None and self._evaluated:
-            self.training_bar.set_postfix_str("")
-        self._evaluated = 0
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        """Show the newest reward on the bar, and each evaluation as one line above it."""
-        if not state.is_world_process_zero or self.training_bar is None or logs is None:
-            return
-        for key in ("reward", "loss"):
-            if logs.get(key) is not None:
-                self.training_bar.set_postfix({key: f"{logs[key]:.3f}"}, refresh=False)
-                break
-        for key, name in HEADLINES[:2]:
-            if {f"eval_{key}", f"eval_sampled_{key}"} <= logs.keys():
-                self.training_bar.write(
-                    f"step {state.global_step:>5}  {name} {logs[f'eval_{key}']:.3f} greedy, "
-                    f"{logs[f'eval_sampled_{key}']:.3f} sampled"
-                )
-                break
-
-
-class Watch(TrainerCallback):
-    """Warns when training runs on without learning anything, once until that changes."""
-
-    # by metric, where all of it is a sign: its share is 1
-    signs = {  # noqa: RUF012 - read only
-        "frac_reward_zero_std": (
-            "every group of completions got equal rewards for %d logged steps up to step %d, so "
-            "all advantages are 0 and nothing is learned; look at the reward functions and at the "
-            "difficulty of the task."
-        ),
-        "completions/clipped_ratio": (
-            "every completion was cut off at max_completion_length for %d logged steps up to step "
-            "%d; raise max_completion_length, or check that the model knows its eos token."
-        ),
-    }
-    # by metric, where nothing of it is a sign: it is 0
-    signs_at_zero = {  # noqa: RUF012 - read only
-        "reward_std": (
-            "all completions got equal rewards for %d logged steps up to step %d, so that rewards "
-            "teach nothing; look at the reward functions and at the difficulty of the task."
-        ),
-        "rewards/format/mean": (
-            "the reward format was 0 for every completion for %d logged steps up to step %d: none "
-            "has a tag of the answer's format; ask for it in dataset.system_prompt, teach it with "
-            "recipes/sft.py first, or leave format out of reward_funcs."
-        ),
-    }
-
-    def __init__(self):
-        self._streak = dict.fromkeys([*self.signs, *self.signs_at_zero], 0)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        """Count logged steps in a row on which a sign of standstill is total."""
-        logs = dict(logs or {})
-        if logs.get("frac_reward_zero_std") == 1.0:  # which says the same, group by group
-            logs.pop("reward_std", None)
-        for messages, total in ((self.signs, 1.0), (self.signs_at_zero, 0.0)):
-            for key in messages.keys() & logs.keys():
-                is_total = math.isclose(logs[key], total, abs_tol=ROUNDING)
-                self._streak[key] = self._streak[key] + 1 if is_total else 0
-                if self._streak[key] == PATIENCE and state.is_world_process_zero:
-                    logger.warning(messages[key], PATIENCE, state.global_step)
 
 
 def untaught(log: list[dict], folder: Path) -> list[str]:
@@ -272,7 +175,8 @@ def _draw_shares(left: Any, measured: list[dict]) -> bool:
     if not curves:
         return False
     right = left.twinx()
-    for (steps, values, style, label), color in zip(curves, cycle(WARM), strict=False):
+    for curve, color in zip(curves, cycle(WARM), strict=False):
+        steps, values, style, label = curve
         right.plot(steps, values, style, color=color, label=label)
     right.set(ylabel="held out", ylim=(0, 1.02))
     for axis, color in ((left, "tab:blue"), (right, WARM[0])):
@@ -292,7 +196,7 @@ def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
 
     The very last one has no loss, but what was measured since the one before, if anything was.
     """
-    logged = [entry for entry in log if entry.keys() & {name for name, _ in HEADLINES}]
+    logged = [entry for entry in log if entry.keys() & HEADLINES.keys()]
     return {
         entry["step"]: {
             "metrics": {key: value for key, value in entry.items() if key.startswith(TRAINING)},
@@ -306,18 +210,21 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run: of its evaluations, or of `training_metrics`."""
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
-    ends = [end["metrics"] for end in _ends(evaluations).values()]
+    ends = [end["metrics"] for end in _ends(evaluations).values()]  # one or two
     measured = ends[0].keys() & ends[-1].keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
-    names = {f"{prefix}{key}": name for key, name in (*HEADLINES, ("cut_off", "cut off"))}
+    # the share of cut-off answers where nothing else was measured
+    names = {f"{prefix}{key}": name for key, name in {**HEADLINES, "cut_off": "cut off"}.items()}
     key = next(key for key in names if key in measured)
     values = " -> ".join(f"{end[key]:.3f}" for end in ends)
     count = len(evaluations[max(evaluations)]["answers"])
     noun = "words" if tasks == {"spell_backward"} else "questions"
-    how = "" if prefix else "of training; "
+    conditions = f"seed {seed}"
     if count:
-        how = f"greedy, {count} held-out {noun}, "
-    line = f"{names[key]} {values} ({how}seed {seed})"
+        conditions = f"greedy, {count} held-out {noun}, seed {seed}"
+    elif not prefix:
+        conditions = f"of training; seed {seed}"
+    line = f"{names[key]} {values} ({conditions})"
     return line if prefix else f"{line}; nothing is held out, so nothing was evaluated"
 
 
@@ -362,8 +269,8 @@ def command_line() -> str:
     installed = Path(sys.executable).with_name("rlhf-trl")
     if not installed.is_file():
         return f"{quote(_short_path(sys.executable))} -m rlhf_trl.cli"
-    reached = shutil.which("rlhf-trl")
-    if reached and Path(reached).samefile(installed):
+    on_path = shutil.which("rlhf-trl")
+    if on_path and Path(on_path).samefile(installed):
         return "rlhf-trl"
     return quote(_short_path(str(installed)))
 
@@ -372,19 +279,3 @@ def _short_path(path: str) -> str:
     """Return a path as it is reached from here, where it lies below, or else from the root."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.startswith("..") else relative
-
-
-def told_of(model: str) -> str:
-    """Return the name of a model, and which run of ours left it there, if one did."""
-    path = Path(model).parent / "summary.json"
-    if Path(model).name != "model" or not path.is_file():
-        return model
-    made = json.loads(path.read_text())
-    return f"{model} ({made['name']}, {made['model_step']} steps, seed {made['seed']})"
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of the libraries that decide what a run computes; None: not installed."""
-    names = ("rlhf_trl", "trl", "transformers", "torch", "accelerate", "peft", "reasoning_gym")
-    found = {name: importlib.metadata.distributions(name=name) for name in names}
-    return {name: next((each.version for each in of), None) for name, of in found.items()}

@@ -15,7 +15,7 @@ from rlhf_trl.evaluation.held_out import (
     named_rewards,
     with_penalties,
 )
-from rlhf_trl.rollouts.generate import Rows, Said
+from rlhf_trl.rollouts.generate import Completions, Rows
 
 Recorded = tuple[list[tuple[Any, ...]], dict[str, list[float]]]
 """Samples without their advantages, and rewards by name, as `Store.write` takes them."""
@@ -35,30 +35,30 @@ class RewardedAnswers(AnswersHeldOut):
 
     _unrecorded: dict[int, Unrecorded]  # by the number of the generation
 
-    def judge(self, rows: Rows, said: Said) -> Scores:
+    def judge(self, rows: Rows, answers: Completions) -> Scores:
         """Return the scores, those of all reward functions, and the reward they come to."""
         share = self.share(rows)
         is_chat = is_conversational({"prompt": rows[0]["prompt"]})
-        texts = [said[i].text for i in share]
+        texts = [answers[i].text for i in share]
         if is_chat:
             completions = [[{"role": "assistant", "content": text}] for text in texts]
         else:
             completions = texts
         pending = self._pending_extra_logs, self._pending_metrics  # of the next generation
         self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
-        self._finished = [said[i].finished for i in share]
+        self._finished = [answers[i].finished for i in share]
         rewards = super()._calculate_rewards(
             [rows[i] for i in share],
             [rows[i]["prompt"] for i in share],
             completions,
-            [said[i].ids for i in share],
+            [answers[i].ids for i in share],
         )
         self._pending_extra_logs, self._pending_metrics = pending
         per_func = rewards[: len(rows)]
         named = named_rewards(
-            per_func, self.reward_weights, self.reward_func_names, said, self.args
+            per_func, self.reward_weights, self.reward_func_names, answers, self.args
         )
-        scores = super().judge(rows, said)
+        scores = super().judge(rows, answers)
         return scores | {name: values for name, values in named.items() if name not in scores}
 
     def _weighted(self, per_func: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from rlhf_trl.book.kl import exact
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.called import called
-from rlhf_trl.evaluation.held_out import AnswersHeldOut, Rows, Said, Scores, named_rewards
+from rlhf_trl.evaluation.held_out import AnswersHeldOut, Completions, Rows, Scores, named_rewards
 from rlhf_trl.evaluation.tables import side_by_side
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.policies import load_policy
@@ -32,7 +32,10 @@ class Policy(AnswersHeldOut):
     columns: Mapping[str, Any] = {}  # beside the prompt, of what `reply` answers
 
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
-        self.name, self.args, self._config, self.scores = name, args, config, {}
+        self.name = name
+        self.args = args
+        self._config = config
+        self.scores = {}
         self.processing_class = load_tokenizer(config, args, conversational)
         self.model = load_policy(config, args)
         self.max_completion_length = args.max_completion_length
@@ -50,37 +53,46 @@ class Policy(AnswersHeldOut):
         self, prompt: Any, sampling: Sampling, streamer: Any = None
     ) -> tuple[Completion, Scores]:
         """Return an answer to one prompt, and what the `scorers` give it."""
-        rows, device = [{"prompt": prompt, **self.columns}], self.accelerator.device
-        options = {"sampling": sampling, "max_new_tokens": self.max_completion_length}
-        options |= {"device": device, "template": self.template, "streamer": streamer}
-        said = generate(self.model_wrapped, self.processing_class, rows, **options)
-        return said[0], called(self.scorers, rows, said)
+        rows = [{"prompt": prompt, **self.columns}]
+        completions = generate(
+            self.model_wrapped,
+            self.processing_class,
+            rows,
+            sampling=sampling,
+            max_new_tokens=self.max_completion_length,
+            device=self.accelerator.device,
+            template=self.template,
+            streamer=streamer,
+        )
+        return completions[0], called(self.scorers, rows, completions)
 
-    def judge(self, rows: Rows, said: Said) -> Scores:
+    def judge(self, rows: Rows, answers: Completions) -> Scores:
         """Return the scores, those of the rewards, the reward they come to, and the scorers'."""
-        scores = super().judge(rows, said)
+        scores = super().judge(rows, answers)
         if self.rewards:
             functions = {function.__name__: function for function in self.rewards}
-            rewards = called(functions, rows, said)
+            rewards = called(functions, rows, answers)
             columns = [
                 [math.nan if value is None else value for value in values]
                 for values in rewards.values()
             ]
             weights = torch.tensor(self.weights or [1.0] * len(columns))
-            total = named_rewards(torch.tensor(columns).T, weights, list(rewards), said, self.args)
+            total = named_rewards(
+                torch.tensor(columns).T, weights, list(rewards), answers, self.args
+            )
             for name, values in total.items():
                 scores.setdefault(name, values)
-        return scores | called(self.scorers, rows, said)
+        return scores | called(self.scorers, rows, answers)
 
     @torch.no_grad()
-    def kl(self, other: "Policy", said: Said) -> list[float]:
+    def kl(self, other: "Policy", answers: Completions) -> list[float]:
         """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`).
 
         It is over all logits, from which the answers were sampled, be they more than the tokens.
 
         Args:
             other: the policy that the KL is to.
-            said: this policy's answer to each held-out prompt.
+            answers: this policy's answer to each held-out prompt.
 
         Raises:
             InputError: the other policy has another vocabulary, or fewer logits.
@@ -94,7 +106,7 @@ class Policy(AnswersHeldOut):
         is_text = isinstance(self.held_out[0]["prompt"], str)  # a chat template has special tokens
         prompts = prompt_texts(tokenizer, self.held_out, self.template)
         kls = []
-        for prompt, answer in zip(prompts, said, strict=True):
+        for prompt, answer in zip(prompts, answers, strict=True):
             prompt_ids = tokenizer(prompt, add_special_tokens=is_text)["input_ids"]
             logits = self._answer_logits(prompt_ids, answer.ids)
             other_logits = other._answer_logits(prompt_ids, answer.ids)

@@ -66,9 +66,11 @@ def that_fit(lines: Sequence[Line], width: int | None = None) -> tuple[list[Line
     left_out: list[str] = []
     room = width + 2
     for name, size in _sizes(lines).items():
-        fits = size + 2 <= room or not taken
-        (taken if fits else left_out).append(name)
-        room -= fits * (size + 2)
+        if size + 2 <= room or not taken:  # the first one is taken in any case
+            taken.append(name)
+            room -= size + 2
+        else:
+            left_out.append(name)
     return [{name: line[name] for name in taken} for line in lines], left_out
 
 
@@ -146,12 +148,12 @@ def _sizes(lines: Sequence[Line]) -> dict[str, int]:
     return {name: max(len(name), *(len(line[name]) for line in lines)) for name in lines[0]}
 
 
-def wrapped(said: str, indent: str = "", width: int | None = None) -> list[str]:
+def wrapped(sentence: str, indent: str = "", width: int | None = None) -> list[str]:
     """Return a sentence as lines of at most `width` characters, by default the terminal's."""
     width = width or shutil.get_terminal_size().columns
     further = indent + "  "
     return textwrap.wrap(
-        said, width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
+        sentence, width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
     )
 
 

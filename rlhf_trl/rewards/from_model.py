@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import ADAPTER, loading, whole_weights
-from rlhf_trl.policies import check_adapter, fitting_adapter
+from rlhf_trl.models import ADAPTER, loading
+from rlhf_trl.policies import check_adapter, fitting_adapter, whole_weights
 from rlhf_trl.reward_models.reader import Reader
 from rlhf_trl.rewards.checked import checked
 

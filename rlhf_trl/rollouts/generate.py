@@ -36,7 +36,7 @@ class Completion(NamedTuple):
     ids: Sequence[int] = ()  # up to the one that ended it
 
 
-Said = Sequence[Completion]
+Completions = Sequence[Completion]
 
 
 def prompt_texts(

@@ -82,12 +82,12 @@ def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
 
 def _answers(connection: sqlite3.Connection) -> dict[int, list[str]]:
     """Return the right answers by prompt; a prompt may stand in several rows of the data."""
-    found: dict[int, list[str]] = {}
+    answers: dict[int, list[str]] = {}
     table = "SELECT 1 FROM sqlite_master WHERE name = 'answers'"
     if connection.execute(table).fetchone():  # not where none are known
         for key, answer in connection.execute("SELECT prompt_id, answer FROM answers"):
-            found.setdefault(key, []).append(answer)
-    return found
+            answers.setdefault(key, []).append(answer)
+    return answers
 
 
 def _read_split(

@@ -16,15 +16,13 @@ from rlhf_trl.data.answers import same_answer
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.gym import GYM_COLUMNS
 from rlhf_trl.errors import InputError
-from rlhf_trl.models import ADAPTER, EMBEDDED, load_tokenizer, whole_weights
+from rlhf_trl.models import ADAPTER, EMBEDDED, load_tokenizer
 from rlhf_trl.output import write_lines
-from rlhf_trl.policies import load_policy
+from rlhf_trl.policies import load_policy, whole_weights
+from rlhf_trl.rollouts.blocks import Record
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, seeded
-from rlhf_trl.rollouts.store import Record, Store
+from rlhf_trl.rollouts.store import Store
 from rlhf_trl.tiny import checkpoint_path
-
-FIRST = itemgetter(0)
-
 
 Sampler = Callable[[list[Any], int, str], list[dict[str, Any]]]
 
@@ -82,7 +80,8 @@ def kept_samples(
         InputError: the file holds other samples.
     """
     path = Path(args.output_dir) / f"samples-{side}.jsonl"
-    longest, name = args.max_completion_length, model.model_name_or_path
+    longest = args.max_completion_length
+    name = model.model_name_or_path
     origin = {"sampled_from": name, "max_completion_length": longest}
 
     def make() -> list[Any]:
@@ -97,9 +96,11 @@ def kept_samples(
         return [{**outcome, **origin} for outcome in outcomes]
 
     expected = [(row["question"], origin) for row in rows for _ in range(count)]
+    outcomes, present = kept(path, make), []
     try:
-        outcomes = kept(path, make)
-        present = [(row["question"], {key: row.pop(key) for key in origin}) for row in outcomes]
+        for outcome in outcomes:
+            origin_in_file = {key: outcome.pop(key) for key in origin}
+            present.append((outcome["question"], origin_in_file))
     except (KeyError, TypeError, AttributeError):  # not as it was written
         present = None
     if present != expected:
@@ -183,21 +184,26 @@ def in_batches(
     `per_device_eval_batch_size`. The processes share the batches if `dealt`; all get all values.
     """
     size = max(1, args.per_device_eval_batch_size // count)
-    firsts = range(0, len(rows), size)
-    found = []
-    for first in firsts[args.process_index :: args.world_size] if dealt else firsts:
-        places = range(first, min(first + size, len(rows)))
-        batch = rows[first : first + size] if isinstance(rows, list) else [rows[i] for i in places]
-        found += zip(places, answer(batch, first), strict=True)
-    return [value for _, value in sorted(gather_object(found) if dealt else found, key=FIRST)]
+    starts = range(0, len(rows), size)
+    if dealt:
+        starts = starts[args.process_index :: args.world_size]
+    by_place: list[tuple[int, Any]] = []
+    for start in starts:
+        places = range(start, min(start + size, len(rows)))
+        values = answer([rows[place] for place in places], start)
+        by_place += zip(places, values, strict=True)
+    if dealt:
+        by_place = gather_object(by_place)
+    return [value for _, value in sorted(by_place, key=itemgetter(0))]
 
 
 def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
     """Return the lines of a JSON file, none if it is broken; all processes make it if need be."""
-    if not broadcast_object_list([path.exists()])[0]:
-        made = make()
+    (is_there,) = broadcast_object_list([path.exists()])
+    if not is_there:
+        lines = make()
         if PartialState().is_main_process:
-            write_lines(path, made)
+            write_lines(path, lines)
         wait_for_everyone()
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

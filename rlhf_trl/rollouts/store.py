@@ -5,16 +5,16 @@ import json
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rlhf_trl.errors import InputError, within
+from rlhf_trl.errors import InputError
 from rlhf_trl.output import RECORD
+from rlhf_trl.rollouts.blocks import Rollouts
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT);
@@ -41,17 +41,6 @@ CREATE TABLE IF NOT EXISTS answers (
 REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
 
 Job = Callable[[sqlite3.Connection], object]
-
-
-@dataclass
-class Rollouts:
-    """The `rollouts:` block."""
-
-    every: int = within("1 or more", 1)  # 1: all generations of training; 10: every tenth
-    cap: float = within("a number above 0", 1.0)  # GB; there every other one goes
-
-
-Record = Rollouts | Literal["off"]  # the field `rollouts`
 
 
 class Store:
@@ -167,8 +156,9 @@ class Store:
 
     def _check(self) -> None:
         if self._error is not None:
-            told = f"{self.path} cannot be written ({self._error})"
-            raise InputError(f"rollouts: {told}; make room, or write off.") from self._error
+            raise InputError(
+                f"rollouts: {self.path} cannot be written ({self._error}); make room, or write off."
+            ) from self._error
 
     def _work(self) -> None:
         connection = None
@@ -188,14 +178,18 @@ class Store:
         import psutil
 
         connection = sqlite3.connect(self.path, timeout=60)
-        mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
-        folders = self.path.resolve().parents
-        kind = next((mounts[folder] for folder in folders if folder in mounts), "")
-        journal = "DELETE" if kind.startswith(REMOTE) else "WAL"
+        file_systems = {
+            Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)
+        }
+        folders = self.path.resolve().parents  # from the nearest one up
+        file_system = next(
+            (file_systems[folder] for folder in folders if folder in file_systems), ""
+        )
+        journal = "DELETE" if file_system.startswith(REMOTE) else "WAL"
         connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
         with connection:
             connection.executescript(SCHEMA)
-            _tell(connection, self._facts)
+            _write_facts(connection, self._facts)
             if answers := [(_key(_text(prompt)), answer) for prompt, answer in self._answers]:
                 connection.executescript(ANSWERS)
                 connection.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", answers)
@@ -210,11 +204,21 @@ class Store:
         while self._every and connection.execute(pages).fetchone()[0] > self._config.cap * 1e9:
             self._every *= 2
             if _delete(connection, "split LIKE 'train%' AND generation % ?", self._every):
-                _tell(connection, {"thinned": self._every // self._config.every})
+                _write_facts(connection, {"thinned": self._every // self._config.every})
             else:
                 self._every = 0
             kept = f"1 in {self._every} generations of training" if self._every else "nothing more"
             print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
+
+
+def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
+    """Yield prompt and right answer of all rows that have both."""
+    for rows in sides:
+        if not rows or not {"prompt", "answer"} <= rows[0].keys():
+            continue
+        for row in rows:
+            if row["answer"] is not None:
+                yield row["prompt"], str(row["answer"])
 
 
 def trained_with(path: str | Path, text: str) -> bool:
@@ -246,14 +250,17 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _tell(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
-    told = [(k, v if isinstance(v, str) else json.dumps(v, default=str)) for k, v in facts.items()]
-    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", told)
+def _write_facts(connection: sqlite3.Connection, facts: Mapping[str, Any]) -> None:
+    """Write what is known of the run into its table, texts as they are and the rest as JSON."""
+    rows = []
+    for key, value in facts.items():
+        rows.append((key, value if isinstance(value, str) else json.dumps(value, default=str)))
+    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", rows)
 
 
 def _delete(connection: sqlite3.Connection, condition: str, *values: int | str) -> int:
     """Delete rollouts, and prompts that have none left; return how many rollouts."""
-    gone = connection.execute(f"DELETE FROM rollouts WHERE {condition}", values).rowcount
-    if gone:
+    deleted = connection.execute(f"DELETE FROM rollouts WHERE {condition}", values).rowcount
+    if deleted:
         connection.execute("DELETE FROM prompts WHERE id NOT IN (SELECT prompt_id FROM rollouts)")
-    return gone
+    return deleted

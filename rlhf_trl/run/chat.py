@@ -1,7 +1,7 @@
 """What `rlhf-trl chat` does: an engine that answers what is typed, and a terminal around it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os.path import commonprefix
 from string import ascii_letters, digits
 from typing import Any, NamedTuple
@@ -12,19 +12,21 @@ from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import EMBEDDED
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rollouts.generate import GREEDY, Sampling
+from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.named import config_of, load_run, named
 from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE
 
 # What a model of no run is asked with, beside the embedded model's settings.
 PLAIN = "--use_cpu false --max_completion_length 256"
-FEW = 20  # questions that may begin alike by chance
+FEW = 20  # fewer questions may begin alike by chance
+PROMPTS_READ = 1000  # of a run, to see what they share
 
 
 class Answer(NamedTuple):
-    """What a policy says, `greedy` or `sampled`, and its score where a reward model gives one."""
+    """What a policy says, and its score where a reward model gives one."""
 
     policy: str
-    how: str
+    method: str  # greedy or sampled
     text: str
     score: float | None
 
@@ -48,48 +50,76 @@ class Chat:
         reward_model: str | None = None,
         history: bool | None = None,
     ):
-        found = [named(word) for word in models]
-        judge = reward_model and named(reward_model, reward_model=True)
-        if path := config_of(found, config):
-            loaded, data = load_run(path, words)
-        else:
-            loaded, data = load_run(config_of([named(EMBEDDED)], None), [*PLAIN.split(), *words])
-        args, prompts, self.messages = loaded.trl, data.train["prompt"][:1000], data.conversational
-        self.policies = [model.load(loaded, self.messages) for model in found]
-        for policy in self.policies if judge else ():
-            policy.scorers = {"score": load_reward_model(judge.path, policy.processing_class, args)}
-        how = Sampling()._asdict()
-        for name, default in how.items():  # rejection sampling's are fields of the recipe
-            how[name] = getattr(loaded.own, name, getattr(args, name, default))
-        if temperature is not None:
-            how["temperature"] = temperature
-        self.sampled = Sampling(**how)
-        if path and "chat_template_kwargs" in data.train.column_names:
+        named_models = [named(word) for word in models]
+        named_judge = named(reward_model, reward_model=True) if reward_model else None
+        run_config = config_of(named_models, config)
+        if run_config:
+            loaded, data = load_run(run_config, words)
+        else:  # no model is of a run: the embedded model's config, with settings for any model
+            embedded_config = config_of([named(EMBEDDED)], None)
+            loaded, data = load_run(embedded_config, [*PLAIN.split(), *words])
+        self.messages = data.conversational
+        self.policies = [model.load(loaded, self.messages) for model in named_models]
+        if named_judge:
+            for policy in self.policies:
+                tokenizer = policy.processing_class
+                score = load_reward_model(named_judge.path, tokenizer, loaded.trl)
+                policy.scorers = {"score": score}
+        self.sampled = _sampling_of(loaded, temperature)
+        if run_config and "chat_template_kwargs" in data.train.column_names:
             for policy in self.policies:
                 policy.columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
+        prompts = data.train["prompt"][:PROMPTS_READ]
         self.system, self.system_note = _system_message(prompts if self.messages else [])
-        self.frame = _frame(map(completion_text, prompts)) if path else ("", "")
-        single = self.policies[0].processing_class.chat_template == CHAT_TEMPLATE
-        self.history = self.messages and (not single if history is None else history)
-        self.turns: dict[str, list[dict[str, str]]] = {}
+        self.frame = _frame(map(completion_text, prompts)) if run_config else ("", "")
+        if history is None:
+            history = self.policies[0].processing_class.chat_template != CHAT_TEMPLATE
+        self.history = self.messages and history
+        self.turns: dict[str, list[dict[str, str]]] = {}  # by policy: questions and greedy answers
 
-    def ask(self, text: str, streamer: Any = None) -> Iterator[Answer]:
+    def ask(
+        self, text: str, streamer: Callable[[Policy, str], Any] | None = None
+    ) -> Iterator[Answer]:
         """Yield each policy's greedy and sampled answer.
 
-        `streamer` takes a policy and how it answers; it returns what gets the tokens as they come.
+        `streamer` takes a policy and how it answers, greedy or sampled; it returns what gets the
+        tokens as they come.
         """
         start, end = self.frame
-        text = text if start and text.startswith(start) else f"{start}{text}{end}"
+        is_framed = bool(start) and text.startswith(start)
+        question = text if is_framed else f"{start}{text}{end}"
         for policy in self.policies:
-            turns = [*self.turns.get(policy.name, []), {"role": "user", "content": text}]
-            first = [{"role": "system", "content": self.system}] if self.system else []
-            prompt = [*first, *turns] if self.messages else text
+            turns = [*self.turns.get(policy.name, []), {"role": "user", "content": question}]
+            prompt: Any = question
+            if self.messages:
+                prompt = turns
+                if self.system:
+                    prompt = [{"role": "system", "content": self.system}, *turns]
             policy.check([{"prompt": prompt, **policy.columns}])
-            for how, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
-                said, scores = policy.reply(prompt, sampling, streamer and streamer(policy, how))
-                if self.history and how == "greedy":
-                    self.turns[policy.name] = [*turns, {"role": "assistant", "content": said.text}]
-                yield Answer(policy.name, how, said.text, *scores.get("score", [None]))
+            for method, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
+                stream = streamer(policy, method) if streamer else None
+                reply, scores = policy.reply(prompt, sampling, stream)
+                if self.history and method == "greedy":
+                    self.turns[policy.name] = [*turns, {"role": "assistant", "content": reply.text}]
+                score = scores["score"][0] if "score" in scores else None
+                yield Answer(policy.name, method, reply.text, score)
+
+
+def _sampling_of(loaded: Loaded, temperature: float | None) -> Sampling:
+    """Return how a run samples: by its recipe's fields or by TRL's, or with another temperature."""
+    settings: dict[str, Any] = {}
+    for name, default in Sampling()._asdict().items():
+        settings[name] = getattr(loaded.own, name, getattr(loaded.trl, name, default))
+    if temperature is not None:
+        settings["temperature"] = temperature
+    return Sampling(**settings)
+
+
+def forget(chat: Chat) -> str:
+    """Forget what was said; return a sentence that says so, "" where nothing was."""
+    had_turns = bool(chat.turns)
+    chat.turns.clear()
+    return " What was said is forgotten." if had_turns else ""
 
 
 def _system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
@@ -113,10 +143,15 @@ def _system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
 
 def _frame(texts: Iterable[str]) -> tuple[str, str]:
     """Return the words that all texts begin with, and those that they then end with."""
-    texts, word = list(dict.fromkeys(texts)), ascii_letters + digits
-    start = commonprefix(texts).rstrip(word) if len(texts) >= FEW else ""  # noqa: RUF071
-    rests = [text[len(start) :][::-1] for text in texts] if start else [""]
-    return start, commonprefix(rests)[::-1].lstrip(word)  # noqa: RUF071
+    texts = list(dict.fromkeys(texts))
+    if len(texts) < FEW:
+        return "", ""
+    letters = ascii_letters + digits  # what is shared ends between two words
+    start = commonprefix(texts).rstrip(letters)  # noqa: RUF071
+    if not start:
+        return "", ""
+    reversed_ends = [text[len(start) :][::-1] for text in texts]
+    return start, commonprefix(reversed_ends)[::-1].lstrip(letters)  # noqa: RUF071
 
 
 def talk(chat: Chat) -> None:
@@ -125,29 +160,30 @@ def talk(chat: Chat) -> None:
 
     from transformers import TextStreamer
 
-    wide = max(len(policy.name) for policy in chat.policies)
+    width = max(len(policy.name) for policy in chat.policies)
 
-    def streamer(policy: Policy, how: str) -> TextStreamer:
-        print(f"{policy.name:{wide}}  {how:7}  ", end="", flush=True)
+    def streamer(policy: Policy, method: str) -> TextStreamer:
+        print(f"{policy.name:{width}}  {method:7}  ", end="", flush=True)
         return TextStreamer(policy.processing_class, skip_prompt=True, skip_special_tokens=True)
 
     if any(chat.frame):
         print(f"each question reads: {'...'.join(chat.frame)} (the dots stand for what you type)")
     if chat.system_note:
         print(chat.system_note)
-    turns = "follow on each other" if chat.history else "start anew"
-    print(f"temperature {chat.sampled.temperature:g}; prompts {turns}; Ctrl-D ends")
+    prompts = "follow on each other" if chat.history else "start anew"
+    print(f"temperature {chat.sampled.temperature:g}; prompts {prompts}; Ctrl-D ends")
     while True:
         try:
-            if text := input("> ").strip():
-                for answer in chat.ask(text, streamer):
-                    if answer.score is not None:
-                        print(f"{'':{wide}}  score    {answer.score:.3f}")
+            text = input("> ").strip()
+            if not text:
+                continue
+            for answer in chat.ask(text, streamer):
+                if answer.score is not None:
+                    print(f"{'':{width}}  score    {answer.score:.3f}")
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
             print("\nstopped; Ctrl-D ends")
         except InputError as error:
-            print(f"error: {error}{' What was said is forgotten.' if chat.turns else ''}")
-            chat.turns.clear()
+            print(f"error: {error}{forget(chat)}")

@@ -1,7 +1,7 @@
 """The page of `rlhf-trl chat --ui`: the engine's answers side by side, as they are written."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from importlib.util import find_spec
@@ -13,49 +13,65 @@ from transformers import TextStreamer
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
-from rlhf_trl.run.chat import Chat
+from rlhf_trl.run.chat import Chat, forget
+
+
+class _Stream(TextStreamer):
+    """Hands what a policy writes to a function, piece by piece, instead of printing it."""
+
+    def __init__(self, tokenizer: Any, take: Callable[[str], None]):
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._take = take
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Hand on a piece of the answer."""
+        self._take(text)
 
 
 def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
-    """Yield the answers of each policy as far as they are written; closed, it stops the writing."""
-    said: dict[str, list[str]] = {policy.name: [] for policy in chat.policies}
-    news, left = SimpleQueue[bool](), Event()
+    """Yield the answers of each policy as far as they are written; closed, it stops the writing.
 
-    def streamer(policy: Policy, how: str) -> TextStreamer:
-        def give(piece: str, stream_end: bool = False) -> None:
-            if left.is_set():
-                raise InterruptedError
-            said[policy.name][-1] += piece
+    A thread of its own lets the policies answer. It puts True into a queue whenever the page has
+    something new to show, and False once it has ended.
+    """
+    answers: dict[str, list[str]] = {policy.name: [] for policy in chat.policies}
+    updates = SimpleQueue[bool]()
+    page_closed = Event()
+
+    def begin_answer(policy: Policy, method: str) -> TextStreamer:
+        texts = answers[policy.name]
+        texts.append("")
+
+        def extend(piece: str) -> None:
+            if page_closed.is_set():
+                raise InterruptedError  # ends the generation
+            texts[-1] += piece
             if piece:
-                news.put(True)
+                updates.put(True)
 
-        said[policy.name].append("")
-        found = TextStreamer(policy.processing_class, skip_prompt=True, skip_special_tokens=True)
-        found.on_finalized_text = give  # instead of printing
-        return found
+        return _Stream(policy.processing_class, extend)
 
-    def work() -> None:
-        for answer in chat.ask(text, streamer):
+    def answer_all() -> None:
+        for answer in chat.ask(text, begin_answer):
             score = "" if answer.score is None else f", score {answer.score:.4f}"
-            said[answer.policy][-1] = f"{answer.text}\n({answer.how}{score})"
-            news.put(True)
+            answers[answer.policy][-1] = f"{answer.text}\n({answer.method}{score})"
+            updates.put(True)
 
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(work)
-        done.add_done_callback(lambda _: news.put(False))
+        writing = pool.submit(answer_all)
+        writing.add_done_callback(lambda _: updates.put(False))
         try:
-            while news.get():
-                yield said
-            done.result()
+            while updates.get():
+                yield answers
+            writing.result()  # raises what went wrong in the thread
         except InputError as error:
-            told = f"error: {error}{' What was said is forgotten.' if chat.turns else ''}"
-            chat.turns.clear()
-            yield {name: [*texts, told] for name, texts in said.items()}
+            sentence = f"error: {error}{forget(chat)}"
+            yield {name: [*texts, sentence] for name, texts in answers.items()}
         finally:
-            left.set()
+            page_closed.set()
 
 
-def serve(*options: Any) -> None:
+def serve(*models_and_options: Any, **options: Any) -> None:
     """Serve the page of a `Chat` with these options to this machine only, until Ctrl-C.
 
     The page has a column for each policy. It, not the `Chat`, keeps what was said: `turns`, as in
@@ -66,7 +82,7 @@ def serve(*options: Any) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which reads it
     import gradio as gr
 
-    chat = Chat(*options)
+    chat = Chat(*models_and_options, **options)
 
     def message(role: str, text: str) -> dict[str, str]:
         return {"role": role, "content": escape(text, quote=False)}  # gradio takes it for HTML
@@ -74,7 +90,10 @@ def serve(*options: Any) -> None:
     def answer(
         text: str, turns: Any, temperature: float, length: int, system: str, *columns: Any
     ) -> Iterator[list[Any]]:
-        """Yield what the page then holds: an empty text box, the turns, each column's messages."""
+        """Yield what the page then holds: an empty text box, the turns, each column's messages.
+
+        The arguments are the values of `inputs`, the columns' messages last.
+        """
         chat.sampled = chat.sampled._replace(temperature=temperature)
         chat.system = system
         chat.turns = dict(turns)
@@ -83,18 +102,20 @@ def serve(*options: Any) -> None:
         yield ["", turns, *columns]
         if not text.strip():
             return
-        asked = [[*messages, message("user", text)] for messages in columns]
+        with_question = [[*messages, message("user", text)] for messages in columns]
         for answers in turn(chat, text.strip()):
-            answered = []
-            for messages, texts in zip(asked, answers.values(), strict=True):
-                answered.append(messages + [message("assistant", text) for text in texts])
-            yield ["", chat.turns, *answered]
+            with_answers = []
+            for messages, texts in zip(with_question, answers.values(), strict=True):
+                with_answers.append(messages + [message("assistant", text) for text in texts])
+            yield ["", chat.turns, *with_answers]
 
     with gr.Blocks(title="rlhf-trl chat", analytics_enabled=False, fill_width=True) as page:
-        turns, plain = gr.State({}), {"render_markdown": False, "buttons": []}
+        turns = gr.State({})
         with gr.Row():
-            names = dict.fromkeys(policy.name for policy in chat.policies)
-            columns = [gr.Chatbot(label=name, height=500, **plain) for name in names]
+            columns = [
+                gr.Chatbot(label=name, height=500, render_markdown=False, buttons=[])
+                for name in dict.fromkeys(policy.name for policy in chat.policies)
+            ]
         text = gr.Textbox(label="You", placeholder="...".join(chat.frame))
         with gr.Row():
             stop = gr.Button("Stop")
@@ -102,9 +123,13 @@ def serve(*options: Any) -> None:
         with gr.Row():
             temperature = chat.sampled.temperature
             length = chat.policies[0].max_completion_length
-            label = "Temperature of sampled answers"
             settings = [
-                gr.Slider(0, max(2, temperature), temperature, label=label),
+                gr.Slider(
+                    0,
+                    max(2, temperature),
+                    temperature,
+                    label="Temperature of sampled answers",
+                ),
                 gr.Slider(1, max(1024, length), length, step=1, label="Length in tokens"),
                 gr.Textbox(
                     chat.system,
@@ -118,8 +143,14 @@ def serve(*options: Any) -> None:
         stop.click(None, cancels=[event])
     # gradio's own theme comes with fonts
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    where = {"server_name": "127.0.0.1", "share": False, "ssr_mode": False}
-    how = {"theme": theme, "footer_links": [], "quiet": True, "prevent_thread_lock": True}
-    _, url, _ = page.launch(**where, **how)
+    _, url, _ = page.launch(
+        server_name="127.0.0.1",
+        share=False,
+        ssr_mode=False,
+        theme=theme,
+        footer_links=[],
+        quiet=True,
+        prevent_thread_lock=True,
+    )
     print(f"the page is at {url}, for this machine only; Ctrl-C ends", flush=True)
     page.block_thread()

@@ -20,8 +20,8 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
     It does where a row's text is the same without them. An answer that consists of nothing but
     such calls is refused: the empty text would be trained. `config` is the `dataset:` block.
     """
-    first, of_run = data.train[0], getattr(args, "chat_template_kwargs", None) or {}
-    _check_first(first, tokenizer, {**of_run, **template_arguments(first)})
+    first = data.train[0]
+    _check_first(first, tokenizer, _arguments(first, args))
     turns = getattr(config, "turns", "last")
     for side, rows in (("train", data.train), ("held-out", data.held_out)):
         if not rows or not may_hold_tools(rows):
@@ -30,17 +30,27 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
         for row in tqdm(rows, "tools in the chat template", disable=len(rows) < 50_000):
             counts.update(_left_out(row, tokenizer, args, turns))
         if empty := counts.pop(EMPTY_ANSWER, 0):
-            own = "chat_template_path, or " if hasattr(args, "chat_template_path") else ""
-            where = f"{empty} of {len(rows)} {side} rows of {config.path}"
+            place = "chat_template.jinja in the model's folder"
+            if hasattr(args, "chat_template_path"):
+                place = f"chat_template_path, or {place}"
             raise InputError(
-                f"dataset: {where} have {EMPTY_ANSWER}, which the chat template leaves out, so "
-                "that the empty text would be trained; take a template that reads tool_calls "
-                f"({own}chat_template.jinja in the model's folder), or remove these rows."
+                f"dataset: {empty} of {len(rows)} {side} rows of {config.path} have "
+                f"{EMPTY_ANSWER}, which the chat template leaves out, so that the empty text would "
+                f"be trained; take a template that reads tool_calls ({place}), or remove these "
+                "rows."
             )
         for name, count in sorted(counts.items()):
             if args.process_index == 0:
-                told = f"the chat template leaves out {name} of {count} of {len(rows)} {side} rows"
-                print(told, flush=True)
+                print(
+                    f"the chat template leaves out {name} of {count} of {len(rows)} {side} rows",
+                    flush=True,
+                )
+
+
+def _arguments(row: Mapping[str, Any], args: Any) -> dict[str, Any]:
+    """Return what the chat template gets for a row: what the run says, and what the row does."""
+    of_run = getattr(args, "chat_template_kwargs", None) or {}
+    return {**of_run, **template_arguments(row)}
 
 
 def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str, Any]) -> None:
@@ -50,9 +60,9 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
     """
 
     def ids(messages: Messages) -> list[int]:
-        asked = messages[-1]["role"] != "assistant"
-        how = {"tokenize": False, "add_generation_prompt": asked, **arguments}
-        text = tokenizer.apply_chat_template(messages, **how)
+        is_question = messages[-1]["role"] != "assistant"
+        options = {"tokenize": False, "add_generation_prompt": is_question, **arguments}
+        text = tokenizer.apply_chat_template(messages, **options)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     remedy = "correct chat_template.jinja in the model's folder, or its tokenizer"
@@ -73,21 +83,24 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
 def _left_out(row: Mapping[str, Any], tokenizer: Any, args: Any, turns: str) -> list[str]:
     """Return which of "tools", "tool_calls" and `EMPTY_ANSWER` the template leaves out of a row."""
     conversations = _conversations(row)
-    calling = any("tool_calls" in m and m["tool_calls"] for c in conversations for m in c)
-    if not calling and not row.get("tools"):
+    has_calls = any(message.get("tool_calls") for talk in conversations for message in talk)
+    has_tools = bool(row.get("tools"))
+    if not has_calls and not has_tools:
         return []
-    arguments = {**(getattr(args, "chat_template_kwargs", None) or {}), **template_arguments(row)}
+    arguments = _arguments(row, args)
     texts = _texts(tokenizer, conversations, arguments)
     if texts is None:  # the trainer is going to say why
         return []
     left_out = []
-    if row.get("tools") and texts == _texts(tokenizer, conversations, {**arguments, "tools": None}):
+    if has_tools and texts == _texts(tokenizer, conversations, {**arguments, "tools": None}):
         left_out.append("tools")
-    silent = [[_without_calls(message) for message in c] for c in conversations]
-    if calling and texts == _texts(tokenizer, silent, arguments):
+    without_calls = [[_without_calls(message) for message in talk] for talk in conversations]
+    if has_calls and texts == _texts(tokenizer, without_calls, arguments):
         left_out.append("tool_calls")
-        if any(_only_calls(answer) for c in conversations for answer in _answers(c, row, turns)):
-            left_out.append(EMPTY_ANSWER)
+        for talk in conversations:
+            if any(_only_calls(answer) for answer in _answers(talk, row, turns)):
+                left_out.append(EMPTY_ANSWER)
+                break  # a row counts once
     return left_out
 
 

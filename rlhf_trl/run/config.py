@@ -44,9 +44,9 @@ from rlhf_trl.run.config_types import (
     show,
 )
 from rlhf_trl.run.launch import cpu_settings, world_size
-from rlhf_trl.run.yaml_loader import UNSET, dump_yaml, read_word
+from rlhf_trl.run.yaml_loader import dump_yaml, read_word
 
-__all__ = ["Loaded", "load_config", "read_config", "read_fields"]
+__all__ = ["Loaded", "load_config", "read_config"]
 
 # What TRL's own classes do not check, as the metadata of our fields say it.
 RULES: dict[str, dict[str, Any]] = {
@@ -82,17 +82,13 @@ Trl = TypeVar("Trl")
 
 
 class Loaded(NamedTuple, Generic[Own, Trl]):
-    """A checked configuration: the recipe's fields, TRL's, the model's, and what the user gave.
+    """A checked configuration."""
 
-    `given` is one plain mapping with `extends` resolved and the command line folded in. `row` is
-    what the algorithm makes of TRL's fields, where the recipe has one.
-    """
-
-    own: Own
-    trl: Trl
-    model: Any
-    given: dict[str, Any]
-    row: Any = None
+    own: Own  # the recipe's fields
+    trl: Trl  # TRL's; None of a recipe that trains nothing
+    model: Any  # TRL's ModelConfig, or None
+    given: dict[str, Any]  # what files and command line say: one mapping, with `extends` resolved
+    row: Any = None  # what the algorithm makes of TRL's fields, where the recipe has one
 
     def save(self, path: str | Path) -> None:
         """Write `given` as YAML, whole or not at all; `--config PATH` then repeats the run."""
@@ -123,7 +119,7 @@ def load_config(
         print(recipe_help(own, class_name, "all" in words))
         raise SystemExit(0)
     path, overrides = read_command_line(words)
-    config = _Config(path, RULES)
+    config = CheckedConfig(path, RULES)
     for option, values in overrides:
         config.override(option, values)
     for old, new in RENAMED.items():
@@ -132,13 +128,13 @@ def load_config(
         config.fail(("env",), "is not read from a config; set environment variables in the shell")
 
     own_fields = fields_of(own)
-    own_given = config.take(own_fields)
-    own_run = config.build(own_given, own, ())
+    own_values = config.take(own_fields)
+    own_run = config.build(own_values, own, ())
     if "algorithm" in own_fields:
         _check_algorithm(config, own_run)
     if trl is None:
         config.refuse_unknown(config.values, own_fields, ())
-        return Loaded(own_run, None, None, {key: own_given[key] for key in config.values})
+        return Loaded(own_run, None, None, {key: own_values[key] for key in config.values})
 
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
@@ -146,14 +142,10 @@ def load_config(
     if twice := own_fields.keys() & (trl_fields.keys() - shared | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
-    trl_given, model_given = config.take(trl_fields), config.take(model_fields)
-    checked = {**own_given, **trl_given, **model_given}
-    _check_generation_batch(config, trl_given, trl_fields)
-    settings = recipe_defaults(trl_class) | trl_given | cpu_settings(trl_given, world_size())
+    trl_values, model_values = config.take(trl_fields), config.take(model_fields)
+    _check_generation_batch(config, trl_values, trl_fields)
+    settings = _trl_settings(trl_class, trl_values)
     settings |= {name: getattr(own_run, name) for name in shared}
-    for old, new in RENAMED.items():  # where TRL has both, the old one's default counts
-        if settings.get(new) is None and {old, new} <= trl_fields.keys():
-            settings[new] = trl_fields[old][1].default
     args = config.build(settings, trl_class, ())
     row = None
     if hasattr(trl_class, "resolve"):  # a class of ours: what its algorithm makes of the fields
@@ -161,33 +153,22 @@ def load_config(
             row = trl_class.resolve(args)
         except algorithms.FieldError as error:
             config.fail((error.field,), error.message)
-    given = {key: checked[key] for key in config.values}
-    return Loaded(own_run, args, config.build(model_given, model_class, ()), given, row)
+    checked = {**own_values, **trl_values, **model_values}
+    given = {key: checked[key] for key in config.values}  # in the order in which they are written
+    return Loaded(own_run, args, config.build(model_values, model_class, ()), given, row)
 
 
-def read_fields(
-    path: str | Path,
-    classes: Sequence[Any],
-    ignore: Sequence[str] = (),
-    words: Mapping[str, Mapping[Any, Any]] | None = None,
-) -> dict[str, Any]:
-    """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
-
-    The first of the `classes` that has a field decides its type; keys to `ignore` may hold
-    anything. `words` has, by key, what takes the place of booleans that its type does not have.
-    """
-    config = _Config(path)
-    for key in ignore:
-        config.values.pop(key, None)
-    for key, means in (words or {}).items():
-        if isinstance(config.values.get(key), bool):
-            config.values[key] = means[config.values[key]]
-    known = {name: field for each in reversed(classes) for name, field in fields_of(each).items()}
-    config.refuse_unknown(config.values, known, ())
-    return config.check_block(config.values, {k: known[k] for k in config.values}, ())
+def _trl_settings(trl_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what TRL's config class gets: the values of a config over the defaults of recipes."""
+    settings = {**recipe_defaults(trl_class), **values, **cpu_settings(values, world_size())}
+    fields = fields_of(trl_class)
+    for old, new in RENAMED.items():  # where TRL has both, the old one's default counts
+        if settings.get(new) is None and {old, new} <= fields.keys():
+            settings[new] = fields[old][1].default
+    return settings
 
 
-class _Config(Written):
+class CheckedConfig(Written):
     """What files and the command line write, and the checks on it."""
 
     def __init__(self, path: str | Path, rules: Mapping[str, Mapping[str, Any]] | None = None):
@@ -197,43 +178,40 @@ class _Config(Written):
     def kind_of(self, block: dict[str, Any], kinds: list[Any], path: Key) -> Any:
         """Return which of several dataclasses a block is: the first whose choices all hold.
 
-        Choices are the fields typed `Literal`, and the keys outside the block in `ONLY_WITH`. A
-        choice that comes later than a key which goes with another one lays that key aside.
+        Choices are the fields typed `Literal` (such as `source`), and the keys outside the block in
+        `ONLY_WITH` (such as `algorithm`). A key of the block that goes with another choice is an
+        error, unless the choice was written later than the key, which is then laid aside.
         """
         if len(kinds) == 1:
             return kinds[0]
-        choices = [_choices(kind, path) for kind in kinds]
-        chosen = {
-            choice: self.value(choice, default=values[0])
-            for of_kind in reversed(choices)  # the first kind decides what is chosen by default
-            for choice, values in of_kind.items()
-        }
-        for choice in choices[0]:
-            values = [value for of_kind in choices for value in of_kind.get(choice, ())]
-            if len(choice) > len(path) and chosen[choice] not in values:
+        choices_by_kind = [_choices(kind, path) for kind in kinds]
+        chosen: dict[Key, Any] = {}
+        for choices in reversed(choices_by_kind):  # the first kind decides the default
+            for choice, values in choices.items():
+                chosen[choice] = self.value(choice, default=values[0])
+        for choice in choices_by_kind[0]:
+            is_in_block = len(choice) > len(path)
+            values = [value for choices in choices_by_kind for value in choices.get(choice, ())]
+            if is_in_block and chosen[choice] not in values:
                 self.refuse_choice(chosen[choice], [*dict.fromkeys(values)], choice)
-        unmet = [
-            {choice: values for choice, values in of_kind.items() if chosen[choice] not in values}
-            for of_kind in choices
+        unmet_by_kind = [
+            {choice: values for choice, values in choices.items() if chosen[choice] not in values}
+            for choices in choices_by_kind
         ]
-        place = unmet.index({}) if {} in unmet else 0
+        place = unmet_by_kind.index({}) if {} in unmet_by_kind else 0
         known = fields_of(kinds[place])
         for key in [key for key in block if key not in known]:
-            needed = {
-                choice: values
-                for kind, of_kind in zip(kinds, unmet, strict=True)
-                for choice, values in of_kind.items()
-                if key in fields_of(kind)
-            }
+            needed: dict[Key, list[Any]] = {}  # the choices that the kinds with this key lack
+            for kind, unmet in zip(kinds, unmet_by_kind, strict=True):
+                if key in fields_of(kind):
+                    needed |= unmet
             if any(self.decided_after(choice, (*path, key)) for choice in needed):
                 del block[key]
             elif needed:
                 choice, values = next(iter(needed.items()))
                 name = ".".join(choice)
-                instead_of_it = f"remove it, or write {name}: {' or '.join(values)}"
-                self.fail(
-                    (*path, key), f"is not read with {name}: {chosen[choice]}; {instead_of_it}"
-                )
+                remedy = f"remove it, or write {name}: {' or '.join(values)}"
+                self.fail((*path, key), f"is not read with {name}: {chosen[choice]}; {remedy}")
         return kinds[place]
 
     def refuse_unknown(self, values: dict[str, Any], known: Known, path: Key) -> None:
@@ -262,9 +240,10 @@ class _Config(Written):
             value, (kind, field) = values[key], known[key]
             checked[key] = self.check(value, kind, (*path, key))
             rules = {} if path else self.rules.get(key, {})
-            for one in checked[key] if isinstance(checked[key], list) else [checked[key]]:
-                if wanted := instead(one, {**rules, **field.metadata}):
-                    self.fail((*path, key), f"is {show(one)}; write {wanted}")
+            items = checked[key] if isinstance(checked[key], list) else [checked[key]]
+            for item in items:
+                if wanted := instead(item, {**rules, **field.metadata}):
+                    self.fail((*path, key), f"is {show(item)}; write {wanted}")
         return checked
 
     def refuse_choice(self, value: Any, allowed: Sequence[Any], path: Key) -> NoReturn:
@@ -275,47 +254,51 @@ class _Config(Written):
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
         members = members_of(kind)
         if isinstance(value, Words):
-            value = self._mean(value, kind, path)
+            value = self._value_of_words(value, kind, path)
         if isinstance(value, str) and path[-1].endswith("_kwargs"):  # TRL takes JSON for a mapping
             members = [dict] if not isinstance(read_word(value), dict) else members
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
-        member = next((m for m in members if fits(value, m)), UNSET)
-        if member is UNSET:
+        fitting = [member for member in members if fits(value, member)]
+        if not fitting:
             name = f", {NAMES[type(value)]}" if value is not None else ""
             self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
+        member = fitting[0]
         if is_dataclass(member):
-            member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
-            return self.check_block(value, fields_of(member), path)
-        item = (type_args(member) or (Any,))[-1]  # TRL's tuples are of one type, too
+            block = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
+            return self.check_block(value, fields_of(block), path)
+        item_kind = (type_args(member) or (Any,))[-1]  # TRL's tuples are of one type, too
         if isinstance(value, list):
-            return [self.check(v, item, (*path, str(i))) for i, v in enumerate(value)]
+            return [self.check(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
         if isinstance(value, dict):
-            return {key: self.check(v, item, (*path, key)) for key, v in value.items()}
+            return {key: self.check(v, item_kind, (*path, key)) for key, v in value.items()}
         if (allowed := choices_of(member)) and value not in allowed:
             self.refuse_choice(value, allowed, path)
         if isinstance(value, float) and isnan(value):
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
 
-    def _mean(self, words: Words, kind: Any, path: Key) -> Any:
+    def _value_of_words(self, words: Words, kind: Any, path: Key) -> Any:
         """Return the plain value that command-line words have for a field of this type."""
         members = members_of(kind)
         if not words and bool not in members and Any not in members:
             self.fail(path, f"has no value; write {describe(kind)}")
         if not words or Any in members:
             return words.untyped()
-        lists = [(type_args(m) or (Any,))[0] for m in members if shape_of(m) in (list, tuple)]
+        lists = [member for member in members if shape_of(member) in (list, tuple)]
         if len(words) == 1:
             value = read_word(words[0])
             if bool in members and str not in members:
                 value = BOOLEAN_WORDS.get(words[0].lower(), value)
-            fitting = [v for v in (value, words[0]) if any(fits(v, m) for m in members)]
-            if fitting or not lists:
-                return [*fitting, value][0]
+            for reading in (value, words[0]):
+                if any(fits(reading, member) for member in members):
+                    return reading
+            if not lists:
+                return value  # which `check` refuses
         if not lists:
             self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
-        return [self._mean(Words([word]), lists[0], path) for word in words]
+        item_kind = (type_args(lists[0]) or (Any,))[0]
+        return [self._value_of_words(Words([word]), item_kind, path) for word in words]
 
     def build(self, value: Any, kind: Any, path: Key) -> Any:
         """Turn a checked plain value into the dataclasses and enums that its type `kind` names."""
@@ -324,9 +307,12 @@ class _Config(Written):
         if is_dataclass(member):
             member = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             known = fields_of(member)
-            inner = {k: self.build(v, known[k][0], (*path, k)) for k, v in value.items()}
+            arguments = {}
+            for key, inner in value.items():
+                inner_kind, _ = known[key]
+                arguments[key] = self.build(inner, inner_kind, (*path, key))
             try:
-                return member(**inner)
+                return member(**arguments)
             except ValueError as error:
                 message = " ".join(str(error).split())
                 key = _key_at_fault(message, known, value)
@@ -334,8 +320,8 @@ class _Config(Written):
                 name = ".".join(path) or member.__name__
                 raise InputError(f"{self.source(path)}: {name}: {message}") from error
         if isinstance(value, list):
-            item = (type_args(member) or (Any,))[0]
-            built = [self.build(v, item, (*path, str(i))) for i, v in enumerate(value)]
+            item_kind = (type_args(member) or (Any,))[0]
+            built = [self.build(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
             return tuple(built) if shape_of(member) is tuple else built
         if isinstance(value, dict):
             return copied(value)
@@ -357,11 +343,16 @@ def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str |
 
 def _choices(kind: Any, path: Key) -> dict[Key, list[Any]]:
     """Return what chooses a dataclass among those that a block may be, and its allowed values."""
-    literals = {(*path, n): choices_of(k) for n, (k, _) in fields_of(kind).items() if choices_of(k)}
-    return literals | {(name,): list(v) for name, v in getattr(kind, "ONLY_WITH", {}).items()}
+    choices: dict[Key, list[Any]] = {}
+    for name, (field_kind, _) in fields_of(kind).items():
+        if values := choices_of(field_kind):
+            choices[*path, name] = values
+    for name, values in getattr(kind, "ONLY_WITH", {}).items():
+        choices[name,] = list(values)
+    return choices
 
 
-def _check_algorithm(config: _Config, run: Any) -> None:
+def _check_algorithm(config: CheckedConfig, run: Any) -> None:
     """Refuse an algorithm that is unknown, and loss fields that it does not read."""
     formulation = getattr(run, "formulation", "chapter")
     try:
@@ -369,20 +360,24 @@ def _check_algorithm(config: _Config, run: Any) -> None:
     except InputError as error:
         key = "formulation" if run.algorithm in algorithms.ALGORITHMS else "algorithm"
         raise InputError(f"{config.source((key,))}: {error}") from error
-    given = {key: plain(value) for key, value in config.values.items()}
-    names = allowed(fields_of(type(run))["algorithm"][1].metadata) or algorithms.ALGORITHMS
-    known = {name: algorithms.ALGORITHMS[name].formulations.get(formulation) for name in names}
-    others = {name: each for name, each in known.items() if each}
-    passing = given if formulation == "trl" else ()  # TRL's fields, which its config knows, go on
+    values = {key: plain(value) for key, value in config.values.items()}
+    _, algorithm_field = fields_of(type(run))["algorithm"]
+    names = allowed(algorithm_field.metadata) or algorithms.ALGORITHMS
+    others = {}  # what the recipe's algorithms are in this formulation
+    for name in names:
+        other = algorithms.ALGORITHMS[name].formulations.get(formulation)
+        if other:
+            others[name] = other
+    passing = values if formulation == "trl" else ()  # TRL's fields, which its config knows, go on
     try:
-        algorithms.resolve(row, given, others, passing)
+        algorithms.resolve(row, values, others, passing)
     except algorithms.FieldError as error:
         config.fail((error.field,), error.message)
     except InputError as error:
         raise InputError(f"{config.file}: {error}") from error
 
 
-def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known) -> None:
+def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: Known) -> None:
     """Say which num_generations divide the generation batch, where the given one does not."""
     if not {"num_generations", "generation_batch_size", "steps_per_generation"} <= known.keys():
         return
@@ -390,17 +385,23 @@ def _check_generation_batch(config: _Config, args: dict[str, Any], known: Known)
     def value(name: str) -> Any:
         return args.get(name, known[name][1].default)
 
-    batch, how = value("generation_batch_size"), "generation_batch_size"
+    batch, product = value("generation_batch_size"), "generation_batch_size"
     if batch is None:
-        each, processes = value("per_device_train_batch_size"), world_size()
-        names = ("steps_per_generation", "gradient_accumulation_steps")
-        steps = next((name for name in names if value(name) is not None), names[1])
-        batch = each * processes * value(steps)
-        many = f"{processes} process{'es' * (processes > 1)}"
-        how = f"per_device_train_batch_size {each} x {many} x {steps} {value(steps)}"
+        per_device, processes = value("per_device_train_batch_size"), world_size()
+        key = "steps_per_generation"
+        if value(key) is None:
+            key = "gradient_accumulation_steps"
+        batch = per_device * processes * value(key)
+        product = (
+            f"per_device_train_batch_size {per_device} x {processes} "
+            f"process{'es' * (processes > 1)} x {key} {value(key)}"
+        )
     generations = value("num_generations") or 0
     if batch <= 0 or generations < 1 or batch % generations:
         divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
-        advice = f"write {one_of(divisors)}, or change" if divisors else "raise"
-        shown = f"is {show(value('num_generations'))}, which does not divide the generation batch"
-        config.fail(("num_generations",), f"{shown} of {batch} ({how}); {advice} the batch")
+        remedy = f"write {one_of(divisors)}, or change" if divisors else "raise"
+        config.fail(
+            ("num_generations",),
+            f"is {show(value('num_generations'))}, which does not divide the generation batch of "
+            f"{batch} ({product}); {remedy} the batch",
+        )

@@ -80,14 +80,21 @@ def evaluate(
     groups = prompt_groups([row["prompt"] for row in run.rows])
     numbers = compare(results.scores, groups, results.weights)
     if as_json:
-        facts = {"config": run.path, "held_out": len(run.rows)}
-        facts |= {"reference": reference, "answers": answers}
-        return json.dumps({**facts, "models": numbers}, indent=2)
-    legend = f"; sampled kl: to {reference}, nats per answer" if reference else ""
+        content = {
+            "config": run.path,
+            "held_out": len(run.rows),
+            "reference": reference,
+            "answers": answers,
+            "models": numbers,
+        }
+        return json.dumps(content, indent=2)
+    legend = ""  # goes on behind that of the table
     if held.needs_reference:
-        legend = f"; rewards: relative to {start}, the run's start{legend}"
-    count = f"{len(run.rows)} held-out {held.noun or 'prompts'} of {run.path}"
-    return f"{count}\n\n{table(numbers)}{legend}\nall answers, side by side, are in {answers}"
+        legend += f"; rewards: relative to {start}, the run's start"
+    if reference:
+        legend += f"; sampled kl: to {reference}, nats per answer"
+    heading = f"{len(run.rows)} held-out {held.noun or 'prompts'} of {run.path}"
+    return f"{heading}\n\n{table(numbers)}{legend}\nall answers, side by side, are in {answers}"
 
 
 def _run_of(policies: Sequence[Named], config: str | None, words: Sequence[str]) -> _Run:

@@ -6,7 +6,7 @@ stages, how lines are laid out to `evaluation.tables`, and both are above `rlhf_
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +67,14 @@ _LABELS = {
     "trl_settings": "TRL's settings",
     "differs": "note",
 }
+# The fields of a formulation, beside its parts, that `describe` shows, and their keys there.
+_CHOICES = {
+    "kl": "kl",
+    "kl_sign": "kl_sign",
+    "logps": "logps",
+    "reference": "reference",
+    "window": "normalized_over",
+}
 _FOOT = {
     "policy_gradient": "over: what a mean over tokens spans (means over completions or prompts add "
     "up); KL: where beta * KL goes; TRL: whether the stock trainer with the row's settings "
@@ -84,19 +92,28 @@ def describe(name: str) -> dict[str, Any]:
     row = algorithm(name)
     forms: dict[str, Any] = {kind: getattr(row, kind) for kind in FORMULATIONS}
     forms |= {kind: _formulation(form) for kind, form in row.formulations.items()}
-    parts = ("name", "title", "family", "source", "paper", "nearest")
-    about = {part: getattr(row, part) for part in parts}
-    return about | {"formulations": forms}
+    return {
+        "name": row.name,
+        "title": row.title,
+        "family": row.family,
+        "source": row.source,
+        "paper": row.paper,
+        "nearest": row.nearest,
+        "formulations": forms,
+    }
 
 
 def _formulation(form: Formulation) -> dict[str, Any]:
-    chosen = {part: getattr(form, part) for part in form.parts}
-    about = {k: v if isinstance(v, str) else v.__name__ for k, v in chosen.items()}
-    said = {name: name for name in ("kl", "kl_sign", "logps", "reference")}
-    said["window"] = "normalized_over"
-    about |= {said[f.name]: getattr(form, f.name) for f in fields(form) if f.name in said}
+    """Return a formulation as plain data: its parts, other choices, and what TRL makes of it."""
+    description: dict[str, Any] = {}
+    for part in form.parts:
+        chosen = getattr(form, part)
+        description[part] = chosen if isinstance(chosen, str) else chosen.__name__
+    for choice in fields(form):
+        if choice.name in _CHOICES:
+            description[_CHOICES[choice.name]] = getattr(form, choice.name)
     return {
-        **about,
+        **description,
         "reads": dict(form.reads),
         "trl_trainer": form.trainer,
         "trl_settings": {
@@ -165,7 +182,7 @@ def _parts(form: dict[str, Any] | str) -> dict[str, str]:
     cells = {}
     for label, value in form.items():
         if label in ("reads", "trl_settings"):
-            value = ",  ".join(f"{k}={v}" for k, v in value.items()) or "-"
+            value = _pairs(value, ",  ")
         if label == "trl":
             label, value = "stock TRL", "equal" if value is True else value
         cells[_LABELS.get(label, label.replace("_", " "))] = _WORDS.get(value, value)
@@ -188,42 +205,49 @@ def explain(name: str) -> str:
 
 
 def _in_full(form: Formulation) -> list[str]:
-    about = _formulation(form)
+    """Return the lines about a formulation: its parts with equation and places, then the rest."""
+    description = _formulation(form)
     lines = []
     for part, module in form.parts.items():
-        if about[part] == "none":
+        function = description[part]
+        if function == "none":
             continue
-        equation, place = ours(module, about[part])
-        line = f"  {part}: {about[part]}"
-        if about[part] == "token_mean" and "normalized_over" in about:  # others add up
-            line += f", normalized over the {about['normalized_over']}"
+        line = f"  {part}: {function}"
+        if function == "token_mean" and "normalized_over" in description:  # others add up
+            line += f", normalized over the {description['normalized_over']}"
+        equation, place = ours(module, function)
         lines += [line, f"    {equation}", f"    {place}"]
-        if found := in_trl(form, about[part]):
-            lines.append(f"    TRL: {found}")
-    if about.get("kl", "none") != "none":
+        counterpart = in_trl(form, function)
+        if counterpart:
+            lines.append(f"    TRL: {counterpart}")
+    if description.get("kl", "none") != "none":
         sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
         estimator = {**form.reads, **form.constants}["kl_estimator"]
         lines.append(f"  KL: beta * {estimator} in the {form.kl}{sign}")
-    if "logps" in about:
+    if "logps" in description:
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
         lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
-    for which, values in (("reads", form.reads), ("fixes", form.constants)):
-        lines.append(f"  {which}: " + (", ".join(f"{k}={v}" for k, v in values.items()) or "-"))
-    settings = ", ".join(f"{k}={v}" for k, v in about["trl_settings"].items())
-    lines.append(f"  TRL settings: {settings or '-'}")
+    lines.append(f"  reads: {_pairs(form.reads)}")
+    lines.append(f"  fixes: {_pairs(form.constants)}")
+    lines.append(f"  TRL settings: {_pairs(description['trl_settings'])}")
     lines.append("  stock TRL: " + ("equal" if form.trl is True else form.trl))
     lines += [f"    {form.trainer}: {place}" for place in losses_in_trl(form)]
     lines.append(f"  note: {form.differs}")
     return lines
 
 
+def _pairs(values: Mapping[str, Any], separator: str = ", ") -> str:
+    """Return values by name in one line; a dash where there is none."""
+    return separator.join(f"{name}={value}" for name, value in values.items()) or "-"
+
+
 def ours(module: str, function: str) -> tuple[str, str]:
     """Return the equation (second paragraph of the docstring) and the place of a book function."""
     from rlhf_trl import book
 
-    found = getattr(getattr(book, module), function)
-    paragraphs = inspect.cleandoc(found.__doc__).split("\n\n")
-    line = inspect.getsourcelines(found)[1]
+    book_function = getattr(getattr(book, module), function)
+    paragraphs = inspect.cleandoc(book_function.__doc__).split("\n\n")
+    _, line = inspect.getsourcelines(book_function)
     return " ".join(paragraphs[1].split()), f"rlhf_trl/book/{module}.py:{line}"
 
 

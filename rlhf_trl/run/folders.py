@@ -1,5 +1,6 @@
 """Where recipes, configs and the models of runs are."""
 
+import json
 from pathlib import Path
 
 from rlhf_trl.errors import InputError
@@ -32,3 +33,12 @@ def model_folder(field: str, name: str) -> str:
     config = Path("configs", "tiny", f"{run.name}.yaml")
     how = f" ({config})" if (home() / config).is_file() else ""
     raise InputError(f"{field}: there is no folder {name}; train it first{how}, or name another.")
+
+
+def with_origin(model: str) -> str:
+    """Return the name of a model, and which run of ours left it there, if one did."""
+    summary_file = Path(model).parent / "summary.json"
+    if Path(model).name != "model" or not summary_file.is_file():
+        return model
+    summary = json.loads(summary_file.read_text())
+    return f"{model} ({summary['name']}, {summary['model_step']} steps, seed {summary['seed']})"

@@ -35,10 +35,11 @@ class HeldRows:
     """
 
     def __init__(self, loaded: Loaded, data: Examples, rows: Sequence[Row]):
-        self._loaded, self._rows = loaded, rows
+        self._loaded = loaded
+        self._rows = rows
         self._sides: tuple[str, ...] = ()
         self.noun: str | None = None
-        self._reference: tuple[list[Any], Columns] | None = None
+        self._reference: tuple[list[Any], Columns] | None = None  # its texts and readings
         if data.tasks is not None or not isinstance(loaded.own.dataset, FileData):
             return
         if isinstance(loaded.own.dataset, AnswersToLearn):
@@ -69,8 +70,10 @@ class HeldRows:
             scores, counts = answer_scores(columns[0])
             return scores, dict.fromkeys(scores, counts)
         reference = None
-        if self._reference is not None and self._reference[0] == texts:
-            reference = self._reference[1]
+        if self._reference is not None:
+            reference_texts, reference_columns = self._reference
+            if reference_texts == texts:
+                reference = reference_columns
         resolved = self._loaded.row
         if self.noun == "labeled answers":
             labels = [row["label"] for row in self._rows]
@@ -98,13 +101,14 @@ def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) ->
 
     They are shortened as in training; None: the row is left out there.
     """
-    prompt, wholes, _ = _tokens(tokenizer, row, sides)
-    fitting = shortened(
-        prompt, [ids[len(prompt) :] for ids in wholes], args.max_length, args.overlong
-    )
-    if fitting is None or (len(sides) == 2 and fitting[1][0] == fitting[1][1]):
+    prompt, texts, _ = _tokens(tokenizer, row, sides)
+    completions = [ids[len(prompt) :] for ids in texts]
+    fitting = shortened(prompt, completions, args.max_length, args.overlong)
+    if fitting is None:
         return None
     prompt, completions = fitting
+    if len(completions) == 2 and completions[0] == completions[1]:
+        return None
     return [Text(prompt + ids, [False] * len(prompt) + [True] * len(ids)) for ids in completions]
 
 
@@ -113,20 +117,23 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
 
     `dataset.turns` says which of them count; None: none of them is left by max_length.
     """
-    args, options = loaded.trl, {}
+    args = loaded.trl
+    options: dict[str, Any] = {}
     all_turns = loaded.own.dataset.turns == "all"
     if all_turns:
         options["return_assistant_tokens_mask"] = True
         if not has_generation_markers(tokenizer.chat_template):
             options["chat_template"] = get_training_chat_template(tokenizer)
-    prompt, (ids,), masks = _tokens(tokenizer, row, ("completion",), **options)
-    counted = [place >= len(prompt) for place in range(len(ids))]
+    prompt, (ids,), (assistant_mask,) = _tokens(tokenizer, row, ("completion",), **options)
     if all_turns:
-        counted = list(map(bool, masks[0]))
+        counted = [bool(is_assistant) for is_assistant in assistant_mask]
+    else:
+        counted = [place >= len(prompt) for place in range(len(ids))]
     if args.max_length is not None:
-        ends = args.truncation_mode == "keep_end"
-        kept = slice(-args.max_length, None) if ends else slice(args.max_length)
+        keeps_end = args.truncation_mode == "keep_end"
+        kept = slice(-args.max_length, None) if keeps_end else slice(args.max_length)
         ids, counted = ids[kept], counted[kept]
+    # the first token of all is predicted from nothing, so that it never counts
     return [Text(ids, counted)] if any(counted[1:]) else None
 
 
@@ -147,17 +154,17 @@ def _tokens(
         The ids of the prompt; by side those of prompt and completion, and the mask of what the
         assistant says, None where it is not asked for.
     """
-    of_texts = {**template_arguments(row), **options}
-    of_prompt = {key: of_texts[key] for key in of_texts if key != "return_assistant_tokens_mask"}
-    of_prompt["add_generation_prompt"] = True
-    prompt = _tokenize(tokenizer, row["prompt"], **of_prompt)["input_ids"]
-    wholes, masks = [], []
+    template_options = {**template_arguments(row), **options}
+    prompt_options = {**template_options, "add_generation_prompt": True}
+    prompt_options.pop("return_assistant_tokens_mask", None)  # a prompt alone has no such turn
+    prompt = _tokenize(tokenizer, row["prompt"], **prompt_options)["input_ids"]
+    texts, masks = [], []
     for side in sides:
         completion = row[side]
         if not is_conversational(row) and not completion.endswith(tokenizer.eos_token):
             completion += tokenizer.eos_token
-        whole = _tokenize(tokenizer, row["prompt"] + completion, **of_texts)
-        wholes.append(whole["input_ids"])
-        masks.append(whole.get("assistant_masks"))
-    start = min(common_prefix_length(prompt, ids) for ids in wholes)
-    return prompt[:start], wholes, masks
+        encoded = _tokenize(tokenizer, row["prompt"] + completion, **template_options)
+        texts.append(encoded["input_ids"])
+        masks.append(encoded.get("assistant_masks"))
+    start = min(common_prefix_length(prompt, ids) for ids in texts)
+    return prompt[:start], texts, masks

@@ -1,14 +1,15 @@
 """The `--help` of a recipe, without torch and TRL, whose import takes seconds.
 
-What it says of a field of ours is the comment beside it; TRL's fields are read from TRL's source.
+The fields of recipes say themselves what they do: see `errors.setting`. Those of config classes,
+TRL's and ours, are read from the source of these classes, which import TRL.
 """
 
 import ast
-import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, is_dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, is_dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import get_terminal_size
@@ -28,180 +29,264 @@ from rlhf_trl.run.config_types import (
 )
 from rlhf_trl.run.folders import home
 
+# Where config classes are declared: a package, and the files in it.
 SOURCES = (
-    *(("transformers", "training_args.py"), ("trl", "experimental/*/*_config.py")),
-    *(("trl", "trainer/*_config.py"), ("rlhf_trl", "trainers/*.py")),
+    ("transformers", "training_args.py"),
+    ("trl", "experimental/*/*_config.py"),
+    ("trl", "trainer/*_config.py"),
+    ("rlhf_trl", "trainers/*.py"),
 )
 OF_THE_ROW = "(the algorithm's)"
+USAGE = "usage: --config FILE [--traceback] [--key VALUE ...] [--block.key VALUE ...]"
 
 
-class _Told(NamedTuple):
-    """What a field takes, what it is by default, what it does, and whether TRL lacks it."""
+class FieldHelp(NamedTuple):
+    """What the help says of a field."""
 
-    kind: str
+    kind: str  # its type, or its choices with | between them
     default: str
-    words: str
-    ours: bool = True
+    meaning: str
+    is_ours: bool = True  # declared by a class of this package, not by one of TRL
 
 
-def recipe_help(own: type, trl: str, everything: bool) -> str:
+Helps = dict[str, FieldHelp]  # by the name of the field
+
+
+def recipe_help(own: type, config_class: str, everything: bool) -> str:
     """Return a line for each field of a recipe, and for those of TRL that it sets, or all.
 
-    `own` is the dataclass of its own fields, and `trl` the name of TRL's config class or of ours;
-    "" where nothing is trained.
+    Args:
+        own: the dataclass of the recipe's own fields.
+        config_class: the name of TRL's config class or of ours; "" where nothing is trained.
+        everything: whether to show the fields of TRL that the recipe's tiny config leaves alone.
     """
-    ours, name = dict(_own(own)), Path(sys.argv[0]).stem
-    theirs = _declared("ModelConfig") | _declared(trl) if trl else {}
-    more = {key: each for key, each in theirs.items() if each.ours and each.default != OF_THE_ROW}
-    if not everything:
-        more = {key: each for key, each in more.items() if key not in _declared("Safeguards")}
-    if "algorithm" in ours:
-        name = ours["algorithm"].default
-        more = {**dict(_of_loss(own, name, theirs)), **more}
-    rest = [key for key in theirs if key not in {*more, *RENAMED}]
-    title, tiny = "TRL's fields:", home() / "configs" / "tiny" / f"{name}.yaml"
-    if tiny.is_file() and not everything:
-        rest = [key for key in read_config(tiny) if key in rest]
-        title = f"TRL's fields that configs/tiny/{name}.yaml sets (--help all: all of TRL's):"
-    lines = ["usage: --config FILE [--traceback] [--key VALUE ...] [--block.key VALUE ...]"]
-    for head, part in (
-        ("this recipe's fields:", ours),
-        ("fields of its trainer that TRL lacks, or whose default an algorithm decides:", more),
-        (title, {key: theirs[key] for key in rest}),
-    ):
-        lines += ["", head] if part else []
-        for key, each in part.items():
-            lines += _field_lines(key, each, get_terminal_size((120, 0)).columns)
+    recipe_fields = _recipe_fields(own)
+    config_fields: Helps = {}
+    if config_class:
+        config_fields = _config_fields("ModelConfig") | _config_fields(config_class)
+    trainer_fields = _trainer_fields(own, config_fields, everything)
+
+    if "algorithm" in recipe_fields:
+        name = recipe_fields["algorithm"].default
+    else:
+        name = Path(sys.argv[0]).stem
+    tiny_config = home() / "configs" / "tiny" / f"{name}.yaml"
+    shown = [key for key in config_fields if key not in {*trainer_fields, *RENAMED}]
+    heading = "TRL's fields:"
+    if tiny_config.is_file() and not everything:
+        shown = [key for key in read_config(tiny_config) if key in shown]
+        heading = f"TRL's fields that configs/tiny/{name}.yaml sets (--help all: all of TRL's):"
+
+    sections = {
+        "this recipe's fields:": recipe_fields,
+        "fields of its trainer that TRL lacks, or whose default an algorithm decides:": (
+            trainer_fields
+        ),
+        heading: {key: config_fields[key] for key in shown},
+    }
+    width = get_terminal_size((120, 0)).columns
+    lines = [USAGE]
+    for title, section in sections.items():
+        if section:
+            lines += ["", title]
+        for key, field_help in section.items():
+            lines += _field_lines(key, field_help, width)
     return "\n".join(lines)
 
 
-def _field_lines(key: str, field: _Told, width: int) -> list[str]:
-    """Return what is told of a field, at most `width` wide: name, type and default, words.
+def _trainer_fields(own: type, config_fields: Helps, everything: bool) -> Helps:
+    """Return those of a config class that our trainer adds, or whose default an algorithm decides.
 
-    The words begin in a column of their own, where that leaves them room.
+    The fields that algorithms read come first. Safeguards are shown with `everything` only.
     """
-    takes = f"{field.kind} = {field.default}"
-    many = len(takes) > width - 32  # choices, and a line may break after each of them
-    takes = takes.replace("|", "| ") if many else takes
-    column = 27 if width >= 100 else 13
-    indent = {"initial_indent": f"  --{key:27} ", "subsequent_indent": " " * 34}
-    lines = wrap(f"{takes:{column}} {field.words}", width, **indent, break_on_hyphens=False)
-    return [line.replace("| ", "|") for line in lines] if many else lines
-
-
-def _own(cls: type, block: str = "") -> Iterator[tuple[str, _Told]]:
-    """Yield the fields of a dataclass and of the blocks in it, by their dotted names."""
-    source = "".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-1]))
-    comments = _comments(source)
-    for name, (kind, field) in fields_of(cls).items():
-        words = allowed(field.metadata) or _kinds(kind)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        yield block + name, _Told("|".join(words), _short(default), comments.get(name, ""))
-        inner: dict[str, _Told] = {}
-        for member in filter(is_dataclass, members_of(kind)):
-            for key, each in _own(member, f"{block}{name}."):
-                before = inner.setdefault(key, each)  # of several sources, kinds are joined
-                words = dict.fromkeys(f"{before.kind}|{each.kind}".split("|"))
-                inner[key] = before._replace(kind="|".join(words))
-        yield from inner.items()
-
-
-def _comments(source: str) -> dict[str, str]:
-    """Return the comments on the fields of a class, beside them or above."""
-    found = dict(re.findall(r"^    (\w+): .*  # (.*)$", source, re.M))
-    return found | {
-        key: text for text, key in re.findall(r"^    # (.*)\n    (\w+): ", source, re.M)
+    hidden: Helps = {} if everything else _config_fields("Safeguards")
+    added = {
+        key: field_help
+        for key, field_help in config_fields.items()
+        if field_help.is_ours and field_help.default != OF_THE_ROW and key not in hidden
     }
+    if "algorithm" in fields_of(own):
+        return _loss_fields(own, config_fields) | added
+    return added
+
+
+def _loss_fields(own: type, config_fields: Helps) -> Helps:
+    """Return the fields that the algorithms of a recipe read, its own algorithm before all.
+
+    The default is that of the first algorithm that reads the field, which is named with it.
+    """
+    own_fields = fields_of(own)
+    algorithm_field = own_fields["algorithm"][1]
+    default_formulation = own_fields["formulation"][1].default
+    names = sorted(
+        allowed(algorithm_field.metadata), key=lambda name: name != algorithm_field.default
+    )
+    helps: Helps = {}
+    for name in names:
+        row = formulation(name, default_formulation)
+        for key, value in {**row.reads, **row.trainer_reads}.items():
+            if key in config_fields and key not in helps:
+                helps[key] = config_fields[key]._replace(default=f"{_short(value)} ({name})")
+    return helps
+
+
+def _field_lines(key: str, field_help: FieldHelp, width: int) -> list[str]:
+    """Return what the help says of a field, at most `width` wide: name, type, default, meaning.
+
+    The meaning begins in a column of its own, where that leaves it room.
+    """
+    takes = f"{field_help.kind} = {field_help.default}"
+    breaks_choices = len(takes) > width - 32  # a line may then break after each of them
+    if breaks_choices:
+        takes = takes.replace("|", "| ")
+    column = 27 if width >= 100 else 13
+    lines = wrap(
+        f"{takes:{column}} {field_help.meaning}",
+        width,
+        initial_indent=f"  --{key:27} ",
+        subsequent_indent=" " * 34,
+        break_on_hyphens=False,
+    )
+    if breaks_choices:
+        lines = [line.replace("| ", "|") for line in lines]
+    return lines
+
+
+def _recipe_fields(cls: type, block: str = "") -> Helps:
+    """Return the fields of a dataclass and of the blocks in it, by their dotted names."""
+    helps: Helps = {}
+    for name, (kind, field) in fields_of(cls).items():
+        key = block + name
+        words = allowed(field.metadata) or _kinds(kind)
+        meaning = field.metadata.get("help", "")
+        helps[key] = FieldHelp("|".join(words), _short(_default_of(field)), meaning)
+        helps |= _block_fields(kind, f"{key}.")
+    return helps
+
+
+def _block_fields(kind: Any, block: str) -> Helps:
+    """Return the fields of all blocks that a field may hold.
+
+    What several blocks have takes the types of all, and the rest from the first of them.
+    """
+    helps: Helps = {}
+    for member in filter(is_dataclass, members_of(kind)):
+        for key, field_help in _recipe_fields(member, block).items():
+            first = helps.setdefault(key, field_help)
+            kinds = dict.fromkeys([*first.kind.split("|"), *field_help.kind.split("|")])
+            helps[key] = first._replace(kind="|".join(kinds))
+    return helps
+
+
+def _default_of(field: Field) -> Any:
+    """Return the default of a field, also one that is made anew for each object."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _kinds(kind: Any) -> list[str]:
     """Return words for the alternatives of a type, but for null."""
-    shapes = [(m, shape_of(m)) for m in members_of(kind) if m is not type(None)]
-    found = (choices_of(m) or [getattr(shape, "__name__", "any")] for m, shape in shapes)
-    return [*dict.fromkeys(str(word) for words in found for word in words)]
+    words: list[str] = []
+    for member in members_of(kind):
+        if member is not type(None):
+            type_name = getattr(shape_of(member), "__name__", "any")
+            words += map(str, choices_of(member) or [type_name])
+    return list(dict.fromkeys(words))
 
 
 def _short(default: Any) -> str:
+    """Return a default as the help shows it: a word without quotes, a block not at all."""
     if default is MISSING or default == REQUIRED:
         return "(required)"
-    plain = isinstance(default, str) and default and default.isprintable()
-    return "(below)" if is_dataclass(default) else default if plain else show(default)
-
-
-def _of_loss(own: type, first: str, theirs: dict[str, _Told]) -> Iterator[tuple[str, _Told]]:
-    """Yield the fields that the algorithms of a recipe read, its `first` algorithm before all."""
-    of, told = fields_of(own), set()
-    for name in sorted(allowed(of["algorithm"][1].metadata), key=lambda name: name != first):
-        row = formulation(name, of["formulation"][1].default)
-        for key, value in {**row.reads, **row.trainer_reads}.items():
-            if key in theirs and key not in told:
-                told.add(key)
-                yield key, theirs[key]._replace(default=f"{_short(value)} ({name})")
+    if is_dataclass(default):
+        return "(below)"
+    is_word = isinstance(default, str) and default and default.isprintable()
+    return default if is_word else show(default)
 
 
 class _Declaration(NamedTuple):
-    """A class in a source file."""
+    """A config class in a source file."""
 
     node: ast.ClassDef
-    source: str  # of the whole file
-    ours: bool  # whether it is of this package
+    is_ours: bool  # whether it is of this package
 
 
-def _declared(name: str) -> dict[str, _Told]:
-    """Return the fields of a config class and of those that it extends, from the sources."""
+@cache
+def _declarations() -> Mapping[str, _Declaration]:
+    """Return all classes of the `SOURCES`, by name."""
     classes: dict[str, _Declaration] = {}
     for package, pattern in SOURCES:
         for file in Path(find_spec(package).origin).parent.glob(pattern):
-            source = file.read_text(encoding="utf-8")
-            for node in ast.parse(source).body:
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef):
-                    classes[node.name] = _Declaration(node, source, package == "rlhf_trl")
-    return _fields_in_source(name, classes)
+                    classes[node.name] = _Declaration(node, package == "rlhf_trl")
+    return classes
 
 
-def _fields_in_source(name: str, classes: Mapping[str, _Declaration]) -> dict[str, _Told]:
-    """Return the fields of one of the classes and of its bases among them; of others none.
+def _config_fields(name: str) -> Helps:
+    """Return the fields of a config class and of those that it extends; of an unknown one, none.
 
-    What a field does is said in the docstring of its class, as TRL does, or in a comment, as we do.
+    What a field does is said where it is declared, or, by TRL, in the docstring of its class.
     """
-    fields: dict[str, _Told] = {}
-    if name not in classes:
-        return fields
-    node, source, ours = classes[name]
+    helps: Helps = {}
+    if name not in _declarations():
+        return helps
+    node, is_ours = _declarations()[name]
     for base in reversed(node.bases):
-        fields |= _fields_in_source(ast.unparse(base), classes)
+        helps |= _config_fields(ast.unparse(base))
     docstring = ast.get_docstring(node) or ""
     meanings = dict(re.findall(r"^ +(\w+) \(.*?\):\s+([^.;:]+)", docstring, re.M))
-    meanings |= _comments("\n".join(source.split("\n")[node.lineno : node.end_lineno]))
-    recipe_defaults: dict[str, Any] = {}
+    recipe_defaults: dict[str, Any] = {}  # what recipes have in place of the class's defaults
     for statement in node.body:
         if not isinstance(statement, ast.AnnAssign):
             continue
         key = ast.unparse(statement.target)
-        if "ClassVar" not in ast.unparse(statement):
-            fields[key] = _in_source(statement, meanings.get(key, ""))._replace(ours=ours)
         if key == "in_recipes":
             recipe_defaults = ast.literal_eval(statement.value)
+        elif "ClassVar" not in ast.unparse(statement.annotation):
+            helps[key] = _declared_field(statement, meanings.get(key, ""), is_ours)
     for key, value in recipe_defaults.items():
-        fields[key] = fields[key]._replace(default=_short(value))
-    return fields
+        helps[key] = helps[key]._replace(default=_short(value))
+    return helps
 
 
-def _in_source(node: ast.AnnAssign, words: str) -> _Told:
-    """Return what a field's line says, whose default may be a call of `field` or `of_the_row`."""
-    default = node.value
+def _declared_field(statement: ast.AnnAssign, meaning: str, is_ours: bool) -> FieldHelp:
+    """Return what the declaration of a field says, whose value may be a call that makes a field.
+
+    That is `of_the_row` or `setting` for a field of ours, and `dataclasses.field` for one of TRL.
+    """
+    default = statement.value
     if isinstance(default, ast.Call):
-        given = {each.arg: each.value for each in default.keywords}
-        told = given.get("metadata", ast.Dict([], []))
-        said = [v for k, v in zip(told.keys, told.values, strict=True) if k.value == "help"]
-        if ast.unparse(default.func) == "of_the_row":
-            words = parameter(*(argument.value for argument in default.args)).meaning
-        words = getattr((*said, None)[0], "value", words).partition(". ")[0]
-        row = ast.Constant(OF_THE_ROW if default.args else None)
-        default = given.get("default", given.get("default_factory", row))
+        function = ast.unparse(default.func)
+        positional = default.args
+        by_name = {keyword.arg: keyword.value for keyword in default.keywords}
+        if function == "of_the_row":
+            meaning = parameter(*(argument.value for argument in positional)).meaning
+            default = ast.Constant(OF_THE_ROW)
+        elif function == "setting":
+            meaning = positional[0].value
+            default = positional[1] if len(positional) > 1 else ast.Constant(None)
+        else:
+            meaning = _help_in_metadata(by_name.get("metadata")) or meaning
+            default = by_name.get("default", by_name.get("default_factory", ast.Constant(None)))
+        meaning = meaning.partition(". ")[0]  # the first sentence
     try:
-        shown = _short(ast.literal_eval(default))
-    except ValueError:
-        shown = ast.unparse(default)
-    kind = re.sub(r"Literal\[(.*)\]", r"\1", ast.unparse(node.annotation).replace(" | None", ""))
-    return _Told(re.sub(" [|] |', '", "|", kind).strip("'"), shown, words)
+        shown_default = _short(ast.literal_eval(default))
+    except ValueError:  # an expression, such as the name of a factory
+        shown_default = ast.unparse(default)
+    return FieldHelp(_kind_in_source(statement.annotation), shown_default, meaning, is_ours)
+
+
+def _help_in_metadata(metadata: ast.expr | None) -> str | None:
+    """Return the text behind "help" in the metadata of a field; None where it has none."""
+    if isinstance(metadata, ast.Dict):
+        for key, value in zip(metadata.keys, metadata.values, strict=True):
+            if key.value == "help":
+                return getattr(value, "value", None)
+    return None
+
+
+def _kind_in_source(annotation: ast.expr) -> str:
+    """Return the alternatives of an annotation with | between them, but for None."""
+    kind = ast.unparse(annotation).replace(" | None", "")
+    kind = re.sub(r"Literal\[(.*)\]", r"\1", kind)
+    return kind.replace("', '", "|").replace(" | ", "|").strip("'")

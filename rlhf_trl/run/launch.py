@@ -1,28 +1,17 @@
-"""The guard around a launch: what came up is what was asked for, and errors are sentences."""
+"""The guard around a launch: what came up is what was asked for."""
 
-import json
 import os
-import re
 import sys
-import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from tqdm import tqdm
 
-from rlhf_trl.errors import InputError, end, takes_traceback, within
+from rlhf_trl.errors import InputError, setting, takes_traceback
 from rlhf_trl.run.signals import signals
 
-# How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
-UNWRITABLE = (
-    "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
-    "inline_container|PytorchStreamWriter|iostream error"
-)
-WAIT = 5.0  # seconds in which the first process of a machine may say what all of them met
 PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -30,21 +19,17 @@ PRECISIONS = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 class Expect:
     """The `expect:` block: the launch a config is meant for; a different one is refused."""
 
-    processes: int | None = within("1 or more", None)  # how many
-    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = None  # how the model is wrapped
+    processes: int | None = setting("how many", range="1 or more")
+    strategy: Literal["none", "ddp", "fsdp", "deepspeed"] | None = setting(
+        "how the model is wrapped"
+    )
 
 
 def recipe(main: Callable[[], None]) -> None:
     """Run a recipe's `main`; an `InputError` ends it with its sentence and exit code 1.
 
-    So does a disk that is full or cannot be written. A `ValueError` of a library keeps its
-    traceback, and its message is repeated as the last line; `--traceback` keeps it for all of them.
-    A signal ends it as `signals` says. What a run that failed has saved is said with its error.
-
-    Of several processes, all but the first wait before they report an error: if the first one meets
-    the same error, it reports it, and the launcher ends the others.
+    How other errors end it, `failures.report` says, and how signals do, `signals`.
     """
-    first = os.environ.get("LOCAL_RANK", "0") == "0"
     with_traceback = takes_traceback(sys.argv)
     try:
         try:
@@ -52,68 +37,14 @@ def recipe(main: Callable[[], None]) -> None:
                 check_process_count_asked()
                 check_deepspeed()
                 main()
-        except Exception:
-            time.sleep(0 if first else WAIT)
-            raise
         finally:
             for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
                 bar.close()
-    except InputError as error:
-        _end(str(error), with_traceback)
-    except KeyboardInterrupt:
-        if first:
-            print(
-                "\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint, or "
-                "begins again at step 0 if none was saved"
-            )
-        sys.exit(130)
-    except Exception as error:  # of no kind of its own where tokenizers writes
-        said = " ".join(str(error).split())
-        if re.search(UNWRITABLE, said):
-            _end(
-                f"a file could not be written ({said}); checkpoints saved before are whole: make "
-                "room, then --resume_from_checkpoint auto goes on.",
-                with_traceback,
-            )
-        if type(error).__module__.startswith("wandb"):
-            _end(
-                f"report_to: wandb cannot be used ({said.rstrip('.')}); run `wandb login`, set "
-                "WANDB_MODE=offline, or write report_to: none.",
-                with_traceback,
-            )
-        if not isinstance(error, ValueError):
-            if signals.left:
-                error.add_note(signals.left)
-            raise
-        _end(said, with_traceback=True)
+    except (KeyboardInterrupt, Exception) as error:
+        from rlhf_trl.run import failures
 
-
-def _end(sentence: str, with_traceback: bool) -> NoReturn:
-    """End this process as `errors.end` does, and of several processes at the end of all output.
-
-    The launcher of several prints a traceback of its own after they have ended; torch has a file
-    whose message it puts at the end of that.
-    """
-    sentence = f"{sentence} {signals.left}".rstrip()
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path is None or not _handed_on(f"error: {sentence}", Path(path)):
-        end(sentence, with_traceback)
-    if with_traceback:
-        traceback.print_exc()
-    sys.exit(1)
-
-
-def _handed_on(sentence: str, path: Path) -> bool:
-    """Write an error to the launcher's file unless the machine's first process has told one."""
-    message = {"message": f"\n{sentence}", "timestamp": int(time.time())}
-    first = path.parent.parent / "0" / path.name
-    try:
-        if not first.exists():
-            path.write_text(json.dumps(message), encoding="utf-8")
-    except OSError:  # of a full disk, say; half a file would be another error
-        path.unlink(missing_ok=True)
-        return False
-    return True
+        failures.report(error, with_traceback)
+        raise
 
 
 def world_size() -> int:
@@ -249,10 +180,16 @@ def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
     `kind` is what the examples are called that a run without generations learns from.
     """
     processes = args.world_size
+    precision, optimizer = args.mixed_precision, args.optim.value
+    if args.deepspeed_plugin:  # whose own config overrules both
+        from rlhf_trl.run import deepspeed
+
+        precision = deepspeed.precision(args)
+        optimizer = deepspeed.innermost_optimizer(args)
     line = (
         f"{name} on {args.device.type}, {processes} process{'es' * (processes > 1)}, "
         f"strategy {_launched_for() or ('ddp' if processes > 1 else 'none')}, "
-        f"{_precision(args)}, {innermost_optimizer(args)}; "
+        f"{PRECISIONS.get(precision, precision)}, {optimizer}; "
     )
     per_step = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
     if not hasattr(args, "generation_batch_size"):
@@ -264,35 +201,6 @@ def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
         f"{per_step} completions per optimizer step, "
         f"{updates:g} optimizer step{'s' * (updates != 1)} per generation"
     )
-
-
-def innermost_optimizer(args: Any) -> str:
-    """Return the name of the optimizer that steps, unless DeepSpeed would replace it by Adam."""
-    config = _deepspeed_config(args)
-    if "optimizer" in config:  # which overrules `optim`
-        return config["optimizer"]["type"]
-    device = config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none")
-    if device == "none" or not config.get("zero_force_ds_cpu_optimizer", True):
-        return args.optim.value
-    if args.optim not in ("adamw_torch", "adamw_torch_fused"):
-        raise InputError(
-            f"optim is {args.optim.value}, but with offload_optimizer_device: {device} accelerate "
-            "would run DeepSpeedCPUAdam in its place; write optim: adamw_torch, or take "
-            "offload_optimizer_device: none or zero_force_ds_cpu_optimizer: false."
-        )
-    return "DeepSpeedCPUAdam"
-
-
-def _precision(args: Any) -> str:
-    """Return what the accelerator is going to compute in; DeepSpeed's own config overrules all."""
-    config = _deepspeed_config(args)
-    enabled = [kind for kind in PRECISIONS if config.get(kind, {}).get("enabled") is True]
-    kind = enabled[0] if enabled else "no" if config else args.mixed_precision
-    return PRECISIONS.get(kind, kind)
-
-
-def _deepspeed_config(args: Any) -> dict[str, Any]:
-    return args.deepspeed_plugin.deepspeed_config if args.deepspeed_plugin else {}
 
 
 def _launched_for() -> str | None:

@@ -47,8 +47,8 @@ def loading(word: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(str(error).removeprefix("model_name_or_path: ")) from error
     except (OSError, ValueError) as error:
-        said = reason_in_short(error)
-        raise InputError(f"{word} cannot be loaded as a language model: {said}") from error
+        reason = reason_in_short(error)
+        raise InputError(f"{word} cannot be loaded as a language model: {reason}") from error
 
 
 def named(word: str, reward_model: bool = False) -> Named:
@@ -69,26 +69,10 @@ def named(word: str, reward_model: bool = False) -> Named:
             f"there is no folder {word}; name a run, a checkpoint, another model's folder or hub "
             f"name, or {EMBEDDED} for the embedded model."
         )
-    run = None  # whose folder that is, or whose checkpoint or model it holds
-    if (folder / "config.yaml").is_file():
-        run, folder = folder, folder / "model"
-        if not folder.is_dir():
-            saved = numbered(run, "checkpoint-")
-            remedy = f"name {saved[max(saved)]}, its newest checkpoint" if saved else "let it end"
-            raise InputError(f"{word} is a run that has not ended, so it holds no model; {remedy}.")
-    elif (folder.parent / "config.yaml").is_file():
-        run = folder.parent
-    config_files = [folder / "config.json", folder / ADAPTER]
-    config_files = [file for file in config_files if file.is_file()]
-    fault = weights_fault(folder) if config_files else "holds no model"
-    if fault:
-        fault = fault if any(folder.iterdir()) else "is empty"
-        raise InputError(f"{word} {fault}; name a run, a checkpoint or a folder with a model.")
-    model_config: dict[str, Any] = {}  # an adapter's goes before that of its model
-    for file in config_files:
-        model_config |= json.loads(file.read_text())
-    kinds = [*(model_config.get("architectures") or []), str(model_config.get("task_type"))]
-    if not reward_model and any(kind.endswith(("Classification", "_CLS")) for kind in kinds):
+    model, run = _model_and_run(word, folder)
+    model_config = _model_config(word, model)
+    classes = [*(model_config.get("architectures") or []), str(model_config.get("task_type"))]
+    if not reward_model and any(name.endswith(("Classification", "_CLS")) for name in classes):
         raise InputError(
             f"{word} is a reward model, which writes no answers; name a policy here and this with "
             "--reward_model, or compare reward models with rlhf-trl best-of-n."
@@ -97,33 +81,61 @@ def named(word: str, reward_model: bool = False) -> Named:
     if base.is_absolute() and not base.is_dir():
         raise InputError(
             f"{word} is an adapter whose base model {base} is gone; put it back, or write its new "
-            f"path as base_model_name_or_path into {folder / ADAPTER}."
+            f"path as base_model_name_or_path into {model / ADAPTER}."
         )
-    return Named(word, str(folder), str(run / "config.yaml") if run else None)
+    return Named(word, str(model), str(run / "config.yaml") if run else None)
+
+
+def _model_and_run(word: str, folder: Path) -> tuple[Path, Path | None]:
+    """Return the folder of the model that a folder is or holds, and that of its run, if any."""
+    if (folder / "config.yaml").is_file():
+        model = folder / "model"
+        if not model.is_dir():
+            saved = numbered(folder, "checkpoint-")
+            remedy = f"name {saved[max(saved)]}, its newest checkpoint" if saved else "let it end"
+            raise InputError(f"{word} is a run that has not ended, so it holds no model; {remedy}.")
+        return model, folder
+    if (folder.parent / "config.yaml").is_file():  # a checkpoint, or the `model` of a run
+        return folder, folder.parent
+    return folder, None
+
+
+def _model_config(word: str, model: Path) -> dict[str, Any]:
+    """Return what the config files of a whole model say; those of an adapter overrule it."""
+    config_files = [model / "config.json", model / ADAPTER]
+    config_files = [file for file in config_files if file.is_file()]
+    fault = weights_fault(model) if config_files else "holds no model"
+    if fault:
+        fault = fault if any(model.iterdir()) else "is empty"
+        raise InputError(f"{word} {fault}; name a run, a checkpoint or a folder with a model.")
+    config: dict[str, Any] = {}
+    for file in config_files:
+        config |= json.loads(file.read_text())
+    return config
 
 
 def config_of(models: Sequence[Named], config: str | None) -> str | None:
     """Return the path of the given config, of the first run's, or of the embedded model's."""
-    found = [config, *(model.config for model in models)]
+    candidates = [config, *(model.config for model in models)]
     if any(model.word in (EMBEDDED, UNTRAINED) for model in models):
-        found.append(str(home() / "configs" / "tiny" / "grpo.yaml"))
-    return next(filter(None, found), None)
+        candidates.append(str(home() / "configs" / "tiny" / "grpo.yaml"))
+    return next(filter(None, candidates), None)
 
 
 def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
     """Return what a config of a policy's run says, with options of its recipe, and its examples."""
-    given = read_config(config)
-    stage = stage_of_config(given, config)
+    values = read_config(config)
+    stage = stage_of_config(values, config)
     if stage.examples is None:
         raise InputError(
             f"{config} is for {stage.script}, which trains reward models; name a policy's with "
             "--config."
         )
-    fixed = NOT_TRAINED.split()
-    if stage.prompted:
-        batch = 2 * given.get("num_generations", 8)
-        fixed += [*NO_BATCHES.split(), "--per_device_train_batch_size", str(batch)]
-    loaded = stage.load(join_options(words, ["--config", config, *fixed]))
-    if not hasattr(loaded.trl, "max_completion_length"):
+    fixed_options = NOT_TRAINED.split()
+    if stage.prompted:  # a batch that any number of generations divides
+        batch = 2 * values.get("num_generations", 8)
+        fixed_options += [*NO_BATCHES.split(), "--per_device_train_batch_size", str(batch)]
+    loaded = stage.load(join_options(words, ["--config", config, *fixed_options]))
+    if not hasattr(loaded.trl, "max_completion_length"):  # TRL's SFTConfig; it is the recipe's
         loaded.trl.max_completion_length = loaded.own.max_completion_length
     return loaded, stage.part("examples")(loaded.own)

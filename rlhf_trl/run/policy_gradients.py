@@ -20,7 +20,7 @@ from rlhf_trl.run import train
 from rlhf_trl.run.folders import model_folder
 
 
-@train.a_run
+@train.names_the_key
 def train_policy(loaded: Any, trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
     own, args, model = loaded.own, loaded.trl, loaded.model
@@ -60,23 +60,23 @@ def on_policy_note(loaded: Any) -> str | None:
     if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
         return None
     name = loaded.row.algorithm
-    near = nearest_row(name, loaded.row.formulation)
-    if near is None or not near.inactive_at_ratio_1:
+    nearest = nearest_row(name, loaded.row.formulation)
+    if nearest is None or not nearest.inactive_at_ratio_1:
         return None
-    start = "one update per generation: every ratio is 1, so"
-    if near.same_at_ratio_1:
-        return f"{start} {name} is {near.name} here; num_iterations 2 tells them apart"
-    idle = " and ".join(near.inactive_at_ratio_1)
-    rest = [part for part in near.differs_in if part not in near.inactive_at_ratio_1]
+    reason = "one update per generation: every ratio is 1, so"
+    if nearest.same_at_ratio_1:
+        return f"{reason} {name} is {nearest.name} here; num_iterations 2 tells them apart"
+    inactive = nearest.inactive_at_ratio_1
+    active = [part for part in nearest.differs_in if part not in inactive]
     return (
-        f"{start} {name} differs from {near.name} in {', '.join(rest)} only, not in {idle}; "
-        "num_iterations 2 brings that in"
+        f"{reason} {name} differs from {nearest.name} in {', '.join(active)} only, not in "
+        f"{' and '.join(inactive)}; num_iterations 2 brings that in"
     )
 
 
 def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -> list[Any]:
     """Return all reward functions that a config names, each with a name and weight of its own."""
-    if not hasattr(own, "reward_funcs"):
+    if not hasattr(own, "reward_funcs"):  # a recipe that learns from data, not from rewards
         return []
     rewards = []
     if own.reward_funcs or not own.reward_model:
@@ -87,17 +87,11 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     if own.reward_model:
         from rlhf_trl.rewards.from_model import load_reward_model
 
-        how = (own.reward_aggregate, own.reward_model_strips_think)
         path = model_folder("reward_model", own.reward_model)
-        rewards.append(load_reward_model(path, tokenizer, args, *how))
-    names = [function.__name__ for function in rewards]
-    taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
-    if len(names) > 1:
-        taken.add("reward")
-    if again := [name for n, name in enumerate(names) if name in taken.union(names[:n])]:
-        raise InputError(
-            f"reward_funcs: {again[0]!r} is what logs call another number; rename the function."
-        )
+        strips_think = own.reward_model_strips_think
+        reward = load_reward_model(path, tokenizer, args, own.reward_aggregate, strips_think)
+        rewards.append(reward)
+    _check_names([function.__name__ for function in rewards])
     weights = getattr(args, "reward_weights", None)  # rejection sampling has none
     if weights and not any(weights):
         raise InputError("reward_weights: all are 0, so nothing is rewarded; raise one.")
@@ -108,12 +102,27 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     return rewards
 
 
+def _check_names(names: list[str]) -> None:
+    """Refuse a reward function whose name stands for another number in logs."""
+    taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
+    if len(names) > 1:  # the sum; that of a single reward is this reward
+        taken.add("reward")
+    for name in names:
+        if name in taken:
+            raise InputError(
+                f"reward_funcs: {name!r} is what logs call another number; rename the function."
+            )
+        taken.add(name)
+
+
 def check_reward_model(own: Any) -> None:
     """Refuse what only a reward model would read, where there is none."""
     for key in ("reward_aggregate", "reward_model_strips_think"):
-        if (value := getattr(own, key)) and not own.reward_model:
-            told = f"{key} is {str(value).lower()}, but there is no reward_model"
-            raise InputError(f"{told}; name one.")
+        value = getattr(own, key)
+        if value and not own.reward_model:
+            raise InputError(
+                f"{key} is {str(value).lower()}, but there is no reward_model; name one."
+            )
 
 
 def check_generation_batch(args: Any, rows: Any) -> None:

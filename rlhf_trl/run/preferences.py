@@ -2,15 +2,15 @@
 
 from typing import Any
 
+from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.rollouts.generate import check_prompts
-from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
 
 
-@train.a_run
+@train.names_the_key
 def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -> None:
     """Do what every direct-alignment recipe does; `unpaired` ones take labeled examples, too."""
     train.begin(loaded, loaded.row.label)
@@ -39,7 +39,11 @@ def prepare_preferences(
     own: Any, args: Any, model: Any, unpaired: bool = False
 ) -> tuple[Examples, Any]:
     """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
-    sample = sampler(model, args, own.dataset, own.rollouts)
+    sample = None
+    if not isinstance(own.dataset, FileData):  # whose rows are there already
+        from rlhf_trl.rollouts.sampling import sampler
+
+        sample = sampler(model, args, own.dataset, own.rollouts)
     data = train.read(args, load_preferences, own.dataset, own.max_samples, unpaired, sample)
     tokenizer = load_tokenizer(model, args, data.conversational)
     if data.tasks is not None:

@@ -25,7 +25,7 @@ from rlhf_trl.run.options import join_options, read_options
 from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
 
-ASKED = "asked.json"  # beside a run: what it was started with
+ASKED = "asked.json"  # in the folder of a run: its request, that is, what it was started with
 CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
 # what a summary says of a run that tells whether another can be compared with it
 CONDITIONS = ("questions", "questions_fingerprint", "seen", "seen_kind")
@@ -96,21 +96,10 @@ def race(
     """
     runs = []
     for name in algorithms:
-        path = config or str(home() / "configs" / "tiny" / f"{name}.yaml")
-        if config or not Path(path).is_file():
-            algorithm(name)
-        if not Path(path).is_file():
-            raise InputError(f"{name}: {path} is not a file; name a config with --config.")
-        given = read_config(path)
-        row = name if config else given.get("algorithm")
-        stage = stage_of_config({**given, "algorithm": row}, path)
         for seed in range(seeds):
-            words = ["--config", path, *(["--algorithm", row] if row else []), "--seed", str(seed)]
-            # a config may have a number of its own, as gspo.yaml has
-            if row in names("policy_gradient") and (iterations > 1 or "num_iterations" in given):
-                words += ["--num_iterations", str(iterations)]
-            words = join_options(words, extra or [])
-            runs.append((folder / name / f"seed-{seed}", stage.script, words))
+            script, words = _command(name, config, seed, iterations)
+            options = join_options(words, extra or [])
+            runs.append((folder / name / f"seed-{seed}", script, options))
     _check_before(runs)
     train_all(runs, jobs)
     results = {
@@ -120,10 +109,31 @@ def race(
     _check_questions(results)
     write_json(folder / "race.json", results)
     lines = table(results)
-    below = legend(lines, iterations, extra)
-    write_whole(folder / "race.md", f"{markdown(lines)}\n\n{below}\n")
+    write_whole(folder / "race.md", f"{markdown(lines)}\n\n{legend(lines, iterations, extra)}\n")
     draw(folder / "race.png", results)
     return lines
+
+
+def _command(name: str, config: str | None, seed: int, iterations: int) -> tuple[str, list[str]]:
+    """Return the recipe that trains an algorithm with a seed, and its options.
+
+    Arguments as in `race`; `name` is that of a row, or of another config in configs/tiny.
+    """
+    path = config or str(home() / "configs" / "tiny" / f"{name}.yaml")
+    if config or not Path(path).is_file():
+        algorithm(name)  # refuses an unknown one
+    if not Path(path).is_file():
+        raise InputError(f"{name}: {path} is not a file; name a config with --config.")
+    values = read_config(path)
+    row = name if config else values.get("algorithm")
+    words = ["--config", path]
+    if row:
+        words += ["--algorithm", row]
+    words += ["--seed", str(seed)]
+    # a config may have a number of its own, as gspo.yaml has
+    if row in names("policy_gradient") and (iterations > 1 or "num_iterations" in values):
+        words += ["--num_iterations", str(iterations)]
+    return stage_of_config({**values, "algorithm": row}, path).script, words
 
 
 def _check_before(runs: list[tuple[Path, str, list[str]]]) -> None:
@@ -142,11 +152,12 @@ def _check_before(runs: list[tuple[Path, str, list[str]]]) -> None:
         for key, value in drawn_by.items():
             other = held_out[first][key]
             if value != other:
-                same = f"add --dataset.{key} {other}, or " if isinstance(other, int) else ""
+                remedy = "race them apart"
+                if isinstance(other, int):  # specs, a list of mappings, are no word of an option
+                    remedy = f"add --dataset.{key} {other}, or {remedy}"
                 raise InputError(
                     f"dataset.{key} is {show(other)} for {first} and {show(value)} for {name}; "
-                    "runs that are tested on different questions cannot be ranked, so "
-                    f"{same}race them apart."
+                    f"runs that are tested on different questions cannot be ranked, so {remedy}."
                 )
 
 
@@ -174,21 +185,25 @@ def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; write 1 or more.")
-    done = [_is_done(*run) for run in runs]
+    to_train = [run for run in runs if not _is_done(*run)]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda run, known: known or _train(*run), runs, done))
+        list(pool.map(lambda run: _train(*run), to_train))
     for run in runs:  # a config may have been edited meanwhile
         _is_done(*run)
 
 
-def _asked(recipe: str, words: list[str]) -> dict[str, Any]:
-    """Return what a run computes: recipe, options and resolved config."""
+def _request(recipe: str, words: list[str]) -> dict[str, Any]:
+    """Return what a run computes: recipe, options and resolved config.
 
-    def named(word: str) -> Any:  # the model of another run is what that one was asked for
-        path = Path(word).parent / ASKED
-        return json.loads(path.read_text()) if path.is_file() else word
-
-    return {**read_config(words[1]), "recipe": recipe, "options": [*map(named, words[2:])]}
+    `words` are `--config`, its path, and the options. The folder of another run's model stands for
+    the request of that run.
+    """
+    _, config, *options = words
+    resolved: list[Any] = []
+    for word in options:
+        request_file = Path(word).parent / ASKED
+        resolved.append(json.loads(request_file.read_text()) if request_file.is_file() else word)
+    return {**read_config(config), "recipe": recipe, "options": resolved}
 
 
 def _is_done(folder: Path, recipe: str, words: list[str]) -> bool:
@@ -198,44 +213,61 @@ def _is_done(folder: Path, recipe: str, words: list[str]) -> bool:
             raise InputError(f"--output_dir: {place} is a file; name a folder.")
     if not (folder / "summary.json").exists():
         return False
-    kept, now = folder / ASKED, _asked(recipe, words)
-    before = json.loads(kept.read_text()) if kept.exists() else {}
+    request_file = folder / ASKED
+    before = json.loads(request_file.read_text()) if request_file.exists() else {}
+    now = _request(recipe, words)
     if before != now:
-        other = [*differences(before, now)] if before else ["unknown ones"]
+        changed = [*differences(before, now)] if before else ["unknown ones"]
         raise InputError(
-            f"{folder} holds a run with other settings ({', '.join(other)}); restore them, move "
+            f"{folder} holds a run with other settings ({', '.join(changed)}); restore them, move "
             "that folder away, or name another --output_dir."
         )
     return True
 
 
 def _train(folder: Path, recipe: str, words: list[str]) -> None:
-    asked = _asked(recipe, words)
+    """Do a run in a process of its own, and put its folder in place once it is finished."""
+    request = _request(recipe, words)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # left by an interrupted race
     part.parent.mkdir(parents=True, exist_ok=True)
-    launch = ["-m", "accelerate.commands.launch", "--quiet"]
-    options = join_options(words, ["--output_dir", str(part), "--disable_tqdm", "true"])
     command = [
-        *[sys.executable, *launch, "--config_file", str(home() / "configs/accelerate/cpu.yaml")],
-        *[str(home() / recipe), *options, "--traceback"],
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--quiet",
+        "--config_file",
+        str(home() / "configs" / "accelerate" / "cpu.yaml"),
+        str(home() / recipe),
+        *join_options(words, ["--output_dir", str(part), "--disable_tqdm", "true"]),
+        "--traceback",
     ]
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if done.returncode:
-        last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
-        said = [line for line in done.stdout.splitlines() if line.startswith("error: ")] or last
         output = RuntimeError(f"what the run printed:\n{done.stdout}")  # seen with --traceback
-        sentence = f"{' '.join(words)} failed: {said[0] if said else 'no output'}"
-        raise InputError(sentence) from output
+        raise InputError(f"{' '.join(words)} failed: {_failure_in(done.stdout)}") from output
     config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
     write_whole(part / "config.yaml", config)
-    write_json(part / ASKED, asked)
+    write_json(part / ASKED, request)
     os.replace(part, folder)
     print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)
 
 
+def _failure_in(output: str) -> str:
+    """Return the line of a failed run's output that says why it failed, else the last one."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return next(iter([*errors, *lines[-1:]]), "no output")
+
+
 def _read(folder: Path) -> dict[str, Any]:
+    """Return what the table shows of a finished run, and its `curve` of (step, metric)."""
     summary = json.loads((folder / "summary.json").read_text())
     if lacking := [key for key in CONDITIONS if key not in summary]:
         raise InputError(
@@ -255,10 +287,13 @@ def _read(folder: Path) -> dict[str, Any]:
             final[key] = statistics.fmean(values if key == "clipped" else values[-LAST:])
     final |= {**summary["after"], "train_cpu_seconds": summary["train_cpu_seconds"]}
     final |= {key: summary[key] for key in CONDITIONS}
-    curve = next((key for key in CURVES if key in summary["before"]), None)
-    if curve is not None:
-        final["start"] = summary["before"][curve]
-    return final | {"curve": [[e["step"], e[c]] for e in log for c in CURVES if c in e]}
+    for key in CURVES:
+        if key in summary["before"]:
+            final.setdefault("start", summary["before"][key])
+    final["curve"] = [
+        [entry["step"], entry[key]] for entry in log for key in CURVES if key in entry
+    ]
+    return final
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> list[Line]:
@@ -304,12 +339,12 @@ def legend(lines: list[Line], iterations: int = 1, extra: list[str] | None = Non
     `iterations` and `extra` are those of `race`.
     """
     shown = [name for name in lines[0] if any(line[name] != "-" for line in lines)]
-    told = [meaning for name, meaning in MEANINGS.items() if name in shown]
+    sentences = [meaning for name, meaning in MEANINGS.items() if name in shown]
     overruled = any(word.partition("=")[0] == "--num_iterations" for word in extra or [])
     if not overruled and any(line["algorithm"] in names("policy_gradient") for line in lines):
         other = "1 with --on_policy" if iterations > 1 else "2 without --on_policy"
-        told.append(f"num_iterations is {iterations} ({other})")
-    return "; ".join(told)
+        sentences.append(f"num_iterations is {iterations} ({other})")
+    return "; ".join(sentences)
 
 
 def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
@@ -341,10 +376,11 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
 
 def draw_band(axis: Any, curves: list[list[list[float]]], label: str, **look: Any) -> None:
     """Draw the mean of one [step, value] curve per seed, and their standard deviation about it."""
-    seeds = [dict(curve) for curve in curves]
-    steps = sorted(set.intersection(*map(set, seeds)))  # a metric may be missing somewhere
-    values = np.array([[seed[step] for step in steps] for seed in seeds])
-    mean, spread = values.mean(0), values.std(0, ddof=1) if len(seeds) > 1 else 0
+    by_seed = [dict(curve) for curve in curves]
+    steps = sorted(set.intersection(*map(set, by_seed)))  # a metric may be missing somewhere
+    values = np.array([[curve[step] for step in steps] for curve in by_seed])
+    mean = values.mean(0)
+    spread = values.std(0, ddof=1) if len(by_seed) > 1 else 0
     (line,) = axis.plot(steps, mean, label=label, **look)
-    look = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
-    axis.fill_between(steps, mean - spread, mean + spread, **look)
+    color = line.get_color()
+    axis.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)

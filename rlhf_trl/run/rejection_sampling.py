@@ -39,7 +39,7 @@ from rlhf_trl.run import train
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.policy_gradients import check_reward_model
 from rlhf_trl.run.resuming import RESUMING
-from rlhf_trl.run.supervised import print_counts
+from rlhf_trl.run.supervised import fix, print_counts
 
 NAME = "rejection sampling"
 TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data, that the chat template gets
@@ -56,33 +56,40 @@ class Rollouts:
     rewards: list[list[float]]
     labels: list[list[bool]] | None
 
-    def told(self, pairs: Pairs) -> dict[str, Any]:
-        """Return the numbers of a selection."""
-        found: dict[str, Any] = {
+    def selection_metrics(self, pairs: Pairs) -> dict[str, Any]:
+        """Return the numbers of a selection, given as pairs of a prompt's and its answer's place.
+
+        Prompts are decidable that have right and wrong answers: there, a selection can be better
+        than chance, whose rate is the share of right answers.
+        """
+        numbers: dict[str, Any] = {
             "answers": sum(map(len, self.answers)),
             "prompts": len(self.answers),
             "selected": len(pairs),
-            "prompts_covered": len({i for i, _ in pairs}),
+            "prompts_covered": len({prompt for prompt, _ in pairs}),
             "selected_cut_off": sum(not self.answers[i][j].finished for i, j in pairs),
         }
         if self.labels is None:
-            return found
+            return numbers
         scores, labels, groups = self.candidates()
-        both = [sum(row) / len(row) for row in self.labels if 0 < sum(row) < len(row)]
-        found["share_right"] = sum(labels) / len(labels)
-        found["selected_right"] = sum(self.labels[i][j] for i, j in pairs) / len(pairs)
-        found["decidable"] = len(both) / len(self.labels)
-        if both:
-            found["decidable_hit_rate"] = ranking_metrics(scores, labels, groups)["top1_accuracy"]
-            found["decidable_random_rate"] = sum(both) / len(both)
-        found["coverage"] = coverage(scores, labels, groups)
-        return found | {"random_coverage": coverage([0.0] * len(labels), labels, groups)}
+        shares_right = [sum(row) / len(row) for row in self.labels]
+        decidable = [share for share in shares_right if 0 < share < 1]
+        numbers["share_right"] = sum(labels) / len(labels)
+        numbers["selected_right"] = sum(self.labels[i][j] for i, j in pairs) / len(pairs)
+        numbers["decidable"] = len(decidable) / len(self.labels)
+        if decidable:
+            numbers["decidable_hit_rate"] = ranking_metrics(scores, labels, groups)["top1_accuracy"]
+            numbers["decidable_random_rate"] = sum(decidable) / len(decidable)
+        numbers["coverage"] = coverage(scores, labels, groups)
+        numbers["random_coverage"] = coverage([0.0] * len(labels), labels, groups)
+        return numbers
 
     def candidates(self) -> tuple[list[float], list[bool], list[int]]:
-        """Return score, label and prompt of each answer."""
-        groups = [i for i, row in enumerate(self.rewards) for _ in row]
-        flat = [[value for row in rows for value in row] for rows in (self.rewards, self.labels)]
-        return *flat, groups
+        """Return score, label and prompt number of each answer, where labels are known."""
+        scores = [reward for row in self.rewards for reward in row]
+        labels = [label for row in self.labels for label in row]
+        groups = [number for number, row in enumerate(self.rewards) for _ in row]
+        return scores, labels, groups
 
 
 def train_on_selected(loaded: Any, trainer_class: Any) -> None:
@@ -93,7 +100,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     go elsewhere. All rounds but the last are runs in `round-N`, whose model the next starts from.
     """
     own, args = loaded.own, loaded.trl
-    train.fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
+    fix(loaded, FIXED, f"{NAME}, which trains answers as they were sampled, and nothing else")
     if own.rounds > 1 and loaded.model.use_peft:
         raise InputError(
             "rounds: each round but the first would start from an adapter, which use_peft cannot "
@@ -111,12 +118,12 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, loaded.model, args)
     for number in range(1, own.rounds + 1):
-        each = _round(loaded, number, resume)
+        config_of_round = _round(loaded, number, resume)
         if number < own.rounds:
-            if _is_done(each):
+            if _is_done(config_of_round):
                 continue
-            train.begin(each, f"{NAME}, round {number} of {own.rounds}")
-        _train(each, data, tokenizer, trainer_class)
+            train.begin(config_of_round, f"{NAME}, round {number} of {own.rounds}")
+        _train(config_of_round, data, tokenizer, trainer_class)
 
 
 def _round(loaded: Any, number: int, resume: str | None) -> Any:
@@ -128,9 +135,14 @@ def _round(loaded: Any, number: int, resume: str | None) -> Any:
         model.model_name_or_path = str(root / f"round-{number - 1}" / "model")
     if number == own.rounds:
         return loaded._replace(own=own, trl=args, model=model)
-    args.output_dir, args.resume_from_checkpoint = str(root / f"round-{number}"), resume
-    given = {"model_name_or_path": model.model_name_or_path, "rounds": 1}
-    given = loaded.given | given | {"output_dir": args.output_dir}
+    args.output_dir = str(root / f"round-{number}")
+    args.resume_from_checkpoint = resume
+    given = {
+        **loaded.given,
+        "model_name_or_path": model.model_name_or_path,
+        "rounds": 1,
+        "output_dir": args.output_dir,
+    }
     return loaded._replace(own=own, trl=args, model=model, given=given)
 
 
@@ -140,32 +152,32 @@ def _is_done(loaded: Any) -> bool:
     if not output.finished(folder):
         return False
     before, now = read_config(folder / "config.yaml"), loaded.given
-    other = [k for k in before.keys() | now.keys() if before.get(k) != now.get(k)]
-    if other := sorted(set(other) - {*RESUMING, "answers", "reuse_answers"}):
+    changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    changed -= {*RESUMING, "answers", "reuse_answers"}  # none of which changes a round
+    if changed:
         raise InputError(
-            f"{folder} was run with another {other[0]}; restore it, or name another output_dir."
+            f"{folder} was run with another {min(changed)}; restore it, or name another output_dir."
         )
     return True
 
 
 def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> None:
+    """Do a round: sample, score and select answers, and train on those selected."""
     from datasets import Dataset
 
     own, args = loaded.own, loaded.trl
     rollouts, correctness = roll_out(loaded, data, tokenizer)
-    strategy = STRATEGIES[own.strategy]
-    given = {"k": own.k or len(data.train), "seed": args.seed, "ties": own.ties}
-    reads = signature(strategy).parameters
-    pairs = strategy(rollouts.rewards, **{k: v for k, v in given.items() if k in reads})
-    told = rollouts.told(pairs)
+    pairs = _select(loaded, rollouts)
+    metrics = rollouts.selection_metrics(pairs)
     if args.process_index == 0:
-        known = [f"{k} {v:.4g}" for k, v in told.items() if not isinstance(v, dict)]
-        print(f"{own.strategy}: {', '.join(known)}", flush=True)
-    dataset = Dataset.from_list(list(map(partial(_learned, rollouts, tokenizer), pairs)))
-    # answered are the held-out prompts, but transformers wants a data set to evaluate on
-    asked = None if args.eval_strategy == "no" else dataset.select([0])
-    sides = {"train_dataset": dataset, "eval_dataset": asked}
-    trainer = train.build(loaded, trainer_class, data, tokenizer, **sides)
+        shown = [f"{key} {n:.4g}" for key, n in metrics.items() if not isinstance(n, dict)]
+        print(f"{own.strategy}: {', '.join(shown)}", flush=True)
+    dataset = Dataset.from_list([_example(rollouts, tokenizer, pair) for pair in pairs])
+    # evaluation answers the held-out prompts, but transformers wants a data set to evaluate on
+    eval_dataset = None if args.eval_strategy == "no" else dataset.select([0])
+    trainer = train.build(
+        loaded, trainer_class, data, tokenizer, train_dataset=dataset, eval_dataset=eval_dataset
+    )
     print_counts(trainer)
     trainer.max_completion_length = own.max_completion_length
     if data.tasks is None and data.held_out is not None:
@@ -173,16 +185,31 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
     # a resumed run is refused if other answers are selected now
     trained = replace(data, train=dataset)
-    report = partial(_report, rollouts=rollouts, told=told)
+    report = partial(_report, rollouts=rollouts, metrics=metrics)
     train.run(trainer, loaded, trained, NAME, extra=report, prompts=data.train)
 
 
-def _learned(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
+def _select(loaded: Any, rollouts: Rollouts) -> Pairs:
+    """Return the answers that the config's strategy selects, which reads some of its options."""
+    own = loaded.own
+    strategy = STRATEGIES[own.strategy]
+    one_per_prompt = len(rollouts.answers)
+    options = {"k": own.k or one_per_prompt, "seed": loaded.trl.seed, "ties": own.ties}
+    parameters = signature(strategy).parameters
+    read = {key: value for key, value in options.items() if key in parameters}
+    return strategy(rollouts.rewards, **read)
+
+
+def _example(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[str, list[int]]:
     """Return the tokens of prompt and answer as sampled: no end is put behind one that was cut."""
-    row, ids = rollouts.prompts[pair[0]], list(rollouts.answers[pair[0]][pair[1]].ids)
-    special = not is_conversational({"prompt": row["prompt"]})
-    prompt = tokenizer(prompt_texts(tokenizer, [row]), add_special_tokens=special)["input_ids"][0]
-    return {"input_ids": prompt + ids, "completion_mask": [0] * len(prompt) + [1] * len(ids)}
+    prompt_number, answer_number = pair
+    row = rollouts.prompts[prompt_number]
+    answer_ids = list(rollouts.answers[prompt_number][answer_number].ids)
+    is_text = not is_conversational({"prompt": row["prompt"]})  # a chat template has special tokens
+    texts = prompt_texts(tokenizer, [row])
+    prompt_ids = tokenizer(texts, add_special_tokens=is_text)["input_ids"][0]
+    mask = [0] * len(prompt_ids) + [1] * len(answer_ids)
+    return {"input_ids": prompt_ids + answer_ids, "completion_mask": mask}
 
 
 def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
@@ -200,24 +227,30 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
 
-    def lines(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
-        if len(found := kept(path, make)) != len(rows):
+    def kept_lines(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
+        lines = kept(path, make)
+        if len(lines) != len(rows):
             raise InputError(f"answers: {path} does not hold {len(rows)} lines of JSON; remove it.")
-        return found
+        return lines
 
     def sample() -> list[Any]:
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     def score() -> list[Any]:
         if own.reward_model:
-            how = (own.reward_aggregate, own.reward_model_strips_think)
-            functions.append(load_reward_model(own.reward_model, tokenizer, args, *how))
+            strips_think = own.reward_model_strips_think
+            reward = load_reward_model(
+                own.reward_model, tokenizer, args, own.reward_aggregate, strips_think
+            )
+            functions.append(reward)
         return in_batches(partial(_rewards, functions, answers), args, rows, count)
 
-    sampled = _answers_path(loaded, rows, sampling)
-    answers = [[Completion(*one) for one in each] for each in lines(sampled, sample)]
-    scored = _rewards_path(loaded, rows, functions, sampled)
-    rewards = score() if scored is None else lines(scored, score)
+    answers_path = _answers_path(loaded, rows, sampling)
+    answers = []
+    for line in kept_lines(answers_path, sample):
+        answers.append([Completion(*fields) for fields in line])
+    rewards_path = _rewards_path(loaded, rows, functions, answers_path)
+    rewards = score() if rewards_path is None else kept_lines(rewards_path, score)
     correctness = correctness_of(own, data)
     if correctness is None:
         return Rollouts(rows, answers, rewards, None), None
@@ -231,10 +264,14 @@ def correctness_of(own: Any, data: Examples) -> Any:
 
     `own` are the recipe's fields. Questions of the gym have exact_match by default.
     """
-    verifiers = [each for each in own.reward_funcs if each.partition(":")[0] in VERIFIERS]
-    name = own.correctness or ("exact_match" if data.tasks else next(iter(verifiers), None))
-    if name is None:
-        return None
+    name = own.correctness
+    if not name and data.tasks:
+        name = "exact_match"
+    elif not name:
+        verifiers = [name for name in own.reward_funcs if name.partition(":")[0] in VERIFIERS]
+        if not verifiers:
+            return None
+        name = verifiers[0]
     (correctness,) = load_rewards([name], data.tasks, data.train.column_names)
     return correctness
 
@@ -246,48 +283,58 @@ def _answers_path(loaded: Any, rows: Any, sampling: Sampling) -> Path:
     taken; otherwise a line says that it is there.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
-    longest, name = own.max_completion_length, model.model_name_or_path
-    earlier = {
+    name = model.model_name_or_path
+    hashed_earlier = {  # the keys are part of the names of files that there are
         "model": fingerprint(name, model.model_revision, with_base=False),
         "prompts": sha256("".join(map(json.dumps, rows["prompt"])).encode()).hexdigest(),
-        "how": [own.num_generations, *sampling, longest, args.seed, model.dtype],
+        "how": [
+            own.num_generations,
+            *sampling,
+            own.max_completion_length,
+            args.seed,
+            model.dtype,
+        ],
         "also": [args.per_device_eval_batch_size, own.chat_template_kwargs],
     }
-    read = [name for name in TEMPLATE_COLUMNS if name in rows.column_names]
-    quantized = ("load_in_", "bnb_", "use_bnb_")
-    now = {
-        **earlier,
-        "model": fingerprint(name, model.model_revision),
-        "columns": _rows_hash(rows.select_columns(read)) if read else None,
-        "loading": [model.attn_implementation, args.model_init_kwargs],
-        "quantization": {k: v for k, v in vars(model).items() if k.startswith(quantized)},
+    template_columns = [name for name in TEMPLATE_COLUMNS if name in rows.column_names]
+    quantization = {
+        key: value
+        for key, value in vars(model).items()
+        if key.startswith(("load_in_", "bnb_", "use_bnb_"))
     }
-    paths = [Path(own.answers, f"answers-{_key(**what)}.jsonl") for what in (now, earlier)]
-    place = 0
-    if args.process_index == 0 and paths[1].exists() and not paths[0].exists():
-        place = int(own.reuse_answers)
-        if place:
-            print(f"answers: {paths[1]} is reused, as reuse_answers says", flush=True)
+    hashed = {
+        **hashed_earlier,
+        "model": fingerprint(name, model.model_revision),
+        "columns": _rows_hash(rows.select_columns(template_columns)) if template_columns else None,
+        "loading": [model.attn_implementation, args.model_init_kwargs],
+        "quantization": quantization,
+    }
+    path = Path(own.answers, f"answers-{_key(**hashed)}.jsonl")
+    earlier_path = Path(own.answers, f"answers-{_key(**hashed_earlier)}.jsonl")
+    if args.process_index == 0 and earlier_path.exists() and not path.exists():
+        if own.reuse_answers:
+            path = earlier_path
+            print(f"answers: {path} is reused, as reuse_answers says", flush=True)
         else:
             print(
-                f"answers: {paths[1]} is of an earlier version, whose name leaves out what the "
+                f"answers: {earlier_path} is of an earlier version, whose name leaves out what the "
                 "template gets from the data, quantization, attention and an adapter's base; "
                 "sampled anew (reuse_answers: true takes it)",
                 flush=True,
             )
-    return paths[broadcast_object_list([place])[0]]
+    return broadcast_object_list([path])[0]
 
 
 def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -> Path | None:
     """Return the file of the rewards, whose name hashes all they depend on; None: keep none."""
-    own, judged = loaded.own, None
+    own, key = loaded.own, None
     try:
         functions_read = [(function.__name__, reached(function)) for function in functions]
     except ValueError as error:
         if loaded.trl.process_index == 0:
             print(f"answers: their rewards are not kept for another run: {error}", flush=True)
     else:
-        judged = _key(
+        key = _key(
             code=code("data", "reward_models", "rewards"),
             functions=functions_read,
             reward_model=own.reward_model and fingerprint(own.reward_model),
@@ -295,8 +342,10 @@ def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -
             rows=_rows_hash(rows),
             answers=sha256(sampled.read_bytes()).hexdigest(),
         )
-    (judged,) = broadcast_object_list([judged])  # the processes need not pickle values alike
-    return judged and sampled.with_stem(f"{sampled.stem.replace('answers', 'rewards')}-{judged}")
+    (key,) = broadcast_object_list([key])  # the processes need not pickle values alike
+    if key is None:
+        return None
+    return sampled.with_stem(f"{sampled.stem.replace('answers', 'rewards')}-{key}")
 
 
 def _rows_hash(rows: Any) -> str:
@@ -315,30 +364,36 @@ def _rewards(
 ) -> list[list[float]]:
     """Return the rewards of the answers to a batch of prompts: the sum over the functions."""
     count = len(answers[first])
-    said = [one for i in range(first, first + len(batch)) for one in answers[i]]
+    completions = [
+        completion
+        for prompt_answers in answers[first : first + len(batch)]
+        for completion in prompt_answers
+    ]
     rows = [row for row in batch for _ in range(count)]
-    columns = called(dict(enumerate(functions)), rows, said).values()
-    found = [[value for value in each if value is not None] for each in zip(*columns, strict=True)]
-    if not all(found):
-        place = next(n for n, each in enumerate(found) if not each)
-        raise InputError(
-            f"no reward function applied to an answer to prompt {first + place // count + 1}: all "
-            "returned None; let at least one of them return a number for every answer."
-        )
-    total = [float(sum(each)) for each in found]
-    return [total[n : n + count] for n in range(0, len(total), count)]
+    by_function = called(dict(enumerate(functions)), rows, completions).values()
+    totals = []
+    for place, values in enumerate(zip(*by_function, strict=True)):
+        applied = [value for value in values if value is not None]
+        if not applied:
+            raise InputError(
+                f"no reward function applied to an answer to prompt {first + place // count + 1}: "
+                "all returned None; let at least one of them return a number for every answer."
+            )
+        totals.append(float(sum(applied)))
+    return [totals[start : start + count] for start in range(0, len(totals), count)]
 
 
-def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, told: Any) -> None:
+def _report(trainer: Any, folder: Path, title: str, rollouts: Rollouts, metrics: Any) -> None:
     """Write what was selected of what, and the scores of all answers with their figure."""
-    write_json(folder / "selection.json", told)
+    write_json(folder / "selection.json", metrics)
     if rollouts.labels is None:
         return
+    rows = []
+    by_prompt = zip(rollouts.prompts, rollouts.answers, rollouts.labels, strict=True)
+    for row, completions, labels in by_prompt:
+        for one, label in zip(completions, labels, strict=True):
+            rows.append({**row, "completion": one.text, "label": label, "finished": one.finished})
     candidates = rollouts.candidates()
-    rows = (
-        {**row, "completion": one.text, "label": label, "finished": one.finished}
-        for row, *each in zip(rollouts.prompts, rollouts.answers, rollouts.labels, strict=True)
-        for one, label in zip(*each, strict=True)
-    )
-    write_candidates(folder, rows, ({"reward": score} for score in candidates[0]))
+    scores, _, _ = candidates
+    write_candidates(folder, rows, ({"reward": score} for score in scores))
     draw_reward_report(folder / "reward_report.png", title, candidates=candidates, selecting=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from rlhf_trl import output
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation import report
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.differences import differences
+from rlhf_trl.run.versions import versions
 
 # What makes a resumed run another one: refused, but for what `resume_changed` names.
 NEVER = {"model_name_or_path", "use_peft"}
@@ -34,7 +34,7 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
     manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
     changed = changed_fields(loaded, manifest.get("given", loaded.given))
     versions_before = manifest.get("versions", {})
-    for library, now in report.versions().items():
+    for library, now in versions().items():
         before = versions_before.get(library, now)
         if before != now:
             changed[library] = before, now

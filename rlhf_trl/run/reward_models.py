@@ -14,7 +14,7 @@ from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
 
 
-@train.a_run
+@train.names_the_key
 def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     """Do what every reward-model recipe does: load, train, evaluate, save, report.
 
@@ -48,13 +48,20 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:
     """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
-    config, sample = own.dataset, sampler(model, args, own.dataset, own.rollouts)
-    load, more = judgments.load_outcomes, ()
-    if isinstance(config, ProcessData):  # the chapter's loss has no neutral class
-        load, more = judgments.load_traces, (own.formulation == "code",)
-    elif not isinstance(config, OutcomeData):  # the code has no margin
-        load, more = judgments.load_pairs_or_ranked, (own.formulation != "code",)
-    data = train.read(args, load, config, own.max_samples, sample, *more)
+    config = own.dataset
+    sample = sampler(model, args, config, own.rollouts)
+    options = [config, own.max_samples, sample]
+    if isinstance(config, OutcomeData):
+        load = judgments.load_outcomes
+    elif isinstance(config, ProcessData):
+        load = judgments.load_traces
+        has_neutral_class = own.formulation == "code"  # the chapter's loss has none
+        options.append(has_neutral_class)
+    else:
+        load = judgments.load_pairs_or_ranked
+        has_margin = own.formulation != "code"  # the code has none
+        options.append(has_margin)
+    data = train.read(args, load, *options)
     return data, load_tokenizer(model, args, data.conversational)
 
 
@@ -68,10 +75,13 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
         write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
-        right = [good(logits).tolist() for logits, _ in rows]
+        probabilities = [good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]
-        panels["steps"] = (right, predicted, [trainer.meaning(labels) for _, labels in rows])
-    elif not trainer.reader.per_token:
-        panels["pairs"] = ([row[0] for row in rows], [row[-1] for row in rows])
+        labeled = [trainer.meaning(labels) for _, labels in rows]
+        panels["steps"] = (probabilities, predicted, labeled)
+    elif not trainer.reader.per_token:  # a row holds the scores of its answers, the best one first
+        best = [row[0] for row in rows]
+        worst = [row[-1] for row in rows]
+        panels["pairs"] = (best, worst)
     if panels:
         draw_reward_report(folder / "reward_report.png", title, **panels)

@@ -1,39 +1,12 @@
 """How much a run has learned from: a step of one algorithm is more data than that of another."""
 
+import math
 from typing import TYPE_CHECKING, Any
+
+from rlhf_trl.run.kinds import KINDS, kind_of_config
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-# What the examples of preferences and judgments are called, by a column that only they have.
-KINDS = {
-    "chosen": "pairs",
-    "ranked": "ranked lists",
-    "completions": "traces",
-    "completion": "answers",
-}
-
-# The column of the examples of algorithms that learn neither from pairs nor as KTO and SFT do.
-COLUMNS = {"kwise": "ranked", "prm": "completions", "orm": "completion"}
-
-
-def kind_of(args: Any, row: Any) -> str:
-    """Return what the examples of a run are called, whose algorithm has this `row` (SFT: None)."""
-    known = _kind_of_config(args)
-    return known or KINDS[COLUMNS.get(row.algorithm, "chosen")]
-
-
-def _kind_of_config(args: Any) -> str | None:
-    """Return what the examples are called where TRL's config decides it; None: its columns do."""
-    from trl import GRPOConfig, KTOConfig, SFTConfig
-
-    if isinstance(args, GRPOConfig):
-        return "completions"
-    if isinstance(args, SFTConfig):
-        return "packed rows" if args.packing else "answers"
-    if isinstance(args, KTOConfig):  # makes two answers of a pair
-        return "answers"
-    return None
 
 
 def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
@@ -46,18 +19,18 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     from trl import GRPOConfig
 
     args = trainer.args
-    kind = _kind_of_config(args) or next(KINDS[name] for name in KINDS if name in rows.column_names)
+    kind = kind_of_config(args) or next(KINDS[name] for name in KINDS if name in rows.column_names)
     batch = args.train_batch_size * args.world_size
     if isinstance(args, GRPOConfig):
         # a generation makes this many batches, each of which is learned from num_iterations times
-        batches = args.steps_per_generation
-        generations, further = divmod(
-            step * args.gradient_accumulation_steps, batches * args.num_iterations
-        )
-        return batch * (generations * batches + min(further, batches)), kind
+        new_batches = args.steps_per_generation
+        batches_learned = step * args.gradient_accumulation_steps
+        generations, in_the_last = divmod(batches_learned, new_batches * args.num_iterations)
+        return batch * (generations * new_batches + min(in_the_last, new_batches)), kind
     size = len(trainer.train_dataset)
     if args.dataloader_drop_last:
         size -= size % batch
     window = batch * args.gradient_accumulation_steps
-    epochs, further = divmod(step, -(-size // window))  # the last step of an epoch may be smaller
-    return epochs * size + min(further * window, size), kind
+    steps_per_epoch = math.ceil(size / window)  # the last of which may be smaller
+    epochs, steps_in_the_last = divmod(step, steps_per_epoch)
+    return epochs * size + min(steps_in_the_last * window, size), kind

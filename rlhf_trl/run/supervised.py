@@ -1,5 +1,6 @@
 """A run of supervised fine-tuning: which turns are trained, and with which chat template."""
 
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,16 @@ LOSSES = {
 """By `dataset.turns`, what TRL is told, whose default trains on all tokens of conversations."""
 
 
-@train.a_run
+@train.names_the_key
 def train_supervised(loaded: Any, trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
     _check(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
-    lifted = args.chat_template_path is not None or own.chat_template_fallback is not None
-    tokenizer = load_tokenizer(loaded.model, args, data.conversational and not lifted)
+    names_a_template = args.chat_template_path is not None or own.chat_template_fallback is not None
+    needs_own_template = data.conversational and not names_a_template
+    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)
     if data.conversational:
         if tokenizer.chat_template is None and own.chat_template_fallback is not None:
             donor = _with_template(tokenizer, own.chat_template_fallback, "chat_template_fallback")
@@ -52,6 +54,21 @@ def print_counts(trainer: Any) -> None:
             print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
+def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
+    """Set fields of TRL that something else decides; refuse a config that says otherwise.
+
+    Args:
+        loaded: the config.
+        values: the fields with their values.
+        by: what decides them, in words.
+    """
+    for key, value in values.items():
+        written = loaded.given.get(key)
+        if written not in (None, value):
+            raise InputError(f"{key}: {str(written).lower()} contradicts {by}; remove {key}.")
+        setattr(loaded.trl, key, value)
+
+
 def _check(loaded: Any) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
     own, args = loaded.own, loaded.trl
@@ -71,13 +88,20 @@ def _check(loaded: Any) -> None:
         raise InputError(
             "demonstrator is not read with dataset.source: path; remove one of the two."
         )
-    turns, told = own.dataset.turns, "last: the final turn of the assistant, all: each of its turns"
-    by = f"dataset.turns: {turns}, which decides what is trained ({told})"
-    train.fix(loaded, LOSSES[turns], by)
+    turns = own.dataset.turns
+    choices = "last: the final turn of the assistant, all: each of its turns"
+    by = f"dataset.turns: {turns}, which decides what is trained ({choices})"
+    fix(loaded, LOSSES[turns], by)
 
 
 def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_path") -> Any:
-    """Return a tokenizer with the chat template that a field names; None: its own."""
+    """Return a tokenizer with the chat template that a field names; without a path, its own.
+
+    Args:
+        tokenizer: the model's.
+        path: a .jinja file, or a folder or hub model with a tokenizer, which is then returned.
+        key: the field, for errors.
+    """
     from transformers import AutoTokenizer
 
     if path is None:
@@ -85,20 +109,20 @@ def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_p
     if path.endswith((".jinja", ".j2")):
         if not Path(path).is_file():
             raise InputError(f"{key}: there is no file {path!r}; write that of one.")
-        found = copy(tokenizer)
-        found.chat_template = Path(path).read_text(encoding="utf-8")
-        return found
+        templated = copy(tokenizer)
+        templated.chat_template = Path(path).read_text(encoding="utf-8")
+        return templated
     fault = (
         "is neither a .jinja file nor a folder or hub model with a tokenizer that can be reached"
     )
     with loading(f"{key}: {path!r}", "name one", fault):
-        found = AutoTokenizer.from_pretrained(path)
-    if found.chat_template is None:
+        other_tokenizer = AutoTokenizer.from_pretrained(path)
+    if other_tokenizer.chat_template is None:
         raise InputError(
             f"{key}: the tokenizer of {path!r} has no chat template to take over; "
             "name an instruction-tuned model, or a .jinja file."
         )
-    return found
+    return other_tokenizer
 
 
 def _check_template(tokenizer: Any, args: Any) -> None:

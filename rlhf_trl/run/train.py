@@ -1,12 +1,13 @@
-"""One run from trainer to report: train or resume, evaluate, export, summarize."""
+"""One run up to its report: begin or resume, read, build the trainer, train, evaluate, export."""
 
 import json
 import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from hashlib import sha256
 from importlib.util import find_spec
@@ -20,22 +21,19 @@ from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from rlhf_trl import output
 from rlhf_trl.algorithms import ALGORITHMS
-from rlhf_trl.data.arrow import cells
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
-from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
 from rlhf_trl.errors import Diverged, InputError, naming
-from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
+from rlhf_trl.evaluation.standstill import Watch
 from rlhf_trl.models import UNTRAINED, as_saved, load_quietly, model_config, prepare_model
-from rlhf_trl.rewards.verifiers import task_metrics
-from rlhf_trl.rollouts.store import Store
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.run.folders import model_folder
-from rlhf_trl.run.seen import examples_seen, kind_of
+from rlhf_trl.run.folders import model_folder, with_origin
+from rlhf_trl.run.kinds import kind_of
 from rlhf_trl.run.signals import signals
 from rlhf_trl.run.stopping import Stop
+from rlhf_trl.run.versions import versions
 
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
 PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers that have another name
@@ -117,6 +115,16 @@ def _naming_divergence(trainer: Any) -> Iterator[None]:
         ) from error
 
 
+@dataclass
+class _Start:
+    """Where a run starts; the main process finds it out for all."""
+
+    checkpoint: str | None = None  # to go on from
+    is_evaluated: bool = False  # whether that step has its evaluation
+    refusal: str | None = None  # why the run may not start
+    nothing_left: str | None = None  # what to say where it has finished before
+
+
 def begin(loaded: Any, name: str, note: str | None = None) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
@@ -131,10 +139,37 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
         return
     if not loaded.given.get("output_dir"):
         raise InputError("output_dir is missing; name the folder that the run writes to.")
-    args, folder = loaded.trl, Path(loaded.trl.output_dir)
-    signals.begin(folder)
+    args = loaded.trl
+    signals.begin(Path(args.output_dir))
     launch.check_processes(args, loaded.own.expect)
     first_line = launch.describe_launch(args, name, kind_of(args, loaded.row))
+    _check_settings(args)
+
+    start = _Start()
+    if args.process_index == 0:
+        start = _start_of(loaded)
+    (start,) = broadcast_object_list([start])
+    if start.refusal is not None:  # on every process, or the others would wait for this one
+        raise InputError(start.refusal)
+    if start.nothing_left is not None:
+        if args.process_index == 0:
+            print(start.nothing_left, flush=True)
+        raise SystemExit(0)
+
+    args.resume_from_checkpoint = start.checkpoint
+    if "eval_on_start" not in loaded.given:
+        args.eval_on_start = not start.is_evaluated
+    if "logging_first_step" not in loaded.given:
+        args.logging_first_step = True
+    # What a tracker is told by config must not be overruled by transformers' own default.
+    os.environ.setdefault("WANDB_PROJECT", args.project)
+    args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
+    load_quietly()
+    _announce(args, [first_line] if note is None else [first_line, note])
+
+
+def _check_settings(args: Any) -> None:
+    """Refuse settings of TRL that train nothing, need what is missing, or spoil a resumed run."""
     if args.max_steps == 0:
         raise InputError("max_steps is 0, which trains nothing; write 1 or more.")
     if args.max_steps < -1:
@@ -143,56 +178,49 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
         )
     for tracker in args.report_to:
         if find_spec(PACKAGES.get(tracker, tracker)) is None:
-            how = f"run scripts/setup.sh {tracker}" if tracker in TRACKERS else "install it"
-            raise InputError(f"report_to: {tracker} is missing; {how} or write none.")
+            remedy = "install it"
+            if tracker in TRACKERS:
+                remedy = f"run scripts/setup.sh {tracker}"
+            raise InputError(f"report_to: {tracker} is missing; {remedy} or write none.")
     if args.load_best_model_at_end and args.save_strategy == "no":
         raise InputError("load_best_model_at_end: none is kept with save_strategy: no; write it.")
     for key in ("ignore_data_skip", "enable_jit_checkpoint"):
         if getattr(args, key):
             raise InputError(f"{key}: a run resumed with it would not be the same one; remove it.")
-    main_process = args.process_index == 0
-    # checkpoint, whether it was evaluated before, refusal, what to say of a finished run
-    found: list[Any] = [None, False, None, None]
-    if main_process:
-        try:
-            found[0] = checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
-            if checkpoint is not None:
-                from rlhf_trl.run.resuming import check_resume, is_evaluated
 
-                step = output.step_of(checkpoint)
-                check_resume(loaded, checkpoint)
-                found[1] = is_evaluated(args, step, output.numbered(folder, "evaluations/step-"))
-            if output.finished(folder):
-                from rlhf_trl.run.resuming import steps_left
 
-                if not steps_left(loaded, checkpoint):
-                    remedy = "raise max_steps to go on"
-                    if checkpoint is None:
-                        remedy = "name another --output_dir"
-                    found[3] = f"{folder} holds a finished run; {remedy}."
-        except InputError as error:
-            found[2] = str(error)
-    args.resume_from_checkpoint, evaluated, refusal, finished = broadcast_object_list(found)
-    if refusal is not None:  # on every process, or the others would wait for this one
-        raise InputError(refusal)
-    if finished is not None:
-        if main_process:
-            print(finished, flush=True)
-        raise SystemExit(0)
-    # What a tracker is told by config must not be overruled by transformers' own default.
-    os.environ.setdefault("WANDB_PROJECT", args.project)
-    args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
-    if "eval_on_start" not in loaded.given:
-        args.eval_on_start = not evaluated
-    if "logging_first_step" not in loaded.given:
-        args.logging_first_step = True
-    load_quietly()
-    if main_process:
-        print(first_line, flush=True)
-        if note is not None:
-            print(note, flush=True)
+def _start_of(loaded: Any) -> _Start:
+    """Claim the output folder, and find out from what it holds where the run starts."""
+    args, folder = loaded.trl, Path(loaded.trl.output_dir)
+    start = _Start()
+    try:
+        start.checkpoint = output.claim(str(folder), args.resume_from_checkpoint)
+        if start.checkpoint is not None:
+            from rlhf_trl.run.resuming import check_resume, is_evaluated
+
+            check_resume(loaded, start.checkpoint)
+            evaluations = output.numbered(folder, "evaluations/step-")
+            start.is_evaluated = is_evaluated(args, output.step_of(start.checkpoint), evaluations)
+        if output.finished(folder):
+            from rlhf_trl.run.resuming import steps_left
+
+            if not steps_left(loaded, start.checkpoint):
+                remedy = "raise max_steps to go on"
+                if start.checkpoint is None:
+                    remedy = "name another --output_dir"
+                start.nothing_left = f"{folder} holds a finished run; {remedy}."
+    except InputError as error:
+        start.refusal = str(error)
+    return start
+
+
+def _announce(args: Any, lines: list[str]) -> None:
+    """Print the first lines of a run, its teachers, and, of several processes, each one's place."""
+    if args.process_index == 0:
+        for line in lines:
+            print(line, flush=True)
         for teacher in getattr(args, "teacher_models", None) or ():
-            print(f"teacher: {report.told_of(teacher)}", flush=True)
+            print(f"teacher: {with_origin(teacher)}", flush=True)
     else:
         disable_progress_bars()
     if args.world_size > 1:
@@ -317,52 +345,15 @@ def check_held_out(args: Any, rows: Any) -> None:
         )
 
 
-def right_answers(*sides: Any) -> Iterator[tuple[Any, str]]:
-    """Yield prompt and right answer of all rows that have both."""
-    for rows in filter(None, sides):
-        if {"prompt", "answer"} <= rows[0].keys():
-            pairs = ((row["prompt"], row["answer"]) for row in rows)
-            yield from ((prompt, str(answer)) for prompt, answer in pairs if answer is not None)
-
-
-def a_run(train: Callable[..., None]) -> Callable[..., None]:
-    """Decorate what does a whole run, so that what TRL refuses in it names the key."""
+def names_the_key(train: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a function that does a whole run: what TRL refuses in it then names the key."""
 
     @wraps(train)
-    def named(loaded: Any, *args: Any, **kwargs: Any) -> None:
+    def run_naming_keys(loaded: Any, *args: Any, **kwargs: Any) -> None:
         with naming([*vars(loaded.trl), *vars(loaded.model)]):
             train(loaded, *args, **kwargs)
 
-    return named
-
-
-def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
-    """Set fields of TRL that something decides; refuse a config that says otherwise."""
-    for key, value in values.items():
-        if loaded.given.get(key) not in (None, value):
-            given = str(loaded.given[key]).lower()
-            raise InputError(f"{key}: {given} contradicts {by}; remove {key}.")
-        setattr(loaded.trl, key, value)
-
-
-def _questions(data: Examples) -> set[str]:
-    """Return the keys of the held-out prompts, those of the gym where a run has its tasks."""
-    if data.tasks is not None:
-        return {prompt_key(row["prompt"]) for row in data.tasks.held_out}
-    if data.held_out is None:
-        return set()
-    return {prompt_key(prompt) for prompt in cells(data.held_out, "prompt")}
-
-
-def _prompt_to_show(held_out: Sequence[Mapping[str, Any]], rows: Any) -> Any:
-    """Return a prompt of the form that a run trains on: messages, which get a template, or a text.
-
-    It is one that was answered in evaluation, or of `rows`, whose messages may be long.
-    """
-    if held_out:
-        return held_out[0]["prompt"]
-    prompt = rows[0]["prompt"]
-    return prompt if isinstance(prompt, str) else [{"role": "user", "content": "Hello"}]
+    return run_naming_keys
 
 
 def run(
@@ -379,79 +370,155 @@ def run(
     it went on with other settings), `evaluations/`, `rollouts.sqlite`, `model/` (and
     `value_model/`), `log.json`, `learning_curve.png`, `summary.json` and the checkpoints. With
     `load_best_model_at_end`, the summary, the table and the last line tell of the step whose model
-    is kept. Questions of the gym's tasks, if there are any, are answered in evaluation. `extra`
-    writes what else the main process knows; it takes trainer, folder and title. `prompts` are rows
-    with those of the answers where the training rows hold tokens alone.
+    is kept. Questions of the gym's tasks, if there are any, are answered in evaluation.
+
+    Args:
+        trainer: with its data.
+        loaded: the config.
+        data: the examples.
+        name: of what is trained.
+        extra: writes what else the main process knows; it takes trainer, folder and title.
+        prompts: rows with those of the answers, where the training rows hold tokens alone.
     """
-    args, folder = trainer.args, Path(trainer.args.output_dir)
+    folder = Path(trainer.args.output_dir)
     tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None
     if tasks is not None:
+        from rlhf_trl.rewards.verifiers import task_metrics
+
         trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
-    held_out = getattr(trainer, "held_out", ())
-    can_evaluate = bool(held_out) or trainer.eval_dataset is not None
-    args.eval_on_start &= can_evaluate
     launch.check_strategy(trainer, loaded.own.expect)
-    trainer.on_answers = lambda step, metrics, answers: output.write_json(
-        folder / "evaluations" / f"step-{step:06d}.json", {"metrics": metrics, "answers": answers}
-    )
-    trainer.save_checksums = loaded.own.save_checksums
-    template = trainer.processing_class.chat_template
-    trainer.told = {
-        "given": loaded.given,
-        "launch": launch.describe_launch(args, name, kind_of(args, loaded.row)),
-        "versions": report.versions(),
-        **({"rows": checksums(data)} if loaded.own.save_checksums else {}),
-        "chat_template": sha256(json.dumps(template).encode()).hexdigest(),
-    }
-    if args.resume_from_checkpoint is not None:
-        from rlhf_trl.run import resuming
-
-        resuming.check_rows(loaded, trainer.told.get("rows", {}))
-        resuming.check_template(loaded, trainer.told["chat_template"])
-    if loaded.own.rollouts != "off":
-        facts = {"name": name, "seed": args.seed, **trainer.told}
-        answers = right_answers(data.train, getattr(trainer, "held_out", None))
-        trainer.rollouts = Store(folder, loaded.own.rollouts, facts, answers)
-    trainer.add_callback(_WrapperGuard(trainer))
-    trainer.add_callback(report.Watch())
-    if not args.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(report.RewardProgress())
-
+    _keep_facts(trainer, loaded, data, name)
+    _open_record(trainer, loaded, data, name)
     if trainer.is_world_process_zero():
-        if args.resume_from_checkpoint is None:
-            output.set_aside(folder, 0)
-            loaded.save(folder / "config.yaml")
-        else:
-            resuming.keep_config(loaded, folder)
+        _keep_config(loaded, folder)
         if tasks is not None:
             print(
                 f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind "
                 f"were kept out of the {len(tasks.train)} training rows",
                 flush=True,
             )
+    last_step, training_time = _train(trainer)
+    kept_step = _evaluate_at_end(trainer, last_step)
+    _export(trainer, folder)
+    if trainer.is_world_process_zero():
+        from rlhf_trl.run.finish import finish
+
+        finish(
+            trainer,
+            loaded,
+            data,
+            name=name,
+            last_step=last_step,
+            kept_step=kept_step,
+            training_time=training_time,
+            write_more=extra,
+            prompts=prompts,
+        )
+
+
+def _can_evaluate(trainer: Any) -> bool:
+    """Tell whether a trainer has anything held out: prompts to answer, or examples."""
+    return bool(getattr(trainer, "held_out", ())) or trainer.eval_dataset is not None
+
+
+def _keep_facts(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
+    """Let a trainer keep what checkpoints and evaluations say of the run.
+
+    A run that goes on from a checkpoint is refused if its rows or its chat template are others.
+    """
+    args, folder = trainer.args, Path(trainer.args.output_dir)
+
+    def write_evaluation(step: int, metrics: Any, answers: Any) -> None:
+        content = {"metrics": metrics, "answers": answers}
+        output.write_json(folder / "evaluations" / f"step-{step:06d}.json", content)
+
+    trainer.on_answers = write_evaluation
+    trainer.save_checksums = loaded.own.save_checksums
+    template = json.dumps(trainer.processing_class.chat_template)
+    facts: dict[str, Any] = {
+        "given": loaded.given,
+        "launch": launch.describe_launch(args, name, kind_of(args, loaded.row)),
+        "versions": versions(),
+    }
+    if loaded.own.save_checksums:
+        facts["rows"] = checksums(data)
+    facts["chat_template"] = sha256(template.encode()).hexdigest()
+    trainer.told = facts
+    if args.resume_from_checkpoint is not None:
+        from rlhf_trl.run.resuming import check_rows, check_template
+
+        check_rows(loaded, facts.get("rows", {}))
+        check_template(loaded, facts["chat_template"])
+
+
+def _open_record(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
+    """Give a trainer the record of its rollouts, unless the config wants none."""
+    if loaded.own.rollouts == "off":
+        return
+    from rlhf_trl.rollouts.store import Store, right_answers
+
+    facts = {"name": name, "seed": trainer.args.seed, **trainer.told}
+    answers = right_answers(data.train, getattr(trainer, "held_out", None))
+    trainer.rollouts = Store(trainer.args.output_dir, loaded.own.rollouts, facts, answers)
+
+
+def _keep_config(loaded: Any, folder: Path) -> None:
+    """Write the config into the run's folder; move away what an earlier run left behind there."""
+    if loaded.trl.resume_from_checkpoint is None:
+        output.set_aside(folder, 0)
+        loaded.save(folder / "config.yaml")
+    else:
+        from rlhf_trl.run.resuming import keep_config
+
+        keep_config(loaded, folder)
+
+
+def _train(trainer: Any) -> tuple[int, dict[str, float]]:
+    """Train; return the last optimizer step, and the `seconds` and `cpu_seconds` it took."""
+    args = trainer.args
+    args.eval_on_start &= _can_evaluate(trainer)
+    trainer.add_callback(_WrapperGuard(trainer))
+    trainer.add_callback(Watch())
+    if not args.disable_tqdm:
+        from rlhf_trl.evaluation.progress import RewardProgress
+
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(RewardProgress())
     training_time = TrainingTime(args.resume_from_checkpoint)
     trainer.add_callback(training_time)
     stop = Stop(trainer)
     trainer.add_callback(stop)
     with stop.keeping(), _naming_divergence(trainer), _tied_weights_are_no_news(trainer.model):
         result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    trained = training_time.so_far()
     if result.global_step == 0:
         raise InputError(
             "the run ended after 0 optimizer steps; raise max_steps, or give it more data."
         )
-    log, kept = trainer.state.log_history, result.global_step
-    if args.load_best_model_at_end and (best := trainer.state.best_model_checkpoint):
-        kept = trainer.state.global_step = int(best.rpartition("-")[2])
-    evaluated = [e["step"] for e in log if any(key.startswith("eval_") for key in e)]
-    if can_evaluate and (not evaluated or evaluated[-1] != kept):
-        logged = len(log)
+    return result.global_step, training_time.so_far()
+
+
+def _evaluate_at_end(trainer: Any, last_step: int) -> int:
+    """Return the step whose model is kept; evaluate that model unless the last evaluation did."""
+    log, kept_step = trainer.state.log_history, last_step
+    best_checkpoint = trainer.state.best_model_checkpoint
+    if trainer.args.load_best_model_at_end and best_checkpoint:
+        kept_step = int(best_checkpoint.rpartition("-")[2])
+        trainer.state.global_step = kept_step
+    evaluated_steps = []
+    for entry in log:
+        if any(key.startswith("eval_") for key in entry):
+            evaluated_steps.append(entry["step"])
+    if _can_evaluate(trainer) and evaluated_steps[-1:] != [kept_step]:
+        length = len(log)
         with _naming_divergence(trainer):
             trainer.evaluate()
-        if kept in evaluated:  # it is in the log, in its place
-            del log[logged:]
+        if kept_step in evaluated_steps:  # it is in the log, in its place
+            del log[length:]
+    return kept_step
 
+
+def _export(trainer: Any, folder: Path) -> None:
+    """Close the record, and put the models in place; all processes take part."""
     main_process = trainer.is_world_process_zero()
     trainer.check_finite()
     if trainer.rollouts is not None:
@@ -459,52 +526,6 @@ def run(
         trainer.rollouts.close()
     wait = trainer.accelerator.wait_for_everyone
     output.replace_folder(folder / "model", trainer.save_model, main_process, wait)
-    if save := getattr(trainer, "save_value_model", None):
-        output.replace_folder(folder / "value_model", save, main_process, wait)
+    if save_value_model := getattr(trainer, "save_value_model", None):
+        output.replace_folder(folder / "value_model", save_value_model, main_process, wait)
     trainer.end()
-    if not main_process:
-        return
-    questions = _questions(data)
-    seen, kind = examples_seen(trainer, data.train, kept)
-    evaluations = report.read_evaluations(folder / "evaluations")
-    until = {step: each for step, each in evaluations.items() if step <= kept}
-    output.write_json(folder / "log.json", log)
-    output.write_json(
-        folder / "summary.json",
-        {
-            "name": name,
-            "seed": args.seed,
-            "steps": result.global_step,
-            "model_step": kept,
-            "seen": seen,
-            "seen_kind": kind,
-            "processes": args.world_size,
-            "held_out": len(held_out or data.held_out or ()),
-            "questions": len(questions),
-            "questions_fingerprint": fingerprint(questions),
-            "passed_over": data.tasks.passed_over if data.tasks is not None else 0,
-            "before": until[min(until)]["metrics"] if len(until) > 1 else {},
-            "after": until[max(until)]["metrics"] if until else {},
-            "train_seconds": round(trained["seconds"], 2),
-            "train_cpu_seconds": round(trained["cpu_seconds"], 2),
-            "versions": report.versions(),
-        },
-    )
-    names = {row["task"] for row in tasks.held_out} if tasks is not None else set()
-    title = ", ".join([name, *(["+".join(sorted(names))] if names else []), f"seed {args.seed}"])
-    if extra is not None:
-        extra(trainer, folder, title)
-    report.learning_curve(folder / "learning_curve.png", log, evaluations, title)
-    if told := until or report.training_metrics(log):
-        print(f"\n{report.table(told)}")
-    if args.load_best_model_at_end:
-        print(f"\nload_best_model_at_end: model/ is that of step {kept} of {result.global_step}")
-    for sentence in report.untaught(log, folder):
-        print(f"\n{sentence}")
-    shown, model, last = os.path.relpath(folder), loaded.model, result.global_step
-    print(f"\nseen in training: {seen} {kind}")
-    print(f"model, learning curve and summary are in {shown}")
-    rows = data.held_out or prompts or data.train
-    prompt = None if hasattr(trainer, "reader") else _prompt_to_show(held_out, rows)
-    print(report.next_steps(shown, model.model_name_or_path, last, prompt, model.use_peft))
-    print(report.headline(told, names, args.seed), flush=True)

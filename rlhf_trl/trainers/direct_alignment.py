@@ -14,7 +14,7 @@ from typing_extensions import override
 from rlhf_trl import book
 from rlhf_trl.algorithms import Preference, RowConfig, of_the_row
 from rlhf_trl.data.fitting import fit, kto_order, rotated
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, setting
 from rlhf_trl.evaluation.beside_loss import AnswersBesideLoss
 from rlhf_trl.evaluation.over_examples import OverExamples, Replay
 from rlhf_trl.losses import completions_loss
@@ -36,9 +36,10 @@ class AlignmentFields(RowConfig, Safeguards):
     in_recipes: ClassVar = {"overlong": "cut_prompt"}
     trainers: ClassVar[tuple[str, ...]]  # whose rows the config is for
 
-    # what becomes of examples longer than max_length; None: what TRL does
-    overlong: Literal["cut_prompt", "cut_completion", "drop"] | None = None
-    max_completion_length: int = 64  # of answers at evaluation
+    overlong: Literal["cut_prompt", "cut_completion", "drop"] | None = setting(
+        "what becomes of examples longer than max_length; None: what TRL does"
+    )
+    max_completion_length: int = setting("of answers at evaluation", 64)
 
     def check_for(self, row: Preference) -> None:
         """Refuse a row of another trainer, and TRL's own rule for over-long examples."""
@@ -83,8 +84,9 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
     trainers = ("KTOTrainer",)
     in_recipes: ClassVar = {"interleave_labels": True}
 
-    # spread the labels evenly; False: all desirable ones first; None: the order of the data
-    interleave_labels: bool | None = None
+    interleave_labels: bool | None = setting(
+        "spread the labels evenly; False: all desirable ones first; None: the order of the data"
+    )
     beta: float | None = of_the_row("beta", "direct_alignment")
     desirable_weight: float | None = of_the_row("desirable_weight")
     undesirable_weight: float | None = of_the_row("undesirable_weight")

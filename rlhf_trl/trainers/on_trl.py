@@ -19,8 +19,7 @@ from trl.trainer.utils import get_config_model_id
 from typing_extensions import override
 
 from rlhf_trl import algorithms, cards, output
-from rlhf_trl.errors import Diverged, InputError, naming, reason_in_short
-from rlhf_trl.rollouts.store import Store
+from rlhf_trl.errors import Diverged, InputError, naming, reason_in_short, setting
 
 Batch = dict[str, Any]  # tensors, by TRL's names
 Parameters = ParamSpec("Parameters")
@@ -62,9 +61,10 @@ class Safeguards:
     # what recipes have in place of the defaults, in this class and in those that extend it
     in_recipes: ClassVar = {"refuse_non_finite": True, "evaluate_examples": True}
 
-    refuse_non_finite: bool = False  # stop before weights that are not finite are saved
-    # metrics of all examples as one, not means over batches; None: unless the formulation is "trl"
-    evaluate_examples: bool | None = None
+    refuse_non_finite: bool = setting("stop before weights that are not finite are saved", False)
+    evaluate_examples: bool | None = setting(
+        "metrics of all examples as one, not means over batches; None: but in formulation trl"
+    )
 
 
 class OnTRL:
@@ -77,7 +77,7 @@ class OnTRL:
 
     told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
     save_checksums = True  # in manifests
-    rollouts: Store | None = None  # the record, which the main process writes
+    rollouts: Any = None  # the record, a `Store` that the main process writes
     config_class: ClassVar[type]
     _algorithm: str | None = None
     _stock = False  # whether TRL's own loss is computed

@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from typing_extensions import override
 from rlhf_trl import book
 from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.book.aggregation import masked
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, setting
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.on_trl import Batch, with_signature_of
@@ -48,19 +48,14 @@ class BookPPOConfig(BookGRPOConfig):
     cliprange_value: float | None = of_the_row("cliprange_value")
     whiten_advantages: bool | None = of_the_row("whiten_advantages")
 
-    value_model: str = field(
-        default="separate",
-        metadata={"help": "A backbone of its own, or a head.", "choices": ["separate", "head"]},
+    value_model: str = setting(
+        "A backbone of its own, or a head.", "separate", choices=["separate", "head"]
     )
-    value_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "What the value model starts from. None: the policy."}
+    value_model_name_or_path: str | None = setting(
+        "What the value model starts from. None: the policy."
     )
-    value_learning_rate: float | None = field(
-        default=None, metadata={"help": "For values. None: learning_rate."}
-    )
-    value_warmup_steps: int = field(
-        default=0, metadata={"help": "Steps in which only values learn."}
-    )
+    value_learning_rate: float | None = setting("For values. None: learning_rate.")
+    value_warmup_steps: int = setting("Steps in which only values learn.", 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

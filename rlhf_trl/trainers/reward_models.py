@@ -15,7 +15,7 @@ from trl import RewardConfig, RewardTrainer
 from typing_extensions import override
 
 from rlhf_trl.algorithms import RewardModel, RowConfig
-from rlhf_trl.errors import InputError
+from rlhf_trl.errors import InputError, setting
 from rlhf_trl.evaluation.candidates import RanksCandidates
 from rlhf_trl.evaluation.over_examples import OverExamples
 from rlhf_trl.losses import scores_loss
@@ -40,7 +40,9 @@ class BookRewardConfig(RowConfig, Safeguards, RewardConfig):
     kind = RewardModel
     default_row: ClassVar[str] = "reward"
 
-    max_completion_length: int = 64  # of answers sampled for on-policy data and for evaluation
+    max_completion_length: int = setting(
+        "of answers sampled for on-policy data and for evaluation", 64
+    )
 
 
 @dataclass
@@ -49,10 +51,12 @@ class BookTokenRewardConfig(BookRewardConfig):
 
     default_row: ClassVar[str] = "orm"
 
-    head_bias: bool | None = None  # whether the head has a bias; None: with several classes
-    class_weights: list[float] | None = None  # of bad, neutral and good steps; None: all 1
-    step_separator: str | None = None  # what ends a step (PRM); recipes: dataset.step_separator
-    step_split: str | None = None  # regular expression that cuts steps; recipes: dataset.step_split
+    head_bias: bool | None = setting("whether the head has a bias; None: with several classes")
+    class_weights: list[float] | None = setting("of bad, neutral and good steps; None: all 1")
+    step_separator: str | None = setting("what ends a step (PRM); recipes: dataset.step_separator")
+    step_split: str | None = setting(
+        "regular expression that cuts steps; recipes: dataset.step_split"
+    )
 
     def __post_init__(self):
         weights = self.class_weights

@@ -1,8 +1,9 @@
 """The fields of recipes that answer prompts and learn from rewards."""
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 
 from rlhf_trl.data.blocks import PromptData, Samples
+from rlhf_trl.errors import setting
 from rlhf_trl.run.fields.common import Run, algorithm_of
 
 
@@ -10,13 +11,14 @@ from rlhf_trl.run.fields.common import Run, algorithm_of
 class PolicyGradientRun(Run):
     """The fields of recipes that answer prompts and learn from rewards."""
 
-    dataset: PromptData  # where prompts come from
-    # names, dotted paths
-    reward_funcs: list[str] = field(default_factory=lambda: ["exact_match", "format"])
-    reward_model: str | None = None  # folder or hub name: one more reward
-    reward_aggregate: str | None = None  # of its tokens: mean, last, min or product
-    reward_model_strips_think: bool = False  # it reads answers without <think>...</think>
-    samples: Samples = field(default_factory=Samples)  # panels of answers
+    dataset: PromptData = setting("where prompts come from", MISSING)
+    reward_funcs: list[str] = setting(
+        "names, dotted paths", factory=lambda: ["exact_match", "format"]
+    )
+    reward_model: str | None = setting("folder or hub name: one more reward")
+    reward_aggregate: str | None = setting("of its tokens: mean, last, min or product")
+    reward_model_strips_think: bool = setting("it reads answers without <think>...</think>", False)
+    samples: Samples = setting("panels of answers", factory=Samples)
 
 
 @dataclass(kw_only=True)

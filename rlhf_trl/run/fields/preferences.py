@@ -1,8 +1,9 @@
 """The fields of recipes that learn from preferences."""
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 
 from rlhf_trl.data.blocks import PreferenceData, Samples
+from rlhf_trl.errors import setting
 from rlhf_trl.run.fields.common import ExamplesRun, algorithm_of
 
 
@@ -10,8 +11,8 @@ from rlhf_trl.run.fields.common import ExamplesRun, algorithm_of
 class AlignmentRun(ExamplesRun):
     """The fields of recipes that learn from preferences."""
 
-    dataset: PreferenceData  # where pairs come from
-    samples: Samples = field(default_factory=Samples)  # panels of answers
+    dataset: PreferenceData = setting("where pairs come from", MISSING)
+    samples: Samples = setting("panels of answers", factory=Samples)
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,89 @@
+"""How a recipe ends with an error: a sentence, told once for all processes."""
+
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from rlhf_trl.errors import InputError, end
+from rlhf_trl.run.signals import signals
+
+# How Python, the libraries in Rust and torch (in its own words) say that one cannot write a file.
+UNWRITABLE = (
+    "No space left|Read-only file system|File name too long|File too large|quota exceeded|"
+    "inline_container|PytorchStreamWriter|iostream error"
+)
+WAIT = 5.0  # seconds in which the first process of a machine may say what all of them met
+
+
+def report(error: BaseException, with_traceback: bool) -> None:
+    """End this process with a sentence; return where the error is to be raised again.
+
+    An `InputError` is its sentence, and so is a disk that is full or cannot be written. A
+    `ValueError` of a library keeps its traceback, and its message is repeated as the last line;
+    `with_traceback` keeps it for all of them. What a run that failed has saved is said, too.
+
+    Of several processes, all but the first wait before they report an error: if the first one meets
+    the same error, it reports it, and the launcher ends the others.
+    """
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if isinstance(error, KeyboardInterrupt):
+        if is_first:
+            print(
+                "\ninterrupted; --resume_from_checkpoint auto goes on from the last checkpoint, or "
+                "begins again at step 0 if none was saved"
+            )
+        sys.exit(130)
+    if not is_first:
+        time.sleep(WAIT)
+    if isinstance(error, InputError):
+        _end(str(error), with_traceback)
+    message = " ".join(str(error).split())
+    if re.search(UNWRITABLE, message):  # of no type of its own where tokenizers writes
+        _end(
+            f"a file could not be written ({message}); checkpoints saved before are whole: make "
+            "room, then --resume_from_checkpoint auto goes on.",
+            with_traceback,
+        )
+    if type(error).__module__.startswith("wandb"):
+        _end(
+            f"report_to: wandb cannot be used ({message.rstrip('.')}); run `wandb login`, set "
+            "WANDB_MODE=offline, or write report_to: none.",
+            with_traceback,
+        )
+    if isinstance(error, ValueError):
+        _end(message, with_traceback=True)
+    if signals.left:
+        error.add_note(signals.left)
+
+
+def _end(sentence: str, with_traceback: bool) -> NoReturn:
+    """End this process as `errors.end` does, and of several processes at the end of all output.
+
+    The launcher of several prints a traceback of its own after they have ended; torch has a file
+    whose message it puts at the end of that.
+    """
+    sentence = f"{sentence} {signals.left}".rstrip()
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None or not _handed_on(f"error: {sentence}", Path(path)):
+        end(sentence, with_traceback)
+    if with_traceback:
+        traceback.print_exc()
+    sys.exit(1)
+
+
+def _handed_on(sentence: str, path: Path) -> bool:
+    """Write an error to the launcher's file unless the machine's first process has told one."""
+    message = {"message": f"\n{sentence}", "timestamp": int(time.time())}
+    file_of_first = path.parent.parent / "0" / path.name
+    try:
+        if not file_of_first.exists():
+            path.write_text(json.dumps(message), encoding="utf-8")
+    except OSError:  # of a full disk, say; half a file would be another error
+        path.unlink(missing_ok=True)
+        return False
+    return True

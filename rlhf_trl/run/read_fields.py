@@ -1,0 +1,33 @@
+"""The values of a YAML file that belong to several dataclasses, checked without building any."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.run.config import CheckedConfig
+from rlhf_trl.run.config_types import Known, fields_of
+
+
+def read_fields(
+    path: str | Path,
+    classes: Sequence[Any],
+    ignore: Sequence[str] = (),
+    words: Mapping[str, Mapping[Any, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
+
+    The first of the `classes` that has a field decides its type; keys to `ignore` may hold
+    anything. `words` has, by key, what takes the place of booleans that its type does not have.
+    """
+    config = CheckedConfig(path)
+    values = config.values
+    for key in ignore:
+        values.pop(key, None)
+    for key, by_boolean in (words or {}).items():
+        if isinstance(values.get(key), bool):
+            values[key] = by_boolean[values[key]]
+    known: Known = {}
+    for cls in reversed(classes):
+        known = {**known, **fields_of(cls)}
+    config.refuse_unknown(values, known, ())
+    return config.check_block(values, {key: known[key] for key in values}, ())
