@@ -324,7 +324,7 @@ NOTES: dict[str, Note] = {
     "vf_coef": Differs(
         "starts the critic's head at random in bfloat16, so that the first values have about 0.6 "
         "times the size of the hidden states",
-        "it starts in float32 at 0, and so do the values",
+        "it starts at 0 and computes in float32: the first values are 0",
     ),
     # updates
     "train_batch_size": "completions per process",
