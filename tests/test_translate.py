@@ -171,6 +171,7 @@ EVERY = {
     "num_train_epochs": 1,
     "dtype": "bfloat16",
     "bf16": True,
+    "optim": "adamw_torch",
     "report_to": "none",
     "output_dir": "outputs/book",
 }
@@ -268,7 +269,8 @@ PG_REFUSED = {
     ),
     "a smaller last step": (
         {"batch_acc": 5},
-        "batch_acc 5 does not divide the 16 batches of a buffer, so the code ends each buffer",
+        "batch_acc 5 does not divide the 16 batches of a buffer (prompts_per_step 4 x "
+        "num_rollouts 8 / train_batch_size 2), so the code ends each buffer",
     ),
     "no batch": ({"batch_acc": 0}, "batch_acc is 0; write 1 or more"),
     "a group of one": (
@@ -413,6 +415,8 @@ def test_the_command_that_a_translation_names_runs(book, tmp_path, launch):
     _, command = output.read_text().splitlines()[:2]
     start, words = command.split()[1:3], command.split()[3:]
     assert start == ["accelerate", "launch"] and words[2] == "recipes/dpo.py"
+    assert words[:2] == ["--config_file", "configs/accelerate/one_gpu.yaml"]
+    words[1] = "configs/accelerate/cpu.yaml"  # there may be no GPU here
     small = ["--model_name_or_path", "tiny", "--dataset.path", str(data), "--max_steps", "1"]
     small += ["--samples.max_tokens", "4", "--output_dir", str(tmp_path / "out")]
     done = launch(words[:2], "dpo", *words[3:], *small)
@@ -543,7 +547,7 @@ PG = yaml.safe_load(POLICY_GRADIENT) | {"lr": 5e-6}
 HUB = {"source": "path", "split": "train"}
 OLMO = "allenai/OLMo-2-0425-1B"
 ACEMATH = "Please reason step by step, and check your final answer within \\boxed{}."
-HALF = {"dtype": "bfloat16", "bf16": True}
+HALF = {"dtype": "bfloat16", "bf16": True, "optim": "adamw_torch"}
 OUTCOMES = {
     **{"model_id": "Qwen/Qwen3-0.6B", "dataset_name": "RLHF-Book/gsm8k-qwen3-0.6B-rollouts"},
     **{"samples": 2000, "rollouts_per_prompt": 100, "max_length": 2048, "batch_size": 1},
@@ -761,6 +765,90 @@ def test_no_field_is_dropped_in_silence(book, kind):
             else:
                 told |= before != after or f"#   {name}: " in after
         assert told, name
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("value", [-1, float("nan"), [], "?"], ids=str)
+def test_a_value_that_is_none_is_refused_by_its_name_or_comes_through(book, kind, value):
+    """No value ends in an error of another kind: it is refused, or it is one that a field has."""
+    is_free_text = {"device", "output_dir", "model_name", "model_id", "chat_template_source"}
+    for name in DEFAULTS[kind]:
+        block, _, key = name.rpartition(".")
+        base = FULL[kind]
+        changed = {block: {**base.get(block, {}), key: value}} if block else {key: value}
+        path = book(yaml.safe_dump(base), **changed)
+        try:
+            text = translate(path)
+        except InputError as error:
+            assert key in str(error), name
+            assert "\n" not in str(error)
+            continue
+        # what is left is a name, an id of a device, or a number that may be below 0
+        below_0 = {"format_weight", "sample_every", "eval_every", "score_batch_size"}
+        is_name = value == "?" and isinstance(DEFAULTS[kind][name], str | None)
+        is_id = "device" in name or name.startswith(("eval_", "max_prompt_len", "max_reprompt_len"))
+        is_unread = f"#   {name}:" in text
+        is_any = is_name or is_id or is_unread or name in below_0 | is_free_text
+        assert is_any or name == "data.specs", name
+
+
+# kind -> fields of an edited config, and the sentence that names the field
+EDITS_REFUSED = {
+    "gradients made 0": (PG | {"max_norm": 0.0}, "max_norm is 0.0; write a number above 0"),
+    "fewer questions than prompts": (
+        PG | {"data": PG["data"] | {"size": 3}},
+        "data.size is 3, fewer than the 4 of prompts_per_step, so the code trains nothing",
+    ),
+    "no micro-batch": (INSTRUCTION | {"batch_size": 0}, "batch_size is 0; write 1 or more"),
+    "a slice of a slice": (
+        INSTRUCTION | {"dataset_split": "train[:50]"},
+        "dataset_split is 'train[:50]', a slice, and rows are taken of it; write the whole split",
+    ),
+    "a slice for a reward model": (
+        OUTCOMES | {"dataset_split": "train[:50%]"},
+        "dataset_split is 'train[:50%]', a slice, and rows are taken of it",
+    ),
+    "a strategy for a block": (REJECTION | {"selection": "top"}, "selection is 'top'; write a map"),
+    "a loss that is a list": (PG | {"loss": ["grpo"]}, "loss is ['grpo']; write one of reinforce"),
+    "a bound under the code's name": (
+        PG | {"clip_eps_hi": -1.0},
+        "clip_eps_hi: grpo (code): epsilon_high must be at least 0, not -1",
+    ),
+    "a longer cache than completion": (
+        PG | {"loss": "dapo", "l_cache": 600},
+        "l_cache is 600, more than the 512 of max_new_tokens; write less",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EDITS_REFUSED)
+def test_edits_that_do_not_carry_over_are_refused_by_name(refused, case):
+    given, says = EDITS_REFUSED[case]
+    assert says in refused(yaml.safe_dump(given))
+
+
+def test_a_process_reward_model_stays_at_its_rate_whatever_the_schedule(book):
+    given = PROCESS | {"lr_scheduler": "linear_decay"}
+    text = translate(book(yaml.safe_dump(given)))
+    assert yaml.safe_load(text)["lr_scheduler_type"] == "constant_with_warmup"
+    flat = " ".join(text.replace("#", " ").split())
+    assert "the book's code does not read it for a process reward model, warms up from a" in flat
+    without = translate(book(yaml.safe_dump(given | {"warmup_ratio": 0.0})))
+    assert yaml.safe_load(without)["lr_scheduler_type"] == "constant"
+    assert "warms up" not in without
+
+
+def test_without_a_warm_up_nothing_is_said_of_its_start(book):
+    given = yaml.safe_load(REWARD_MODEL) | {"lr_scheduler": "warmup_only", "warmup_ratio": 0.0}
+    text = translate(book(yaml.safe_dump(given)))
+    assert yaml.safe_load(text)["lr_scheduler_type"] == "constant" and "tenth" not in text
+
+
+def test_more_rows_than_the_data_set_has(book):
+    name = "argilla/ultrafeedback-binarized-preferences-cleaned"
+    given = {"dataset_name": name, "samples": 80_000, "val_ratio": 0.5}
+    data = yaml.safe_load(translate(book(REWARD_MODEL, **given)))["dataset"]
+    assert (data["split"], data["eval_split"]) == ("train[:30458]", "train[30458:60917]")
 
 
 # --- the command ---------------------------------------------------------------------------------

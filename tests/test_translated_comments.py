@@ -1,11 +1,13 @@
 """What the comments of a translated config say: both sides of a difference, and nothing false."""
 
+import random
 import re
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from book_statements import CHECKS, check_of, statements
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import names
@@ -146,3 +148,40 @@ def test_a_critics_random_head_spreads_the_first_values(comments):
     heads = [torch.nn.Linear(2048, 1, bias=False, dtype=torch.bfloat16) for _ in range(64)]
     values = torch.cat([hidden @ head.weight.T.float() for head in heads], dim=1)
     assert values.square().mean().sqrt().item() == pytest.approx(0.6, abs=0.05)
+
+
+# --- all statements of the 27 configs ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    """Return what the comments of the 27 translations say, by their text."""
+    return statements(tmp_path_factory.mktemp("spoken"))
+
+
+def test_every_statement_has_one_check(spoken, tmp_path):
+    assert len(spoken) > 80
+    for statement in spoken.values():
+        check_of(statement, tmp_path)
+
+
+def test_no_check_is_of_a_sentence_that_nothing_says(spoken):
+    for pattern, _ in CHECKS:
+        assert any(pattern.fullmatch(text) for text in spoken), pattern.pattern
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_ten_statements_drawn_by_a_seed_hold_on_a_toy_batch(spoken, tmp_path, number):
+    text = random.Random(32).sample(sorted(spoken), 10)[number]
+    check_of(spoken[text], tmp_path)()
+
+
+@pytest.mark.promise
+def test_all_statements_hold_on_a_toy_batch(spoken, tmp_path):
+    wrong = {}
+    for text, statement in sorted(spoken.items()):
+        try:
+            check_of(statement, tmp_path)()
+        except AssertionError as error:
+            wrong[text] = str(error)
+    assert not wrong

@@ -14,6 +14,13 @@ ROWS = {
 }
 """Rows of the training splits of the book's data sets, where its configs take them whole."""
 UNKNOWN = "as many as there are rows"
+# The code's names of what is counted in passes over examples: micro-batch, accumulation, passes.
+PASSES = {
+    "direct_alignment": ("batch_size", "gradient_accumulation_steps", "num_epochs"),
+    "instruction_tuning": ("batch_size", "gradient_accumulation_steps", "num_epochs"),
+    "rejection_sampling": ("train_batch_size", "batch_acc", "num_epochs"),
+    "reward_models": ("batch_size", "grad_accum_steps", "epochs"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,18 +49,20 @@ def quantities(sheet: Sheet, here: Mapping[str, Any] | None = None) -> list[Quan
     if sheet.kind == "distillation":
         return _of_distillation(sheet, here)
     if sheet.kind == "reward_models" and here["algorithm"] == "prm":
+        # whose rows become as many examples as their steps need
         return [_per_step(sheet, "batch_size", "grad_accum_steps", here, "packed traces")]
-    return _of_examples(sheet, here)
+    return _of_passes(sheet, here)
 
 
 def _per_step(
     sheet: Sheet, size: str, accumulation: str, here: Mapping[str, Any], what: str
 ) -> Quantity:
-    own = here["per_device_train_batch_size"] * here["gradient_accumulation_steps"]
+    """Return the examples of an optimizer step; `size` and `accumulation` are the code's fields."""
     code = sheet[size] * sheet[accumulation]
     if here.get("algorithm") == "kto":  # which counts completions, two of each pair
         code *= 2
-    return Quantity(f"{what} per optimizer step", code, own)
+    ours = here["per_device_train_batch_size"] * here["gradient_accumulation_steps"]
+    return Quantity(f"{what} per optimizer step", code, ours)
 
 
 def _of_buffers(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
@@ -87,84 +96,108 @@ def _of_buffers(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
 
 
 def _of_distillation(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
+    """Count the steps of distillation, each on a buffer of its own."""
     names = "prompts_per_step num_rollouts num_steps max_new_tokens"
     prompts, rollouts, steps, longest = sheet.values(names)
+    code_tokens = steps * prompts * rollouts * longest
     completions = here["per_device_train_batch_size"] * here["gradient_accumulation_steps"]
-    trained = steps * prompts * rollouts * longest
-    own = here["max_steps"] * completions * here["max_completion_length"]
+    here_tokens = here["max_steps"] * completions * here["max_completion_length"]
     return [
         Quantity("completions per optimizer step", prompts * rollouts, completions),
         Quantity("prompts per optimizer step", prompts, completions // here["num_generations"]),
         Quantity("optimizer steps", steps, here["max_steps"]),
-        Quantity("warm-up steps", *_warmup(sheet, here, steps, steps)),
-        Quantity("trained tokens at most", trained, own),
+        _warmup(sheet, here, steps, here["max_steps"]),
+        Quantity("trained tokens at most", code_tokens, here_tokens),
     ]
 
 
-def _of_examples(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
+def _of_passes(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
     """Count the steps of passes over examples."""
-    size, accumulation, epochs = {
-        "direct_alignment": ("batch_size", "gradient_accumulation_steps", "num_epochs"),
-        "instruction_tuning": ("batch_size", "gradient_accumulation_steps", "num_epochs"),
-        "rejection_sampling": ("train_batch_size", "batch_acc", "num_epochs"),
-        "reward_models": ("batch_size", "grad_accum_steps", "epochs"),
-    }[sheet.kind]
-    twice = 1 + (here.get("algorithm") == "kto")
-    what = "completions" if twice == 2 else "examples"
-    found = [_per_step(sheet, size, accumulation, here, what)]
-    count = _examples(sheet, here)
+    size, accumulation, epochs = PASSES[sheet.kind]
+    of_completions = here.get("algorithm") == "kto"  # two of each pair
+    what = "completions" if of_completions else "examples"
+    counted = [_per_step(sheet, size, accumulation, here, what)]
+    count = examples(sheet)
     if count is None:
-        return [*found, Quantity("examples", UNKNOWN, UNKNOWN)]
+        return [*counted, Quantity("examples", UNKNOWN, UNKNOWN)]
 
-    whole = math.ceil(count / sheet[size])
-    if sheet.kind == "reward_models" and count > sheet[size]:  # an incomplete batch is left out
-        whole = count // sheet[size]
-    own_whole = math.ceil(twice * count / here["per_device_train_batch_size"])
-    complete = whole // sheet[accumulation]
-    steps = math.ceil(whole / sheet[accumulation])
-    if sheet.kind == "instruction_tuning":  # an epoch's incomplete step is dropped
-        steps = complete
-    own_steps = math.ceil(own_whole / here["gradient_accumulation_steps"])
-    passes, own_passes = sheet[epochs], here["num_train_epochs"]
-    found += [
+    complete, leftover = _steps_of_a_pass(sheet, count)
+    # instruction tuning drops what an epoch leaves
+    code_steps = complete if sheet.kind == "instruction_tuning" else complete + leftover
+    here_examples = 2 * count if of_completions else count
+    here_batches = math.ceil(here_examples / here["per_device_train_batch_size"])
+    here_steps = math.ceil(here_batches / here["gradient_accumulation_steps"])
+    code_passes, here_passes = sheet[epochs], here["num_train_epochs"]
+    counted += [
         Quantity("examples in a pass", count, count),
-        Quantity("optimizer steps in a pass", steps, own_steps),
-        Quantity("optimizer steps", steps * passes, own_steps * own_passes),
+        Quantity("optimizer steps in a pass", code_steps, here_steps),
+        Quantity("optimizer steps", code_steps * code_passes, here_steps * here_passes),
     ]
-    if "warmup_ratio" in sheet.table:
-        # the schedule of the direct alignment counts complete steps alone
-        scheduled = steps if sheet.kind == "reward_models" else complete
-        warmup = _warmup(sheet, here, scheduled * passes, own_steps * own_passes)
-        found.append(Quantity("warm-up steps", *warmup))
-    texts = 2 if sheet.kind == "direct_alignment" or here.get("algorithm") == "reward" else 1
-    longest = here["max_length"]
-    found.append(
-        Quantity(
-            "tokens at most",
-            count * passes * texts * longest,
-            count * own_passes * texts * longest,
+    scheduled = code_steps
+    if sheet.kind == "direct_alignment":  # whose schedule counts complete steps alone
+        scheduled = complete
+        moving = Quantity(
+            "optimizer steps at a rate above 0", complete * code_passes, here_steps * here_passes
         )
-    )
-    return found
+        counted += [moving] if leftover else []
+    if "warmup_ratio" in sheet.table:
+        counted.append(_warmup(sheet, here, scheduled * code_passes, here_steps * here_passes))
+    is_paired = sheet.kind == "direct_alignment" or here.get("algorithm") == "reward"
+    longest = count * here["max_length"] * (2 if is_paired else 1)
+    tokens = Quantity("tokens at most", longest * code_passes, longest * here_passes)
+    return [*counted, tokens]
 
 
-def _examples(sheet: Sheet, here: Mapping[str, Any]) -> int | None:
+def _steps_of_a_pass(sheet: Sheet, count: int) -> tuple[int, int]:
+    """Return the complete optimizer steps of the code's pass, and 1 if micro-batches are left."""
+    size, accumulation, _ = PASSES[sheet.kind]
+    batches = math.ceil(count / sheet[size])
+    if sheet.kind == "reward_models" and count > sheet[size]:  # an incomplete batch is left out
+        batches = count // sheet[size]
+    complete, left = divmod(batches, sheet[accumulation])
+    return complete, int(left > 0)
+
+
+def leaves_micro_batches(sheet: Sheet, count: int) -> bool:
+    """Tell whether a pass of the code over `count` examples ends with an incomplete step."""
+    return _steps_of_a_pass(sheet, count)[1] > 0
+
+
+def direct_alignment_steps(sheet: Sheet) -> tuple[int, int] | None:
+    """Return the steps that the code schedules, and those that it takes; None: not known."""
+    count = examples(sheet)
+    if count is None:
+        return None
+    complete, leftover = _steps_of_a_pass(sheet, count)
+    epochs = sheet["num_epochs"]
+    return complete * epochs, (complete + leftover) * epochs
+
+
+def examples(sheet: Sheet) -> int | None:
     """Return the examples of a pass, if no row is left out; None: the config does not say."""
     if sheet.kind == "rejection_sampling":
-        questions = sheet["data.max_train_samples"] or ROWS.get(sheet["data.name"])
-        return here.get("k", questions)
+        if sheet["selection.strategy"].endswith("overall"):
+            return sheet["selection.top_k"]
+        return _at_most(sheet["data.max_train_samples"], sheet["data.name"])
     if sheet.kind == "reward_models":
-        rows = sheet["samples"]
+        rows = _at_most(sheet["samples"], sheet["dataset_name"])
         rows -= math.ceil(rows * sheet["val_ratio"])
-        return rows * sheet["rollouts_per_prompt"] if here["algorithm"] == "orm" else rows
-    known = ROWS.get(sheet["dataset_name"])
-    asked = sheet["max_samples"]
-    return min(asked, known) if asked and known else asked or known
+        is_outcome = sheet.lines["algorithm"].value == "orm"
+        return rows * sheet["rollouts_per_prompt"] if is_outcome else rows
+    return _at_most(sheet["max_samples"], sheet["dataset_name"])
 
 
-def _warmup(sheet: Sheet, here: Mapping[str, Any], steps: int, own_steps: int) -> tuple[int, int]:
-    """Return the steps of the warm-up on both sides."""
-    share = sheet["warmup_ratio"]
-    own = own_steps * here["warmup_steps"]
+def _at_most(asked: int | None, dataset: str) -> int | None:
+    """Return how many rows there are of those that are asked for; None for all."""
+    known = ROWS.get(dataset)
+    if asked is None or known is None:
+        return asked or known
+    return min(asked, known)
+
+
+def _warmup(sheet: Sheet, here: Mapping[str, Any], code_steps: int, here_steps: int) -> Quantity:
+    """Return the steps of the warm-up, a share of all."""
+    here_share = here_steps * here["warmup_steps"]
     rounds_up = here.get("warmup_from_zero", True)
-    return int(steps * share), math.ceil(own) if rounds_up else int(own)
+    here_warmup = math.ceil(here_share) if rounds_up else int(here_share)
+    return Quantity("warm-up steps", int(code_steps * sheet["warmup_ratio"]), here_warmup)

@@ -1,21 +1,14 @@
 """A config of the book's code becoming one of ours: both sides, and the text that comes out."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlhf_trl import algorithms
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.ports.book_fields import (
-    CHECKS,
-    CONVERT,
-    DEFAULTS,
-    NULLABLE,
-    OF_KIND,
-    OFF,
-    TO,
-    note_of,
-)
+from rlhf_trl.ports.book_fields import CONVERT, DEFAULTS, OF_KIND, OFF, TO, note_of
+from rlhf_trl.ports.book_values import wrong_type, wrong_value
 from rlhf_trl.ports.comments import Line, Note, as_comment, commented
 from rlhf_trl.run.stages import stage_of_config
 from rlhf_trl.run.yaml_loader import dump_yaml
@@ -26,27 +19,19 @@ class Sheet:
 
     def __init__(self, path: Any, given: dict[str, Any], kind: str, output: Any):
         self.path, self.given, self.kind, self.output = path, given, kind, output
-        self.table = DEFAULTS[kind]
+        self.table = DEFAULTS[kind]  # the fields of the code, with its defaults
         self.lines: dict[str, Line] = {}
         self.left_out: dict[str, Note] = {}
-        self.row: Any = None
+        self.row: Any = None  # of the table of algorithms
         for name, value in given.items():
             if name not in self.table:
                 hint = nearest(name, self.table)
                 self.refuse(f"{name} is not a field of the book's code{hint}; remove it")
-            self._check_type(name, value)
-        for name, (fits, says) in CHECKS.items():
-            if name in self.table and not fits(self[name]):
-                self.refuse(f"{name} is {self[name]!r}{says}")
-
-    def _check_type(self, name: str, value: Any) -> None:
-        kind = NULLABLE.get(name, type(self.table[name]))
-        if kind is type(None) or (value is None and name in NULLABLE):
-            return
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-        fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-        if not fits or (isinstance(value, bool) and kind is not bool):
-            self.refuse(f"{name} is {value!r}; write {words[kind]}")
+            if fault := wrong_type(kind, name, value):
+                self.refuse(fault)
+        for name in self.table:
+            if fault := wrong_value(name, self[name]):
+                self.refuse(fault)
 
     def refuse(self, why: str) -> NoReturn:
         """Stop with one sentence about the file."""
@@ -73,28 +58,23 @@ class Sheet:
             value, note = value if isinstance(value, tuple) else (value, "")
             self.write(to, value, note=note)
 
+    def annotate(self, to: str, note: Note) -> None:
+        """Give a field that is written another note."""
+        line = self.lines[to]
+        self.lines[to] = Line(line.value, note, line.sources)
+
     def leave_out(self, name: str, why: Note) -> None:
         """Say that a field of the code has no counterpart."""
         if not any(name in line.sources for line in self.lines.values()):
             self.left_out[name] = why
 
     def move(self, algorithm: str | None = None, source: str = "") -> Mapping[str, Any]:
-        """Write the row and every field that its line suffices for; return what the row reads."""
-        reads: dict[str, Any] = {}
+        """Write the row and every field that the tables suffice for; return what the row reads."""
+        reads: Mapping[str, Any] = {}
         if algorithm:
-            self.row = algorithms.formulation(algorithm, "code")
-            reads = {**self.row.reads, **self.row.trainer_reads}
-            self.write("algorithm", algorithm, source)
-            self.write("formulation", "code", note=f"Against the chapter: {self.row.differs}")
+            reads = self._write_row(algorithm, source)
         for name in self.table:
-            to = OF_KIND.get(self.kind, TO).get(name, "")
-            note = "" if self[name] == OFF.get(name, self) else note_of(self.kind, name)
-            if algorithm and to in algorithms.LOSS_FIELDS - set(reads):
-                self.leave_out(name, f"not read by {algorithm}")
-            elif to and (value := self[name]) is not None:
-                self.write(to, CONVERT.get(name, lambda v: v)(value), name, note)
-            elif not to and note:
-                self.leave_out(name, note)
+            self._move_field(name, algorithm, reads)
         if "wandb_project" in self.table:
             tracker = "wandb" if self["wandb_project"] else "none"
             sources = "wandb_project" if "project" not in self.lines else ""
@@ -103,14 +83,40 @@ class Sheet:
             self.fix(output_dir=(f"outputs/{Path(self.path).stem}", "the book's code saves none"))
         return reads
 
+    def _write_row(self, algorithm: str, source: str) -> Mapping[str, Any]:
+        """Write the row of the table of algorithms; return what it reads, with its defaults."""
+        self.row = algorithms.formulation(algorithm, "code")
+        self.write("algorithm", algorithm, source)
+        self.write("formulation", "code", note=f"Against the chapter: {self.row.differs}")
+        return {**self.row.reads, **self.row.trainer_reads}
+
+    def _move_field(self, name: str, algorithm: str | None, reads: Mapping[str, Any]) -> None:
+        """Write what becomes of a field by the tables, or why nothing does."""
+        to = OF_KIND.get(self.kind, TO).get(name, "")
+        value = self[name]
+        is_off = name in OFF and value == OFF[name]
+        note: Note = "" if is_off else note_of(self.kind, name)
+        if algorithm and to in algorithms.LOSS_FIELDS and to not in reads:
+            self.leave_out(name, f"not read by {algorithm}")
+        elif to and value is not None:
+            converted = CONVERT[name](value) if name in CONVERT else value
+            self.write(to, converted, name, note)
+        elif not to and note:
+            self.leave_out(name, note)
+
     def check(self) -> None:
-        """Refuse numbers that the loss cannot have."""
+        """Refuse numbers that the loss cannot have, by the names that the code has for them."""
         reads = self.row.reads if self.row else ()
+        values = {to: line.value for to, line in self.lines.items() if to in reads}
+        if not values:
+            return
         try:
-            if read := {to: line.value for to, line in self.lines.items() if to in reads}:
-                self.row.parameters(read)
+            self.row.parameters(values)
         except InputError as error:
-            self.refuse(str(error))
+            fault = str(error).removesuffix(".")
+            about = [to for to in values if re.search(rf"\b{to}\b", fault)]
+            names = [name for to in about for name in self.lines[to].sources]
+            self.refuse(": ".join([*names[:1], fault]))
 
     def text(self) -> str:
         """Return the YAML."""
@@ -122,9 +128,9 @@ class Sheet:
         ]
         for to, line in self.lines.items():
             parts.append(commented(dump_yaml({to: line.value}), self._comment(to, line)))
-        given = {n: why for n, why in self.left_out.items() if self.given.get(n) is not None}
-        parts += ["# left out:\n"] * bool(given)
-        parts += [as_comment(f"  {name}: {why}") for name, why in given.items()]
+        written = {n: why for n, why in self.left_out.items() if self.given.get(n) is not None}
+        parts += ["# left out:\n"] * bool(written)
+        parts += [as_comment(f"  {name}: {why}") for name, why in written.items()]
         return "".join(parts)
 
     def _comment(self, to: str, line: Line) -> str:

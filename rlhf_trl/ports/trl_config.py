@@ -1,33 +1,40 @@
-"""A config of `trl grpo|dpo|kto|orpo|reward|sft`, as one for this project's recipes.
+"""A config of `trl grpo|rloo|dpo|kto|orpo|reward|sft`, as one for this project's recipes.
 
 The recipe gets what TRL's script would have: the loss by the row whose settings it is, in
 formulation `trl`, and every other field as it stands. What a recipe has otherwise is written out.
+RLOO, whose recipe stands on GRPOTrainer, becomes the row whose update is the same.
+
+A config that a Python script prints (`yaml.dump(args.to_dict())`) has every field of its class:
+`changes_of_printed` takes what the script has set.
 """
 
+import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_trl.algorithms import formulation
+from rlhf_trl.algorithms import LOSS_FIELDS, formulation
 from rlhf_trl.errors import InputError, nearest
-from rlhf_trl.ports.comments import Line, commented
+from rlhf_trl.ports.comments import Line, as_comment, commented
 from rlhf_trl.ports.explain import entries, table
 from rlhf_trl.ports.quantities import Quantity
-from rlhf_trl.run.config_types import fields_of, imported, recipe_defaults
+from rlhf_trl.run.config_types import RENAMED, fields_of, imported, recipe_defaults
 from rlhf_trl.run.stages import STAGES, Stage
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 # TRL's commands, and the config classes of their trainers.
 COMMANDS = {
     "grpo": "GRPOConfig",
+    "rloo": "RLOOConfig",
     "dpo": "DPOConfig",
     "kto": "KTOConfig",
     "orpo": "trl.experimental.orpo.ORPOConfig",
     "reward": "RewardConfig",
     "sft": "SFTConfig",
 }
+RECIPES = {name: name for name in COMMANDS} | {"rloo": "grpo"}
 # Fields of TRL's scripts, which stand in the block `dataset:` here.
 DATA = {
     "dataset_name": "path",
@@ -40,9 +47,24 @@ OF_TRL = "trl.rewards."  # where its script finds rewards without a module
 NEUTRAL = {"use_cpu": True, "bf16": False, "report_to": "none"}  # a config on any machine
 
 
-def is_of_trl(given: Mapping[str, Any]) -> bool:
+def is_of_trl(values: Mapping[str, Any]) -> bool:
     """Tell whether a config is one for a command of TRL, by a field that the book's code lacks."""
-    return "model_name_or_path" in given
+    return "model_name_or_path" in values or is_printed(values)
+
+
+def is_printed(values: Mapping[str, Any]) -> bool:
+    """Tell whether a config is what a script printed: only that has this field."""
+    return "accelerator_config" in values
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a script has set, by the config that it printed."""
+
+    changes: Mapping[str, Any]  # what differs from TRL's defaults
+    hidden: tuple[str, ...] = ()  # fields whose values to_dict() hides
+    at_default: int = 0  # number of the others
+    processes: int = 1  # of the script
 
 
 @dataclass(frozen=True)
@@ -50,32 +72,51 @@ class OfTRL:
     """The values of a config of TRL beside their translation."""
 
     path: str | Path
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     command: str
     lines: Mapping[str, Line]
+    left_out: Mapping[str, str]
+    printed: Printed | None = None
 
     def text(self, output: Any = "THIS_FILE") -> str:
         """Return the YAML for a recipe."""
+        processes = self.printed.processes if self.printed else 1
+        many = processes > 1
         head = (
-            f"# {Path(self.path).name} of `trl {self.command}`, for one process:\n"
-            "# accelerate launch --config_file configs/accelerate/one_gpu.yaml "
-            f"{STAGES[self.command].script} --config {output}\n"
+            f"# {Path(self.path).name} of `trl {self.command}`, for "
+            f"{f'{processes} processes' if many else 'one process'}:\n"
+            f"# accelerate launch --config_file configs/accelerate/{'ddp' if many else 'one_gpu'}"
+            f".yaml{f' --num_processes {processes}' if many else ''} "
+            f"{STAGES[RECIPES[self.command]].script} --config {output}\n"
             "# What is not here has TRL's default there and here.\n"
         )
-        fields = [(dump_yaml({to: line.value}), line.note) for to, line in self.lines.items()]
-        return head + "".join(commented(body, str(note)) for body, note in fields)
+        if self.printed and self.printed.hidden:
+            names = ", ".join(self.printed.hidden)
+            head += as_comment(f"Not printed by to_dict(), so add what the script sets: {names}")
+        body = "".join(
+            commented(dump_yaml({to: line.value}), str(line.note))
+            for to, line in self.lines.items()
+        )
+        below = [as_comment(f"  {name}: {why}") for name, why in self.left_out.items()]
+        return head + body + "# left out:\n" * bool(below) + "".join(below)
 
     def explained(self) -> str:
         """Return a table, field by field, and of the examples of a step."""
-        fields = {**_fields(self.command)}
-        meanings = {name: _help(fields[name]) for name in self.given}
-        found = entries(self.given, meanings, self.lines, {}, "TRL's default, written out")
+        fields = _fields(self.command)
+        meanings = {name: _help(fields[name]) for name in self.values}
+        rows = entries(
+            self.values, meanings, self.lines, self.left_out, "TRL's default, written out"
+        )
         config = fields_of(imported(COMMANDS[self.command]))
         names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-        sizes = [self.given.get(name, config[name][1].default) for name in names]
-        own = [self.lines[n].value if n in self.lines else config[n][1].default for n in names]
-        steps = Quantity("examples per optimizer step", sizes[0] * sizes[1], own[0] * own[1])
-        return table(found, [steps], "TRL")
+        theirs = [self.values.get(name, config[name][1].default) for name in names]
+        ours = [self.lines[n].value if n in self.lines else config[n][1].default for n in names]
+        processes = self.printed.processes if self.printed else 1
+        examples = [sizes[0] * sizes[1] * processes for sizes in (theirs, ours)]
+        text = table(rows, [Quantity("examples per optimizer step", *examples)], "TRL")
+        if self.printed:
+            text += f"\n\n{self.printed.at_default} more fields have TRL's defaults there and here."
+        return text
 
 
 def _help(declared: Any) -> str:
@@ -84,80 +125,128 @@ def _help(declared: Any) -> str:
     return text.split(". ")[0].strip(".") or "TRL's"
 
 
-def read_trl(path: str | Path, given: Mapping[str, Any], command: str | None) -> OfTRL:
+def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -> OfTRL:
     """Read a config of TRL; `command` is its own, as "dpo", where the fields fit several.
 
     A field that TRL does not have, or that no recipe can take, is an InputError.
     """
-    command = _command(path, given, command)
-    stage = STAGES[command]
-    lines = _row(path, given, stage, command)
-    sources = tuple(name for name in DATA if name in given)
-    lines["dataset"] = Line(_data(path, given), "as TRL's script loads it", sources)
-    if rewards := given.get("reward_funcs"):
+    command = _command(path, values, command)
+    printed = None
+    if is_printed(values):
+        printed = changes_of_printed(path, values, command)
+        values = printed.changes
+    stage = STAGES[RECIPES[command]]
+    left_out: dict[str, str] = {}
+    if command == "rloo":
+        lines = _rloo(path, values, stage, left_out)
+    else:
+        lines = _row(path, values, stage, command)
+    sources = tuple(name for name in DATA if name in values)
+    lines["dataset"] = Line(_data(path, values), "as TRL's script loads it", sources)
+    if rewards := values.get("reward_funcs"):
         names = [name if "." in name else OF_TRL + name for name in rewards]
         lines["reward_funcs"] = Line(names, "", ("reward_funcs",))
-    elif command == "grpo":
+    elif stage.name == "grpo":
         lines["reward_funcs"] = Line([], "TRL's default: the reward model alone")
-    if model := given.get("reward_model_name_or_path"):
+    if model := values.get("reward_model_name_or_path"):
         of_script = "reward_model_name_or_path"
         lines["reward_model"] = Line(model, of_script, (of_script,))
-    for name, value in given.items():
-        if name not in OF_SCRIPTS and name not in lines:
+    for name, value in values.items():
+        if name not in OF_SCRIPTS and name not in lines and name not in left_out:
             lines[name] = Line(value, "", (name,))
     for name, value in recipe_defaults(stage.part("config")).items():
         stock = None if not isinstance(value, bool) or name == "interleave_labels" else False
         lines.setdefault(name, Line(stock, f"as TRL; recipes have {_shown(value)}"))
-    return OfTRL(path, given, command, lines)
+    return OfTRL(path, values, command, lines, left_out, printed)
+
+
+def changes_of_printed(path: Any, values: Mapping[str, Any], command: str) -> Printed:
+    """Return what a printed config has otherwise than TRL's class by default."""
+    hidden = tuple(name for name in values if values[name] == f"<{name.upper()}>")
+    usual = _printed_defaults(path, values, command)
+    changes = {
+        name: value
+        for name, value in values.items()
+        if name not in hidden and (name not in usual or usual[name] != value)
+    }
+    processes = 1
+    if size := values.get("generation_batch_size"):
+        on_each = values["per_device_train_batch_size"] * values["steps_per_generation"]
+        processes = size // on_each
+    return Printed(changes, hidden, len(values) - len(changes) - len(hidden), processes)
+
+
+def _printed_defaults(path: Any, values: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """Return TRL's defaults as to_dict() prints them where nothing else is set."""
+    usual = _stock(path, {}, command).to_dict()
+    # on the script's machine, not on NEUTRAL's
+    usual |= {"use_cpu": False, "bf16": not values.get("fp16"), "report_to": []}
+    usual["dataloader_pin_memory"] = not values.get("use_cpu")
+    for old, new in RENAMED.items():  # one field under two names
+        usual[old] = values.get(new)
+    if "generation_batch_size" in values:  # TRL makes both of the batch sizes
+        usual["generation_batch_size"] = values["generation_batch_size"]
+        usual["steps_per_generation"] = values.get("gradient_accumulation_steps")
+    return usual
+
+
+def _stock(path: Any, values: Mapping[str, Any], command: str) -> Any:
+    """Return TRL's own config of its fields among the values."""
+    config = imported(COMMANDS[command])
+    known = {name: value for name, value in values.items() if name in fields_of(config)}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, about TRL's defaults
+            return config(**known | NEUTRAL)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: {' '.join(str(error).split())}.") from error
 
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _command(path: Any, given: Mapping[str, Any], command: str | None) -> str:
+def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
     """Tell which of TRL's commands a config is for, by the fields that it has."""
     known = {name: {*_fields(name)} for name in COMMANDS}
     if command is not None:
         if command not in known:
             hint = nearest(command, known)
             raise InputError(f"--command: {command!r}{hint}; write one of {', '.join(known)}.")
-        unknown = [name for name in given if name not in known[command]]
+        unknown = [name for name in values if name not in known[command]]
         if unknown:
             hint = nearest(unknown[0], known[command])
             raise InputError(f"{path}: {unknown[0]} is not a field of `trl {command}`{hint}.")
         return command
-    fitting = [name for name, fields in known.items() if given.keys() <= fields]
+    fitting = [name for name, fields in known.items() if values.keys() <= fields]
+    if is_printed(values):  # which has all fields of its class
+        own = {name: {*fields_of(imported(COMMANDS[name]))} for name in fitting}
+        fitting = [name for name in fitting if own[name] <= values.keys()]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         ways = ", ".join(f"`trl {name}`" for name in fitting)
         raise InputError(f"{path}: its fields fit {ways}; say which with --command {fitting[0]}.")
     everywhere = set().union(*known.values())
-    unknown = next((name for name in given if name not in everywhere), None)
+    unknown = next((name for name in values if name not in everywhere), None)
     if unknown is None:
         raise InputError(f"{path}: its fields belong to different commands of TRL; remove some.")
     raise InputError(f"{path}: {unknown} is no field of TRL's{nearest(unknown, everywhere)}.")
 
 
 def _fields(command: str) -> dict[str, Any]:
+    """Return what `trl COMMAND` takes, by name; None for a field of its script."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # ORPO's config is there
     fields = {**fields_of(imported("ModelConfig")), **fields_of(imported(COMMANDS[command]))}
-    names = OF_SCRIPTS if command == "grpo" else DATA
+    names = OF_SCRIPTS if RECIPES[command] == "grpo" else DATA
     return fields | dict.fromkeys(names)
 
 
-def _row(path: Any, given: Mapping[str, Any], stage: Stage, command: str) -> dict[str, Line]:
+def _row(path: Any, values: Mapping[str, Any], stage: Stage, command: str) -> dict[str, Line]:
     """Return the fields of the row that TRL's own config amounts to, with all that it reads."""
     if command == "sft":
         return {}
-    config = imported(COMMANDS[command])
-    values = {k: v for k, v in given.items() if k in fields_of(config)}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of transformers, about TRL's defaults
-            stock = config(**values | NEUTRAL)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{path}: {' '.join(str(error).split())}.") from error
+    stock = _stock(path, values, command)
     resolved = stage.part("config").resolve(stock)
     if resolved.algorithm is None:
         raise InputError(
@@ -166,7 +255,7 @@ def _row(path: Any, given: Mapping[str, Any], stage: Stage, command: str) -> dic
             "(recipes/library.md)."
         )
     row = formulation(resolved.algorithm, "trl")
-    settings = tuple(name for name in row.settings if name in given)
+    settings = tuple(name for name in row.settings if name in values)
     lines = {
         "algorithm": Line(resolved.algorithm, "the row whose settings these are", settings),
         "formulation": Line("trl", "TRL's own loss; chapter: the book's equation"),
@@ -176,21 +265,66 @@ def _row(path: Any, given: Mapping[str, Any], stage: Stage, command: str) -> dic
         if name == "epsilon_high" and value is None:
             value = stock.epsilon
         offset = row.trl_offset.get(name, 0)
-        note = "" if name in given else "TRL's default"
+        note = "" if name in values else "TRL's default"
         if offset:
             note = f"TRL's {value}, less {offset:g}: an upper bound of 1 + this"
             value -= offset
-        lines[name] = Line(value, note, (name,) if name in given else ())
+        lines[name] = Line(value, note, (name,) if name in values else ())
     return lines
 
 
-def _data(path: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _rloo(
+    path: Any, values: Mapping[str, Any], stage: Stage, left_out: dict[str, str]
+) -> dict[str, Line]:
+    """Return the row rloo with RLOOTrainer's settings, which its recipe trains on GRPOTrainer.
+
+    RLOOTrainer clips the ratio of a completion's probabilities. While each completion is trained
+    once, by the policy that sampled it, the ratio is 1 and its gradient the row's; what it clips
+    otherwise has no counterpart, and is an InputError. What is not read goes into `left_out`.
+    """
+    stock = _stock(path, values, "rloo")
+    trainer = "train it in Python with BookRLOOTrainer (recipes/library.md)"
+    for name in ("normalize_advantages", "reward_clip_range"):
+        if getattr(stock, name):
+            why = "is not read by recipes/grpo.py"
+            raise InputError(f"{path}: {name} {why}; remove it or {trainer}.")
+    if stock.num_iterations > 1 or stock.steps_per_generation > stock.gradient_accumulation_steps:
+        name = "num_iterations" if stock.num_iterations > 1 else "steps_per_generation"
+        raise InputError(
+            f"{path}: {name} is {getattr(stock, name)}, so later steps are off-policy, where "
+            f"RLOOTrainer clips a ratio and the row rloo of recipes/grpo.py has none; {trainer}."
+        )
+    beta_is_set = "beta" in values
+    lines = {
+        "algorithm": Line("rloo", "on GRPOTrainer, with RLOOTrainer's update"),
+        "formulation": Line("chapter", "sums over tokens, as RLOOTrainer"),
+        "beta": Line(stock.beta, "" if beta_is_set else "TRL's default", ("beta",) * beta_is_set),
+        "kl_estimator": Line("k1", "which RLOOTrainer subtracts from the reward, summed"),
+        "vllm_importance_sampling_correction": Line(False, "RLOOTrainer has none"),
+    }
+    once = "not read: each completion is trained once, where its ratio is 1"
+    why = dict.fromkeys(("epsilon", "epsilon_high"), once)
+    why |= dict.fromkeys(("normalize_advantages", "reward_clip_range"), "off, as in the recipe")
+    left_out |= {name: reason for name, reason in why.items() if name in values}
+    here = fields_of(stage.part("config"))
+    for name, (_, declared) in fields_of(type(stock)).items():
+        known = declared.default is not MISSING and name not in LOSS_FIELDS | left_out.keys()
+        if known and name not in values and declared.default != here[name][1].default:
+            lines[name] = Line(declared.default, "RLOOConfig's default")
+    return lines
+
+
+def _data(path: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the block `dataset:`."""
-    if "dataset_name" not in given:
-        raise InputError(f"{path}: dataset_name is missing; name the data set, as TRL's script.")
+    if "dataset_name" not in values:
+        why = "name the data set, as TRL's script."
+        if "model_name_or_path" not in values:
+            why = "a trainer's config has neither data nor model; add dataset_name and "
+            why += "model_name_or_path to the file, in the words of TRL's scripts."
+        raise InputError(f"{path}: dataset_name is missing; {why}")
     block = {"source": "path"}
-    block |= {to: given[name] for name, to in DATA.items() if name in given}
-    if given.get("eval_strategy", "no") != "no":
+    block |= {to: values[name] for name, to in DATA.items() if name in values}
+    if values.get("eval_strategy", "no") != "no":
         block.setdefault("eval_split", "test")
     else:
         block.pop("eval_split", None)
