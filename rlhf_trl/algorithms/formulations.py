@@ -66,25 +66,27 @@ class Formulation:
         return {**values, **self.constants}
 
     def _check(self, name: str, value: Any) -> None:
-        """Refuse a value that a parameter cannot have; one that is not in the table takes any."""
-        if (name, None) not in PARAMETERS or (value is None and self.reads[name] is None):
+        """Refuse a value that a parameter cannot have."""
+        if (name, None) not in PARAMETERS:  # a user's row may read what no row of ours does
             return
-        line = parameter(name, self.family)
-        if line.choices:
-            fits = value in line.choices
-            wanted = f"one of {', '.join(line.choices)}"
-        elif line.words:
+        if value is None and self.reads[name] is None:
+            return
+        known = parameter(name, self.family)
+        if known.choices:
+            fits = value in known.choices
+            wanted = f"one of {', '.join(known.choices)}"
+        elif known.words:  # no number, and checked by what reads it
             return
         elif not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
             fits = False
             wanted = "a number"
-        elif line.range is None:
+        elif known.range is None:
             return
         else:
-            fits = RANGES[line.range](value)
-            wanted = MUST_BE.get(line.range, line.range)
+            fits = RANGES[known.range](value)
+            wanted = MUST_BE.get(known.range, known.range)
         if not fits:
-            hint = nearest(str(value), line.choices)
+            hint = nearest(str(value), known.choices)
             raise InputError(f"{self.label}: {name} must be {wanted}, not {value!r}{hint}")
 
     def fixed(self, user_values: Mapping[str, Any]) -> dict[str, Any]:

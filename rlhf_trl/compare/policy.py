@@ -701,7 +701,8 @@ class View:
         With a critic, d loss / d values is below it, (2, B, T).
         """
         row = side.row
-        # the functions compute in the precision of the log-probabilities
+        # TRL rounds rewards to float32. The functions compute in the precision of the
+        # log-probabilities, so these take that of the rewards, for advantages rounded alike.
         logps = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
         leaves = [logps]
         inputs = {

@@ -50,6 +50,9 @@ class TwoConfigs:
     why_not: str = ""  # the reason for that
 
 
+_THE_ROWS = ("algorithm", "formulation")  # they decide the loss itself, on any batch
+
+
 def compare_configs(first: str, second: str) -> TwoConfigs:
     """Compare two configs, field by field and on the batches that both can be measured on.
 
@@ -58,9 +61,9 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
     values = [read_config(path) for path in (first, second)]
     try:
         subjects = [read_subject(path, None) for path in (first, second)]
-    except InputError as error:  # the fields can be compared all the same
+    except InputError as error:  # no batch shows anything; the fields can be compared all the same
         changed = differences(*values)
-        unseen = tuple(key for key in changed if key not in ("algorithm", "formulation"))
+        unseen = tuple(key for key in changed if key not in _THE_ROWS)
         return TwoConfigs((first, second), changed, unseen, (), why_not=str(error))
     changed = differences(
         _defaults(subjects[0], values[1]) | values[0],
@@ -72,8 +75,9 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
         results = _measured(*subjects)
     else:
         why_not = f"{subjects[0].base} and {subjects[1].base} train on different kinds of data"
-    seen = {"algorithm", "formulation", *subjects[0].fields, *subjects[1].fields} - UNSHOWN.keys()
-    unseen = tuple(key for key in changed if key not in seen)
+    # a batch shows what a trainer's fields change, but for those whose effect no batch has
+    shown = {*_THE_ROWS, *subjects[0].fields, *subjects[1].fields} - UNSHOWN.keys()
+    unseen = tuple(key for key in changed if key not in shown)
     return TwoConfigs((first, second), changed, unseen, results, why_not)
 
 

@@ -175,6 +175,10 @@ class Store:
             connection.close()
 
     def _open(self) -> sqlite3.Connection:
+        """Open the file, which a resumed run goes on with, and write the facts and answers.
+
+        WAL lets readers in while a run writes, but needs memory that network mounts do not share.
+        """
         import psutil
 
         connection = sqlite3.connect(self.path, timeout=60)
@@ -194,7 +198,8 @@ class Store:
                 connection.executescript(ANSWERS)
                 connection.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", answers)
             thinned = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
-        self._every *= int(thinned[0]) if thinned else 1
+        if thinned:  # an earlier start has reached the cap: go on keeping as few generations
+            self._every *= int(thinned[0])
         return connection
 
     def _thin(self, connection: sqlite3.Connection) -> None:

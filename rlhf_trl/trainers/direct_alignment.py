@@ -223,6 +223,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         `token_logps` are (2B, L) under the policy, the B chosen texts first.
         """
         mask = inputs["completion_mask"][:, 1:]
+        # 0 outside the mask already; in front, prompt-learning adapters add tokens of their own
         sums = token_logps[:, -mask.shape[1] :].sum(1)
         lengths = mask.sum(1)
         divisors = lengths if self._row.logps == "mean" else torch.ones_like(lengths)
@@ -232,14 +233,15 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             for name, divisor in zip(self.reference_names, divisors.chunk(2), strict=True):
                 logps[name] = inputs[name] / divisor
         result = completions_loss(self._row, self._parameters, **logps)
-        chosen = self.accelerator.gather(result.chosen_rewards)
-        rejected = self.accelerator.gather(result.rejected_rewards)
+        chosen_rewards = self.accelerator.gather(result.chosen_rewards)
+        rejected_rewards = self.accelerator.gather(result.rejected_rewards)
+        margins = chosen_rewards - rejected_rewards
         # in place of what TRL has just logged
-        self._logged["rewards/chosen"][-1] = chosen.mean().item()
-        self._logged["rewards/rejected"][-1] = rejected.mean().item()
-        self._logged["rewards/margins"][-1] = (chosen - rejected).mean().item()
-        self._logged["rewards/accuracies"][-1] = (chosen > rejected).float().mean().item()
-        self._logged["pair_accuracy"].append(pair_accuracy(chosen, rejected))
+        self._logged["rewards/chosen"][-1] = chosen_rewards.mean().item()
+        self._logged["rewards/rejected"][-1] = rejected_rewards.mean().item()
+        self._logged["rewards/margins"][-1] = margins.mean().item()
+        self._logged["rewards/accuracies"][-1] = (margins > 0).float().mean().item()
+        self._logged["pair_accuracy"].append(pair_accuracy(chosen_rewards, rejected_rewards))
         if not self._nll_weight:
             return result.loss
         nll = -(sums / lengths).chunk(2)[0].mean()

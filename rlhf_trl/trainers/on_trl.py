@@ -147,11 +147,12 @@ class OnTRL:
     # Extends Trainer._save_checkpoint, which deletes older checkpoints before the new one is whole.
     @override
     def _save_checkpoint(self, model, trial):
+        """Save a checkpoint, then its manifest, then push it, and only then delete older ones."""
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         if getattr(self.args, "refuse_non_finite", False):
             self.check_finite()
         args, limit = self.args, self.args.save_total_limit
-        if args.should_save:
+        if args.should_save:  # one of the same step is no longer whole once it is written anew
             (folder / output.MANIFEST).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._save_state(folder)  # before the random state is saved, which it may move
@@ -162,11 +163,12 @@ class OnTRL:
             facts = {"world_size": args.world_size, "save_only_model": args.save_only_model}
             output.write_manifest(folder, self.save_checksums, **self.told, **facts)
         self.accelerator.wait_for_everyone()
-        if args.push_to_hub:
+        if args.push_to_hub:  # TRL's own push did nothing, as there was no manifest yet
             self._push_from_checkpoint(str(folder))
         if args.should_save and limit:
             kept = sorted(output.numbered(folder.parent, "checkpoint-").items())[-limit:]
-            # the oldest one that stays has long been written, so that waiting for it costs nothing
+            # One that stays must be on the disk before others are deleted. The oldest has long been
+            # written, so that waiting for it costs nothing.
             output.sync(next(path for _, path in kept if (path / output.MANIFEST).exists()))
             rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint)
 
