@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from rlhf_trl.compare import drift, pairs, policy, surface
 from rlhf_trl.compare.matrix import Matrix, applies, kind_of
-from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
 
@@ -820,7 +820,7 @@ threads about such a fault. {both} of {all} are found by compare or drift, {comp
 def main(path):
     """Plant everything, and write the page."""
     clean, found = Matrix(), []
-    with quiet():
+    with quick_and_quiet():
         for change in CHANGES:
             found.append((change, by_compare(change, clean), by_drift(change, clean)))
             print(*found[-1][1:], change.what, sep=" | ", flush=True)

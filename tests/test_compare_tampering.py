@@ -9,7 +9,7 @@ import tampering
 import torch
 
 from rlhf_trl.compare.matrix import Matrix
-from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.compare.policy import BATCHES
 from rlhf_trl.compare.rows import ROWS
 from rlhf_trl.errors import InputError
@@ -355,7 +355,7 @@ QUICK = [
 )
 def test_a_planted_fault_is_found_where_the_table_says(what, untouched):
     change, (one, other) = PLANTED[what], FOUND[what]
-    with quiet():
+    with quick_and_quiet():
         assert (tampering.by_compare(change, untouched) or "not found") == one
         assert (tampering.by_drift(change, untouched) or "not found") == other
 

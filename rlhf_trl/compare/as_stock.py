@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_trl.compare import matrix, pairs
 from rlhf_trl.compare.measure import Stock, sentence
-from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.compare.policy import BATCHES, PolicyBatch
 from rlhf_trl.evaluation.tables import Line
 from rlhf_trl.run.config_types import recipe_defaults
@@ -74,7 +74,7 @@ def measure(batches: Collection[str] | None = None) -> list[AsStock]:
     by_name = {batch.name: batch for batch in BATCHES}
     cases = [case for case in CASES if batches is None or case.batch in batches]
     windows = matrix.Matrix()
-    with quiet(), redirect_stderr(StringIO()):  # TRL has a bar for the reference
+    with quick_and_quiet(), redirect_stderr(StringIO()):  # TRL has a bar for the reference
         return [_compared(case, by_name[case.batch], windows) for case in cases]
 
 

@@ -17,7 +17,7 @@ from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS, Formulat
 from rlhf_trl.compare import pairs, policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, Result
 from rlhf_trl.compare.measure import Book, Stock
-from rlhf_trl.compare.models import quiet, trainer_fields
+from rlhf_trl.compare.models import quick_and_quiet, trainer_fields
 from rlhf_trl.compare.policy import PolicyBatch
 from rlhf_trl.compare.rows import Row, own_fields
 from rlhf_trl.compare.surface import settings, shipped
@@ -403,7 +403,7 @@ def distances(
     """
     matrix = matrix or Matrix()
     measured = []
-    with quiet():
+    with quick_and_quiet():
         try:
             for algorithm, formulation_name in wanted or _comparable(subject):
                 measured.append(_distance(matrix, subject, algorithm, formulation_name, fixes))

@@ -14,7 +14,7 @@ from rlhf_trl.compare import distillation, pairs
 from rlhf_trl.compare.distillation import DistillationWindow
 from rlhf_trl.compare.identities import AT_TEMPERATURE, Identity, PairTerms, Terms
 from rlhf_trl.compare.measure import DISTILLING, Book, Stock, sentence
-from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.compare.pairs import DOUBLE, PairWindow
 from rlhf_trl.compare.policy import PolicyBatch, PolicyWindow, View, build_trainer
 from rlhf_trl.compare.rows import Row
@@ -84,7 +84,8 @@ class Matrix:
         rows, batches = list(rows), list(batches)
         results: dict[tuple[int, int], Result] = {}  # by the numbers of row and batch
         count = sum(applies(row, batch) for batch in batches for row in rows)
-        with quiet(), tqdm(total=count, desc="compare", disable=None) as bar:  # on a terminal only
+        progress = tqdm(total=count, desc="compare", disable=None)  # on a terminal only
+        with quick_and_quiet(), progress as bar:
             for batch_number, batch in enumerate(batches):
                 for row_number, row in enumerate(rows):
                     if applies(row, batch):

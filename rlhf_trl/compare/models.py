@@ -101,7 +101,7 @@ def _copied(cls: type, *args: Any, **kwargs: Any) -> Module:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quick_and_quiet() -> Iterator[None]:
     """Keep progress bars and warnings of other libraries off the screen, and skip slow steps.
 
     What is skipped has no part in a comparison; the reason for each stands beside it.

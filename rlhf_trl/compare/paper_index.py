@@ -19,7 +19,7 @@ from rlhf_trl.algorithms import ALGORITHMS, LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import report
 from rlhf_trl.compare.closest import TRAINERS, Distance, distances, read_subject
 from rlhf_trl.compare.matrix import Matrix
-from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.errors import InputError
 from rlhf_trl.run.yaml_loader import dump_yaml
 
@@ -98,7 +98,7 @@ def page(path: str | Path | None = None, output_format: str = "table") -> str:
     """Check every claim of an index; return the page as text, Markdown, HTML or JSON."""
     source, claims = read_index(path)
     matrix = Matrix()
-    with quiet():
+    with quick_and_quiet():
         lines = [_line(claim, matrix) for claim in tqdm(claims, "paper index", disable=None)]
     if output_format == "json":
         return json.dumps(lines, indent=2)

@@ -18,7 +18,7 @@ from rlhf_trl.compare import measure, pairs, policy, rows
 from rlhf_trl.compare import probe as shared
 from rlhf_trl.compare.closest import class_of, config_class
 from rlhf_trl.compare.matrix import POLICY
-from rlhf_trl.compare.models import quiet, untrained
+from rlhf_trl.compare.models import quick_and_quiet, untrained
 from rlhf_trl.compare.probe import SCALED, Verdict
 
 SIZES = ((1, 2), (2, 2), (2, 4))
@@ -376,7 +376,7 @@ def probe(path: str, settings: Mapping[str, Any], sizes: Sequence[Size] = SIZES)
     texts = {size: f"{size[0] * size[1]} texts" for size in sizes}
     if trained.online:
         texts = {size: f"{size[0]} x {size[1]} completions" for size in sizes}
-    with quiet():
+    with quick_and_quiet():
         return [
             Verdict(name, "does not apply", left_out[name])
             if name in left_out

@@ -29,7 +29,7 @@ from rlhf_trl.algorithms import LOSS_FIELDS, SHARED_FIELDS
 from rlhf_trl.compare import policy
 from rlhf_trl.compare.matrix import POLICY, Matrix, kind_of_stock
 from rlhf_trl.compare.measure import Stock, sentence
-from rlhf_trl.compare.models import at_scale, quiet
+from rlhf_trl.compare.models import at_scale, quick_and_quiet
 
 Surface = dict[str, dict[str, Any]]
 
@@ -76,7 +76,7 @@ def read(known: Surface | None = None) -> Surface:
         there is None; a loss that could not be computed is the sentence of the error.
     """
     known = known or shipped()
-    with quiet():
+    with quick_and_quiet():
         places = sorted({*known["signatures"], *relied_on()[0]})
         homes = {name: _home(name, home) for name, home in known["homes"].items()}
         config_fields = {}

@@ -18,7 +18,7 @@ from rlhf_trl.compare.closest import (
 )
 from rlhf_trl.compare.matrix import POLICY, Matrix, Verdict, judge
 from rlhf_trl.compare.measure import sentence
-from rlhf_trl.compare.models import quiet
+from rlhf_trl.compare.models import quick_and_quiet
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import tables
 from rlhf_trl.evaluation.tables import Line
@@ -115,7 +115,7 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
     ):
         batches = of_whole_generations(batches)
     results = []
-    with quiet():
+    with quick_and_quiet():
         for batch in batches:
             window = matrix.window(kind, (), batch)
             try:
