@@ -38,6 +38,7 @@ NEVER = {
     "run.help",
     "run.processes",
     "run.resuming",
+    "run.tied_weights",
 }
 GRPO = {"algorithms.policy_gradients", "losses.policy_gradients", "run.policy_gradients"}
 DPO = {"algorithms.direct_alignment", "losses.preferences", "run.preferences"}

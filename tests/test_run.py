@@ -16,7 +16,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation import report
 from rlhf_trl.run.folders import model_folder
 from rlhf_trl.run.kinds import kind_of
-from rlhf_trl.run.train import _tied_weights_are_no_news
+from rlhf_trl.run.tied_weights import tied_weights_are_no_news
 
 SMALL = [
     *["--dataset.size", 40, "--dataset.eval_size", 4, "--max_steps", 2],
@@ -84,7 +84,7 @@ def test_only_tied_weights_may_be_missing_in_silence(caplog, monkeypatch):
     logger = logging.getLogger("transformers.trainer")
     start = "There were missing keys in the checkpoint model loaded: "
     more = f"{start}['lm_head.weight', 'norm.weight']."
-    with _tied_weights_are_no_news(model):
+    with tied_weights_are_no_news(model):
         logger.warning(f"{start}['lm_head.weight'].")
         logger.warning(more)
     assert {*caplog.messages} == {more}

@@ -59,7 +59,9 @@ class Store:
         facts: Mapping[str, Any],
         answers: Iterable[tuple[Any, str]] = (),
     ):
-        self.path, self._config, self._facts = Path(folder, RECORD), config, facts
+        self.path = Path(folder, RECORD)
+        self._config = config
+        self._facts = facts
         self._answers = answers
         self._jobs: queue.Queue[Job | None] = queue.Queue(16)
         self._thread: threading.Thread | None = None
@@ -90,33 +92,34 @@ class Store:
             size: samples of each prompt, which stand in a row.
         """
 
+        steps_before, epochs_before = when
+
         def job(connection: sqlite3.Connection) -> None:
             if not self._every or (split.startswith("train") and generation % self._every):
                 return
             prompts: dict[int, str] = {}
             rows = []
-            for n, (prompt, completion, tokens, finished, reward) in enumerate(samples):
+            for number, (prompt, completion, tokens, finished, reward) in enumerate(samples):
                 prompt_text = _text(prompt)
                 prompt_id = _key(prompt_text)
                 prompts[prompt_id] = prompt_text
-                of_sample = {name: _finite(values[n]) for name, values in rewards.items()}
-                rows.append(
-                    {
-                        "split": split,
-                        "generation": generation,
-                        "sample": n,
-                        "step": when[0],
-                        "epoch": when[1],
-                        "group_id": n // size,
-                        "prompt_id": prompt_id,
-                        "completion": _text(completion),
-                        "tokens": tokens,
-                        "finished": finished,
-                        "reward": reward,
-                        "advantage": advantages[n] if advantages else None,
-                        "rewards": json.dumps(of_sample),
-                    }
-                )
+                by_name = {name: _finite(values[number]) for name, values in rewards.items()}
+                row = {
+                    "split": split,
+                    "generation": generation,
+                    "sample": number,
+                    "step": steps_before,
+                    "epoch": epochs_before,
+                    "group_id": number // size,
+                    "prompt_id": prompt_id,
+                    "completion": _text(completion),
+                    "tokens": tokens,
+                    "finished": finished,
+                    "reward": reward,
+                    "advantage": advantages[number] if advantages else None,
+                    "rewards": json.dumps(by_name),
+                }
+                rows.append(row)
             _delete(connection, "split = ? AND generation = ?", split, generation)
             connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", prompts.items())
             connection.executemany(INSERT, rows)

@@ -198,6 +198,7 @@ class CheckedConfig(Written):
             {choice: values for choice, values in choices.items() if chosen[choice] not in values}
             for choices in choices_by_kind
         ]
+        # where the choices of no kind hold, the first one's fields tell what is wrong
         place = unmet_by_kind.index({}) if {} in unmet_by_kind else 0
         known = fields_of(kinds[place])
         for key in [key for key in block if key not in known]:

@@ -34,7 +34,8 @@ class Words(tuple[str, ...]):
 
 def read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, Words]]]:
     """Return the path after `--config`, and the other options in order."""
-    options, equals = [], "="  # a value behind = is all that an option has
+    options: list[tuple[str, list[str]]] = []
+    equals = "="  # a value behind = is all that an option has; no value goes before the first one
     for word in argv:
         if re.match("--?$|-[A-Za-z]", word):
             raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
@@ -46,16 +47,17 @@ def read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, Words]]]:
         else:
             options[-1][1].append(word)
     refuse_repeated(argv, several=("config",))  # which has a sentence of its own
-    match [words for name, words in options if name == "config"]:
-        case [[str(path)]] if path:
-            return path, [(name, Words(words)) for name, words in options if name != "config"]
+    config_words = [words for name, words in options if name == "config"]
+    others = [(name, Words(words)) for name, words in options if name != "config"]
+    if len(config_words) == 1 and len(config_words[0]) == 1 and config_words[0][0]:
+        return config_words[0][0], others
     raise InputError(f"{COMMAND_LINE}: give exactly one config file, as --config PATH.")
 
 
 def _read_files(path: Path, extended_by: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
     """Return (file, content) for a config and all it extends, the deepest base first."""
-    chain = " extends ".join(os.path.normpath(each) for each in (*extended_by, path))
-    if path.resolve() in [each.resolve() for each in extended_by]:
+    chain = " extends ".join(os.path.normpath(file) for file in (*extended_by, path))
+    if path.resolve() in [file.resolve() for file in extended_by]:
         raise InputError(f"{chain}, which is a cycle; remove one of these extends.")
     if extended_by and not path.is_file():
         raise InputError(f"{chain}, which is not a file; a path is relative to the file it is in.")

@@ -22,8 +22,14 @@ BOOLEAN_WORDS = {
 }
 # What to write for a value of a type; its name as that of a value is mostly the same.
 REMEDIES = {
-    **{bool: "true or false", int: "an integer", float: "a number", str: "a string"},
-    **{list: "a list", dict: "a mapping", NoneType: "null", Any: "any value"},
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "a mapping",
+    NoneType: "null",
+    Any: "any value",
 }
 NAMES = REMEDIES | {bool: "a boolean", float: "a float"}
 

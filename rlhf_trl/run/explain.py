@@ -51,8 +51,12 @@ _TRAINERS = {
 # What a line of the table shows of a formulation, by family: heading and key of `describe`.
 _COLUMNS = {
     "policy_gradient": {
-        **{part: part for part in ("advantage", "ratio", "surrogate", "aggregation")},
-        **{"over": "normalized_over", "KL": "kl"},
+        "advantage": "advantage",
+        "ratio": "ratio",
+        "surrogate": "surrogate",
+        "aggregation": "aggregation",
+        "over": "normalized_over",
+        "KL": "kl",
     },
     "direct_alignment": {"loss": "loss", "log-probs": "logps", "reference": "reference"},
     "reward_model": {"loss": "loss", "aggregation": "aggregation"},

@@ -92,23 +92,24 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
             "use_cpu is false in the config and use_cpu true in the accelerate config (or "
             "ACCELERATE_USE_CPU), which would win; write the same in both."
         )
-    asked = given.get("use_cpu") or launched
-    if not asked and torch.accelerator.is_available():
+    wants_cpu = given.get("use_cpu") or launched
+    if not wants_cpu and torch.accelerator.is_available():
         return {}
-    if not asked and processes > 1:
+    if not wants_cpu and processes > 1:
         raise InputError(
             f"{processes} processes were launched on a machine without a GPU, and would train each "
             "on its own; write use_cpu: true and launch with configs/accelerate/cpu_2proc.yaml."
         )
-    if not asked and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "false":
+    if not wants_cpu and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "false":
         raise InputError(
             "accelerate was launched for a GPU (use_cpu: false), and there is none; write "
             "use_cpu: true, or launch with --config_file configs/accelerate/cpu.yaml."
         )
     if given.get("fp16"):
+        reason = "use_cpu" if wants_cpu else "there is no GPU"
         raise InputError(
-            f"fp16 is true and this run is on the CPU ({'use_cpu' if asked else 'there is no GPU'}"
-            "), which would train in float32 all the same; remove it, or write bf16: true."
+            f"fp16 is true and this run is on the CPU ({reason}), which would train in float32 all "
+            "the same; remove it, or write bf16: true."
         )
     bf16 = bool(given.get("bf16"))
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -151,10 +152,10 @@ def check_strategy(trainer: Any, expect: Expect | None = None) -> None:
     On a CPU, accelerate silently falls back from FSDP to DDP.
     """
     came_up = strategy_of(trainer.accelerator)
-    asked = _launched_for() or (expect.strategy if expect else None)
-    if asked is not None and asked != came_up:
+    wanted = _launched_for() or (expect.strategy if expect else None)
+    if wanted is not None and wanted != came_up:
         raise InputError(
-            f"strategy {asked} was asked for and {came_up} came up on "
+            f"strategy {wanted} was asked for and {came_up} came up on "
             f"{trainer.accelerator.device.type}; use a configs/accelerate/*.yaml that fits it."
         )
 

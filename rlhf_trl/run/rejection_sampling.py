@@ -107,7 +107,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
             "train another one on; write rounds: 1, merge the adapter and run again from there."
         )
     check_reward_model(own)
-    resume = args.resume_from_checkpoint
+    resume = args.resume_from_checkpoint  # as written; `begin` puts the run's own checkpoint there
     train.begin(loaded, NAME)
     answers = answer_columns(own)
     data = train.read(args, load_prompts, own.dataset, answers, own.chat_template_kwargs)

@@ -14,9 +14,22 @@ from rlhf_trl.run.versions import versions
 # What makes a resumed run another one: refused, but for what `resume_changed` names.
 NEVER = {"model_name_or_path", "use_peft"}
 DECISIVE = {
-    *("seed", "data_seed", "dataset", "max_samples", "world_size", "bf16", "fp16", "dtype"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
-    *("steps_per_generation", "num_generations", "num_iterations", "algorithm", "formulation"),
+    "algorithm",
+    "bf16",
+    "data_seed",
+    "dataset",
+    "dtype",
+    "formulation",
+    "fp16",
+    "generation_batch_size",
+    "gradient_accumulation_steps",
+    "max_samples",
+    "num_generations",
+    "num_iterations",
+    "per_device_train_batch_size",
+    "seed",
+    "steps_per_generation",
+    "world_size",
 }
 RESUMING = ("resume_from_checkpoint", "resume_changed")
 LENGTH = {"max_steps", "num_train_epochs"}
@@ -106,9 +119,9 @@ def check_rows(loaded: Any, checksums: Mapping[str, int]) -> None:
 
 def changed_fields(loaded: Any, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what a run was given before and what is given now, where the two differ."""
-    # as a manifest holds them
-    old, new = (json.loads(json.dumps(given, default=str)) for given in (before, loaded.given))
-    return {k: v for k, v in differences(old, new).items() if k not in RESUMING}
+    old = json.loads(json.dumps(before, default=str))  # as a manifest holds it
+    new = json.loads(json.dumps(loaded.given, default=str))
+    return {key: pair for key, pair in differences(old, new).items() if key not in RESUMING}
 
 
 def keep_config(loaded: Any, folder: Path) -> None:

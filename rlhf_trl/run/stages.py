@@ -15,10 +15,6 @@ from rlhf_trl.run.config_types import imported
 from rlhf_trl.run.launch import recipe
 
 
-def _is_any(row: Algorithm) -> bool:
-    return True
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """What a script of recipes/ starts: a training run, or one that trains nothing.
@@ -33,7 +29,7 @@ class Stage:
     trainer: str | None = None  # our trainer
     stock: str | None = None  # the name of TRL's trainer that ours stands on
     family: Family | None = None  # of the rows that it trains; None: it has none
-    selects: Callable[[Algorithm], bool] = _is_any  # which of that family's rows
+    selects: Callable[[Algorithm], bool] = lambda row: True  # which of that family's rows
     known_by: frozenset[str] = frozenset()  # keys that every config of a stage without rows has
     makes: Literal["policy", "reward_model", "nothing"] = "policy"  # what it leaves behind
     prompted: bool = False  # whether it samples while it trains

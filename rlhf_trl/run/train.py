@@ -1,12 +1,11 @@
 """One run up to its report: begin or resume, read, build the trainer, train, evaluate, export."""
 
 import json
-import logging
 import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from hashlib import sha256
@@ -79,26 +78,6 @@ class TrainingTime(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take a place in the state, which one of a checkpoint of an earlier version lacks."""
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-
-
-@contextmanager
-def _tied_weights_are_no_news(model: Any) -> Iterator[None]:
-    """Drop the warning of transformers that a checkpoint lacks exactly the tied weights.
-
-    They are saved once, under the name of the weight that they are tied to.
-    """
-    tied = [*(getattr(model, "all_tied_weights_keys", None) or ())]
-    warning = f"There were missing keys in the checkpoint model loaded: {tied}."
-    logger = logging.getLogger("transformers.trainer")
-
-    def is_news(record: logging.LogRecord) -> bool:
-        return record.getMessage() != warning
-
-    logger.addFilter(is_news)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_news)
 
 
 @contextmanager
@@ -488,7 +467,12 @@ def _train(trainer: Any) -> tuple[int, dict[str, float]]:
     trainer.add_callback(training_time)
     stop = Stop(trainer)
     trainer.add_callback(stop)
-    with stop.keeping(), _naming_divergence(trainer), _tied_weights_are_no_news(trainer.model):
+    checkpoint_loading: AbstractContextManager[None] = nullcontext()
+    if args.resume_from_checkpoint is not None or args.load_best_model_at_end:
+        from rlhf_trl.run.tied_weights import tied_weights_are_no_news
+
+        checkpoint_loading = tied_weights_are_no_news(trainer.model)
+    with stop.keeping(), _naming_divergence(trainer), checkpoint_loading:
         result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if result.global_step == 0:
         raise InputError(

@@ -9,6 +9,6 @@ def versions() -> dict[str, str | None]:
     """Return the version of each library; None: it is not installed."""
     installed: dict[str, str | None] = {}
     for library in LIBRARIES:
-        distributions = importlib.metadata.distributions(name=library)
-        installed[library] = next((found.version for found in distributions), None)
+        distributions = list(importlib.metadata.distributions(name=library))
+        installed[library] = distributions[0].version if distributions else None
     return installed

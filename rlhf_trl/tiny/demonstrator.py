@@ -120,8 +120,11 @@ def _letters_swapped(question: str, answer: str, rng: random.Random) -> str | No
 
 
 def _last_term_ignored(question: str, answer: str, rng: random.Random) -> str | None:
-    found = re.search(r"([+-]) (\d+) =$", question.strip())
-    return str(int(answer) - int("".join(found.groups()))) if found else None
+    last_term = re.search(r"([+-]) (\d+) =$", question.strip())
+    if last_term is None:
+        return None
+    sign, number = last_term.groups()
+    return str(int(answer) - int(sign + number))
 
 
 def _off_by_one(question: str, answer: str, rng: random.Random) -> str:

@@ -42,10 +42,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     replacement character), an ordinary token that decoding shows: the length is kept and the loss
     is visible, nothing is dropped.
     """
-    order = (*SPECIALS, UNKNOWN, *CHARACTERS, *TAGS, *PHRASES)
-    model = models.BPE(
-        vocab={token: i for i, token in enumerate(order)}, merges=[], unk_token=UNKNOWN
-    )
+    tokens = (*SPECIALS, UNKNOWN, *CHARACTERS, *TAGS, *PHRASES)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    # without merges, what is none of the whole tokens below is read character by character
+    model = models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN)
     backend = Tokenizer(model)
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
