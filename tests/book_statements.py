@@ -1027,7 +1027,7 @@ def _thinking(case: Case) -> None:
     assert texts == ["y", "y", "xy"] and "chat_template_kwargs" not in case.ours
 
 
-@says(r"the book's code puts an end of turn behind an answer that this limit cut, .*")
+@says(r"the book's code trains the text of the chat template: with an end of turn .*; here .*")
 def _cut_answers(case: Case) -> None:
     from book_steps import encode
 
