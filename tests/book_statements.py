@@ -54,7 +54,7 @@ def statements(folder: Path) -> dict[str, Statement]:
     for key in BOOK:
         sheet = sheet_of(key, folder)
         notes = {to: line.note for to, line in sheet.lines.items()}
-        notes |= {n: why for n, why in sheet.left_out.items() if sheet.given.get(n) is not None}
+        notes |= {n: why for n, why in sheet.left_out.items() if sheet.config.get(n) is not None}
         for field, note in notes.items():
             if note:
                 found.setdefault(str(note), Statement(str(note), key, field))
