@@ -54,7 +54,7 @@ def statements(folder: Path) -> dict[str, Statement]:
     for key in BOOK:
         sheet = sheet_of(key, folder)
         notes = {to: line.note for to, line in sheet.lines.items()}
-        notes |= {n: why for n, why in sheet.left_out.items() if sheet.given.get(n) is not None}
+        notes |= {n: why for n, why in sheet.left_out.items() if sheet.config.get(n) is not None}
         for field, note in notes.items():
             if note:
                 found.setdefault(str(note), Statement(str(note), key, field))
@@ -1027,7 +1027,7 @@ def _thinking(case: Case) -> None:
     assert texts == ["y", "y", "xy"] and "chat_template_kwargs" not in case.ours
 
 
-@says(r"the book's code puts an end of turn behind an answer that this limit cut, .*")
+@says(r"the book's code trains the text of the chat template: with an end of turn .*; here .*")
 def _cut_answers(case: Case) -> None:
     from book_steps import encode
 

@@ -471,3 +471,145 @@ def reward_steps(
     accumulation = config["grad_accum_steps"]
     stepper = Stepper([critic], config["lr"], None, accumulation, 0.01, **ours)
     return stepper.train([lambda batch=batch: batch_loss(batch) for batch in batches], rates)
+
+
+class TokenCritic(torch.nn.Module):
+    """A backbone whose head gives each token one logit (outcomes) or three (steps)."""
+
+    def __init__(self, policy: torch.nn.Module, head: Tensor, bias: Tensor | None = None):
+        super().__init__()
+        self.backbone = deepcopy(policy.model)
+        labels, width = head.shape
+        self.head = torch.nn.Linear(width, labels, bias=bias is not None, dtype=head.dtype)
+        self.head.weight.data.copy_(head)
+        if bias is not None:
+            self.head.bias.data.copy_(bias)
+
+    def forward(self, ids: Sequence[int]) -> Tensor:
+        """Return (T, labels) logits."""
+        hidden = self.backbone(input_ids=torch.tensor([list(ids)]), use_cache=False)
+        return self.head(hidden.last_hidden_state[0])
+
+
+def outcome_ids(
+    tokenizer: Any, system: str, question: str, answer: str
+) -> tuple[list[int], list[int]]:
+    """Return the token ids of a question under the code's system prompt, and of an answer."""
+    asked = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    start = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    first = tokenizer(start, add_special_tokens=False)["input_ids"]
+    rest = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+    return first, rest
+
+
+def trace_ids(
+    tokenizer: Any, problem: str, steps: Sequence[str], separator: str
+) -> tuple[list[int], list[int]]:
+    """Return the token ids of a trace, and the places of the last token of each step."""
+    ids = tokenizer(f"Problem: {problem}\nReasoning trace:\n", add_special_tokens=False)[
+        "input_ids"
+    ]
+    places = []
+    for step in steps:
+        ids = ids + tokenizer(step + separator, add_special_tokens=False)["input_ids"]
+        places.append(len(ids) - 1)
+    return ids, places
+
+
+Labeled = tuple[Sequence[int], Sequence[int], Sequence[int]]  # ids, places and their labels
+
+
+def token_reward_steps(
+    config: BookConfig,
+    critic: TokenCritic,
+    batches: Sequence[Sequence[Labeled]],
+    rates: Sequence[float],
+    **ours: bool,
+) -> list[Weights]:
+    """Return the weights after each step of an outcome or process reward model.
+
+    The loss is the mean over all labeled tokens of a micro-batch: with one logit the cross-entropy
+    of right and wrong, with three that of the classes. `ours` are options of `Stepper`.
+    """
+
+    def batch_loss(batch: Sequence[Labeled]) -> Tensor:
+        logits = torch.cat([critic(ids)[list(places)] for ids, places, _ in batch])
+        labels = torch.tensor([label for _, _, row in batch for label in row])
+        if logits.shape[1] == 1:
+            right = labels.to(logits.dtype)
+            return F.binary_cross_entropy_with_logits(logits[:, 0], right)
+        return F.cross_entropy(logits, labels)
+
+    accumulation = config["grad_accum_steps"]
+    stepper = Stepper([critic], config["lr"], None, accumulation, 0.01, **ours)
+    return stepper.train([lambda batch=batch: batch_loss(batch) for batch in batches], rates)
+
+
+def selected_steps(
+    config: BookConfig,
+    policy: torch.nn.Module,
+    batches: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
+    over_the_step: bool = False,
+    mean_of_leftovers: bool = False,
+) -> list[Weights]:
+    """Return the weights after each step of rejection sampling's fine-tuning.
+
+    `batches` hold prompts and selected answers as token ids. The loss is the mean over the answers'
+    tokens of a micro-batch; `over_the_step` takes that of all of a step, which the code does not.
+    """
+    accumulation = config["batch_acc"]
+    counts = [sum(len(answer) for _, answer in batch) for batch in batches]
+
+    def batch_loss(number: int) -> Tensor:
+        total = -torch.cat([logps_of(policy, *row) for row in batches[number]]).sum()
+        if not over_the_step:
+            return total / counts[number]
+        first = number - number % accumulation
+        step = counts[first : first + accumulation]
+        return total * len(step) / sum(step)
+
+    losses = [lambda n=n: batch_loss(n) for n in range(len(batches))]
+    stepper = Stepper(
+        [policy],
+        config["lr"],
+        config["max_norm"],
+        accumulation,
+        mean_of_leftovers=mean_of_leftovers,
+    )
+    return stepper.train(losses)
+
+
+def distillation_steps(
+    config: BookConfig,
+    model: torch.nn.Module,
+    groups: Sequence[Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]],
+) -> list[Weights]:
+    """Return the weights after one step of self-distillation.
+
+    `groups` hold, for each question that has a right answer, the prompt, the prompt that shows the
+    first right answer, and the completion, as token ids. The student's likeliest tokens and one
+    bucket for all others are held against the model itself, which reads the longer prompt.
+    """
+    count = config["kl_top_k"]
+
+    def divergences(
+        prompt: Sequence[int], shown: Sequence[int], completion: Sequence[int]
+    ) -> Tensor:
+        def logits(first: Sequence[int]) -> Tensor:
+            ids = torch.tensor([[*first, *completion]])
+            return model(input_ids=ids, use_cache=False).logits[0, len(first) - 1 : -1]
+
+        student = logits(prompt).softmax(-1)
+        with torch.no_grad():
+            teacher = logits(shown).softmax(-1)
+        places = student.topk(count).indices
+        p, q = student.gather(-1, places), teacher.gather(-1, places)
+        p = torch.cat([p, 1 - p.sum(-1, keepdim=True)], -1)
+        q = torch.cat([q, 1 - q.sum(-1, keepdim=True)], -1)
+        return (p * (p.log() - q.log())).sum(-1)
+
+    def group_loss(group: Sequence[Any]) -> Tensor:
+        return torch.cat([divergences(*row) for row in group]).mean()
+
+    stepper = Stepper([model], config["lr"], config["max_norm"], len(groups))
+    return stepper.train([lambda group=group: group_loss(group) for group in groups])

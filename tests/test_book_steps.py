@@ -16,8 +16,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 import torch
 import trl.trainer.utils
@@ -25,29 +27,38 @@ from book_loops import BookConfig, book_configs, comment, quantities
 from book_steps import (
     Answer,
     Critic,
+    TokenCritic,
     Weights,
+    correctness,
+    distillation_steps,
     encode,
     has_contrast,
     kto_loss,
     orpo_loss,
+    outcome_ids,
     pair_loss,
     policy_gradient_steps,
     ppo_steps,
     reward_steps,
     row_steps,
+    selected_steps,
     sft_steps,
+    token_reward_steps,
+    trace_ids,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.models.qwen3 import modeling_qwen3
 
 from rlhf_trl.compare.measure import fix_completions
 from rlhf_trl.data.demonstrations import load_demonstrations
+from rlhf_trl.data.examples import examples
 from rlhf_trl.data.prompts import load_prompts
 from rlhf_trl.ports.book_code import translate
 from rlhf_trl.rewards.loading import answer_columns
 from rlhf_trl.run import supervised, train
 from rlhf_trl.run.policy_gradients import load_reward_functions
 from rlhf_trl.run.preferences import prepare_preferences
+from rlhf_trl.run.rejection_sampling import FIXED, Rollouts, _learned
 from rlhf_trl.run.reward_models import prepare_rewards
 from rlhf_trl.run.stages import STAGES
 
@@ -640,4 +651,177 @@ def test_a_reward_model_decays_other_weights_and_divides_its_last_step_otherwise
     assert distances(trained, steps(mean_of_leftovers=True))[3] < 1e-3
     # which is the whole difference
     book = steps(mean_of_leftovers=True, decays_norms=False)
+    assert max(distances(trained, book)) < EQUAL
+
+
+# --- reward models of tokens ----------------------------------------------------------------------
+
+SYSTEM = (
+    "Solve the math problem step by step. End with exactly one line in the form "
+    "#### <number>. Do not write anything after that line."
+)
+OF_TOKENS = {"batch_size": 2, "grad_accum_steps": 2, "epochs": 1, "val_ratio": 0.0, "lr": 1e-3}
+OF_TOKENS |= {"warmup_ratio": 0.0}
+
+
+def token_reward_model(config: BookConfig, folder: Path) -> Trained:
+    """Build the recipe of an outcome or process reward model."""
+    stage, loaded, text = load(config, folder)
+    data, tokenizer = prepare_rewards(loaded.own, loaded.trl, loaded.model)
+    for name in ("step_separator", "step_split"):  # as the run of a process reward model does
+        if hasattr(loaded.own.dataset, name):
+            setattr(loaded.trl, name, getattr(loaded.own.dataset, name))
+    trainer = train.build(loaded, stage.part("trainer"), data, tokenizer)
+    trainer.model.double()
+    trained = Trained(trainer, text)
+    record_rows(trained)
+    return trained
+
+
+def moves_as_the_codes(config: BookConfig, trained: Trained, rows: dict[Any, Any]) -> None:
+    """Assert what a reward model of tokens shares with the code, and that it says what differs."""
+    trained.train()
+    batches = [[rows[ids] for ids in batch] for batch in trained.batches]
+    assert sum(map(len, batches)) == len(rows)
+
+    def steps(**options: bool) -> list[Weights]:
+        weight, bias = (trained.before.get(f"0.head.{part}") for part in ("weight", "bias"))
+        critic = TokenCritic(embedded(), weight, bias)
+        rates = quantities(config, len(rows))["learning rates"]
+        return token_reward_steps(config, critic, batches, rates, **options)
+
+    apart = distances(trained, steps())
+    assert 1e-4 < apart[0] < 1e-2
+    assert says(trained, "weight_decay", r"the book's code decays all weights .*; here all but")
+    assert says(trained, "model_name_or_path", r"the book's code starts the head evenly .*; here")
+    # which is the whole difference, once the head is the same
+    assert max(distances(trained, steps(decays_norms=False))) < EQUAL
+
+
+def test_a_step_of_an_outcome_reward_model_moves_the_weights_as_the_codes(tmp_path):
+    data = [
+        {
+            "prompt": question(word),
+            "completions": [answer_text(word, number + n) for n in range(2)],
+            "rewards": [1, 0],
+        }
+        for number, word in enumerate(WORDS[:4])
+    ]
+    path = write_rows(tmp_path / "rollouts.jsonl", data)
+    toy = OF_TOKENS | {"samples": 4, "max_length": 256, "dataset_name": path}
+    config = edited("reward_models/orm", **toy)
+    trained = token_reward_model(config, tmp_path)
+    rows = {}
+    for row in data:
+        for text, right in zip(row["completions"], row["rewards"], strict=True):
+            first, rest = outcome_ids(TOKENIZER, SYSTEM, row["prompt"], text)
+            places = range(len(first), len(first) + len(rest))
+            rows[*first, *rest] = ([*first, *rest], places, [right] * len(rest))
+    moves_as_the_codes(config, trained, rows)
+
+
+def test_a_step_of_a_process_reward_model_moves_the_weights_as_the_codes(tmp_path):
+    ratings = [[1, -1, 0], [0, 1], [1, 1, -1], [-1, 0]]
+    data = [
+        {
+            "question": {"problem": question(word)},
+            "label": {
+                "steps": [
+                    {
+                        "completions": [{"text": word[: n + 1], "rating": rating}],
+                        "chosen_completion": 0,
+                    }
+                    for n, rating in enumerate(rated)
+                ]
+            },
+        }
+        for word, rated in zip(WORDS[:4], ratings, strict=True)
+    ]
+    path = write_rows(tmp_path / "traces.jsonl", data)
+    toy = OF_TOKENS | {"samples": 4, "max_tokens": 256, "dataset_name": path}
+    config = edited("reward_models/prm", **toy)
+    trained = token_reward_model(config, tmp_path)
+    rows = {}
+    for word, rated in zip(WORDS[:4], ratings, strict=True):
+        steps = [word[: n + 1] for n in range(len(rated))]
+        ids, places = trace_ids(TOKENIZER, question(word), steps, "\n<step>\n")
+        rows[tuple(ids)] = (ids, places, [rating + 1 for rating in rated])
+    moves_as_the_codes(config, trained, rows)
+
+
+# --- rejection sampling and self-distillation -----------------------------------------------------
+
+
+def test_a_step_of_rejection_samplings_tuning_takes_its_mean_over_more_tokens_and_says_so(tmp_path):
+    # ten selected answers: two steps of two micro-batches of two, and one of one
+    toy = {"train_batch_size": 2, "batch_acc": 2, "num_epochs": 1, "max_seq_length": 96, "lr": 1e-4}
+    config = edited("rejection_sampling/top_per_prompt", **toy)
+    stage, loaded, text = load(config, tmp_path)
+    train.fix(loaded, FIXED, "rejection_sampling")
+    rows = [{"prompt": [message("user", question(word))]} for word in WORDS[:10]]
+    texts = [answer_text(word, number) for number, word in enumerate(WORDS[:10])]
+    answers = [[*TOKENIZER(text, add_special_tokens=False)["input_ids"], END] for text in texts]
+    sampled = [[SimpleNamespace(ids=ids)] for ids in answers]
+    rollouts = Rollouts(rows, sampled, [[1.0]] * 10, None)
+    learned = [_learned(rollouts, TOKENIZER, (number, 0)) for number in range(10)]
+    sides = {"train_dataset": datasets.Dataset.from_list(learned), "eval_dataset": None}
+    data = examples(rows, [], None)
+    trainer = train.build(loaded, stage.part("trainer"), data, TOKENIZER, **sides)
+    trainer.model.double()
+    trained = Trained(trainer, text)
+    record_rows(trained)
+    trained.train()
+
+    parts = {}
+    for word, said, ids in zip(WORDS[:10], texts, answers, strict=True):
+        first, rest = encode(TOKENIZER, question(word), said)
+        assert rest[: len(ids)] == ids  # what the template has behind the end is in the code alone
+        parts[*first, *ids] = (first, ids)
+    batches = [[parts[ids] for ids in batch] for batch in trained.batches]
+    assert [len(batch) for batch in batches] == [2] * 5
+
+    def steps(**ours: bool) -> list[Weights]:
+        return selected_steps(config, embedded(), batches, **ours)
+
+    apart = distances(trained, steps())
+    assert len(apart) == 3
+    assert 0.01 < apart[0] < 0.5
+    mean = r"the book's code averages over the tokens of each micro-batch, .*; here over all tokens"
+    assert says(trained, "per_device_train_batch_size", mean)
+    # which is the whole difference, but for the division of the last step
+    ours = {"over_the_step": True, "mean_of_leftovers": True}
+    assert max(distances(trained, steps(**ours))) < EQUAL
+
+
+def shown(asked: str, answer: str) -> tuple[int, ...]:
+    """Return the tokens of the prompt that shows the teacher a right answer."""
+    parts = [asked, f"Correct solution:\n\n{answer}", "Correctly solve the original question."]
+    messages = [message("user", "\n\n".join(parts))]
+    text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tuple(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def test_a_step_of_self_distillation_moves_the_weights_as_the_codes(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # to which logits are rounded
+    data = BOOK["distillation/sdpo"].fields["data"] | {"size": 4}
+    toy = {"data": data, "prompts_per_step": 4, "num_rollouts": 8, "num_steps": 1}
+    toy |= {"max_new_tokens": LONGEST, "lr": 1e-3, "warmup_ratio": 0.0}
+    config = edited("distillation/sdpo", **toy)
+
+    def say(word: str, number: int) -> str:
+        """Answer in few tokens, the third of eight rightly."""
+        return f"<answer>{word[::-1] if number % 8 == 2 else word[:2]}</answer>"
+
+    trained = rollout(config, tmp_path, say=say)
+    trained.train()
+    asked = groups(trained.answers)
+    assert len(asked) == 4
+    told = []
+    for group in asked:
+        right = [answer for answer in group if correctness(answer) == 1]
+        assert right
+        prompt = shown(dict(group[0].entry)["question"], right[0].text)
+        told.append([(answer.prompt_ids, prompt, answer.completion_ids) for answer in group])
+    book = distillation_steps(config, embedded(), told)
+    assert len(book) == len(trained.after) == 1
     assert max(distances(trained, book)) < EQUAL

@@ -132,6 +132,15 @@ def test_the_command_prints_the_table(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert out == explain(path) + "\n"
     assert "lr " in out and "learning_rate: 3e-06" in out
+    [same, converted, differs, left_out] = [
+        int(part.rpartition(" ")[2]) for part in out.splitlines()[0].split(", ")
+    ]
+    rows = [line for line in out.splitlines() if line and line[0] not in " q"]
+    assert sum(" differs " in line for line in rows) == differs
+    assert same + converted + left_out > 30
+    # a note that several fields share stands once
+    assert out.count("the book's code samples with these and scores at 1") == 1
+    assert "note: as at temperature" in out
     line = next(line for line in out.splitlines() if line.startswith("optimizer steps per buffer"))
     assert line.split()[-3:] == ["same", "4", "4"]
     with pytest.raises(SystemExit, match="--output is not read with --explain"):

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from book_loops import book_configs
 from book_statements import CHECKS, check_of, statements
 
 from rlhf_trl import book
 from rlhf_trl.algorithms import names
-from rlhf_trl.ports.book_code import translate
+from rlhf_trl.ports.book_code import read_book, translate
 from rlhf_trl.ports.book_fields import DEFAULTS, NOTES
 from rlhf_trl.ports.comments import Differs
+from rlhf_trl.ports.quantities import quantities
+from rlhf_trl.run.yaml_loader import read_yaml
 
 ROOT = Path(__file__).parent.parent
 SPECS = {"size": 100, "specs": [{"name": "spell_backward"}]}
@@ -116,6 +119,97 @@ def test_the_configs_of_the_book_say_none_of_it(path):
     assert "what the code takes for right" not in text and "Nothing." not in text
     if path.stem == "prm":
         assert "shuffles" not in text
+
+
+# by the name of a config, what was said falsely of it, and a pattern of what is said instead
+FALSE = {
+    "policy_gradients/ppo": ("a ratio to beta", r"gamma: 1.0"),
+    "policy_gradients/maxrl": ("what the code takes for right", r"with its partial credit"),
+    "policy_gradients/dapo": (
+        "num_train_epochs: 1 # the book's code goes",
+        r"1 for each group, on",
+    ),
+    "policy_gradients/grpo": ("the KL has the other sign", r"kl_estimator: k3"),
+    "reward_models/prm": ("shuffles", r"takes the first 2000 rows that have a rated step"),
+    "distillation/sdpo": ("20 likeliest", r"kl_top_k: 20"),
+}
+
+
+@pytest.mark.parametrize("key", FALSE)
+def test_what_was_said_falsely_of_a_config_is_gone(key, comments):
+    said, instead = FALSE[key]
+    text = comments(**book_configs()[key].fields)
+    assert said not in text
+    assert re.search(instead, text)
+
+
+# --- where the rates of direct alignment end ------------------------------------------------------
+
+
+def code_rates(rows, size, accumulation, epochs, warmup_ratio=0.1):
+    """Return the share of the rate at each step, by stepping through the code's epochs."""
+    batches = -(-rows // size)
+    scheduled = batches // accumulation * epochs
+    warmup = int(scheduled * warmup_ratio)
+    shares, step = [], 0
+    for _ in range(epochs):
+        for batch in range(1, batches + 1):
+            if batch % accumulation and batch < batches:
+                continue
+            rising = (step + 1) / (warmup + 1)
+            falling = max(0.0, (scheduled - step) / max(1, scheduled - warmup))
+            shares.append(rising if step < warmup else falling)
+            step += 1
+    return shares
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "says"),
+    [
+        (
+            970,
+            3,
+            "reaches 0 after 45 of its 48 steps, so that the last 3 have rate 0; here after 48",
+        ),
+        (
+            970,
+            1,
+            "reaches 0 after 15 of its 16 steps, so that the last one has rate 0; here after 16",
+        ),
+        (960, 3, "lr_scheduler_type: linear # to 0, as in the book's code"),
+    ],
+)
+def test_the_last_steps_of_direct_alignment_have_rate_0(
+    comments, sheet_of_values, rows, epochs, says
+):
+    config = {"loss": "dpo", "max_samples": rows, "num_epochs": epochs, "batch_size": 8}
+    config |= {"gradient_accumulation_steps": 8, "dataset_name": "me/pairs"}
+    shares = code_rates(rows, 8, 8, epochs)
+    assert shares.count(0.0) == (epochs if rows == 970 else 0)
+    assert says.replace(" #", "") in comments(**config)
+    counted = {one.name: (one.code, one.here) for one in quantities(sheet_of_values(**config))}
+    assert counted["optimizer steps"] == (len(shares), len(shares))
+    if rows == 970:
+        moving = len(shares) - shares.count(0.0)
+        assert counted["optimizer steps at a rate above 0"] == (moving, len(shares))
+
+
+def test_where_the_rows_are_not_known_the_end_of_the_rates_depends(comments):
+    text = comments(loss="dpo", max_samples=None, dataset_name="me/pairs", num_epochs=3)
+    last = "the last 3 steps have where an epoch leaves micro-batches over"
+    assert f"the book's code goes to 0, which {last}; here to 0 after the last step" in text
+
+
+@pytest.fixture
+def sheet_of_values(tmp_path):
+    """Return a config of the book's code with its translation."""
+
+    def sheet(**config):
+        path = tmp_path / "sheet.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return read_book(path, read_yaml(path))
+
+    return sheet
 
 
 # --- statements with a number, on a toy batch ----------------------------------------------------

@@ -308,8 +308,9 @@ NOTES: dict[str, Note] = {
     "num_rollouts": "completions per prompt",
     "max_new_tokens": _END,
     "rejection_sampling/max_new_tokens": Differs(
-        "puts an end of turn behind an answer that this limit cut, and trains it",
-        "such an answer is trained as it is",
+        "trains the text of the chat template: with an end of turn behind an answer that this "
+        "limit cut, and Qwen3's line break behind each",
+        "answers are trained as they were sampled",
     ),
     "max_prompt_len": Differs("cuts longer prompts", "prompts are not cut"),
     "max_reprompt_len": Differs("cuts longer prompts of the teacher", "prompts are not cut"),

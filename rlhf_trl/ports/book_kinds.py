@@ -357,15 +357,15 @@ def _reward_model(sheet: Sheet) -> None:
 def _kind_of_reward_model(sheet: Sheet) -> str:
     """Tell which of the three scripts a config is for, by its data set and its own fields."""
     name, rollouts = sheet.values("dataset_name rollouts_per_prompt")
-    is_outcome = "rollouts_per_prompt" in sheet.given or "gsm8k" in name.lower()
-    is_process = bool({"max_steps", "max_tokens"} & sheet.given.keys())
+    is_outcome = "rollouts_per_prompt" in sheet.config or "gsm8k" in name.lower()
+    is_process = bool({"max_steps", "max_tokens"} & sheet.config.keys())
     is_process |= "prm800k" in name.lower()
     if is_outcome and is_process:
         why = "of an outcome reward model, max_steps, max_tokens and PRM800K of a process one"
         sheet.refuse(f"rollouts_per_prompt and GSM8K are {why}; remove those of either")
     if is_outcome and rollouts != 100:
         why = "and recipes/orm.py takes all of a prompt, 100 in the book's data set; write 100"
-        where = "" if "rollouts_per_prompt" in sheet.given else " by default"
+        where = "" if "rollouts_per_prompt" in sheet.config else " by default"
         sheet.refuse(f"rollouts_per_prompt is {rollouts}{where}, {why}")
     return "orm" if is_outcome else "prm" if is_process else "reward"
 

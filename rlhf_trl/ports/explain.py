@@ -44,7 +44,7 @@ def entries_of_book(sheet: Sheet) -> list[Entry]:
     """Return the fields of the book's code, then what it fixes and a recipe has a field for."""
     fields = {name: sheet[name] for name in sheet.table}
     meanings = {name: meaning_of(sheet.kind, name) for name in fields}
-    return entries(fields, meanings, sheet.lines, sheet.left_out, "fixed by the book's code")
+    return entries(fields, meanings, sheet.lines, sheet.left_out, "no field of the book's code")
 
 
 def entries(
@@ -63,7 +63,7 @@ def entries(
         left_out: why fields have no counterpart.
         added: what to say of a field that only the translation has.
     """
-    found = []
+    rows = []
     for name, value in fields.items():
         made = {to: line for to, line in lines.items() if name in line.sources}
         here = {to: line.value for to, line in made.items()}
@@ -72,12 +72,12 @@ def entries(
         if not made:
             notes = [left_out.get(name, "")]
             verdict = DIFFERS if isinstance(notes[0], Differs) else LEFT_OUT
-        found.append(Entry(name, value, meanings[name], here, verdict, _joined(notes)))
+        rows.append(Entry(name, value, meanings[name], here, verdict, _joined(notes)))
     for to, line in lines.items():
         if not line.sources:
             verdict = DIFFERS if isinstance(line.note, Differs) else SAME
-            found.append(Entry("", None, added, {to: line.value}, verdict, str(line.note)))
-    return found
+            rows.append(Entry("", None, added, {to: line.value}, verdict, str(line.note)))
+    return rows
 
 
 def _verdict(name: str, value: Any, made: Mapping[str, Line]) -> str:
@@ -92,13 +92,18 @@ def _joined(notes: Iterable[Note]) -> str:
     return "; ".join(dict.fromkeys(str(note) for note in notes if note))
 
 
-def table(found: Sequence[Entry], counted: Sequence[Quantity], side: str) -> str:
+def table(rows: Sequence[Entry], counted: Sequence[Quantity], side: str) -> str:
     """Return entries and quantities as text; `side` heads the column of what is translated."""
-    lines = [entry.line(side) for entry in found]
-    below = [[entry.meaning, *filter(None, [entry.note])] for entry in found]
-    text = tables.text(lines, below)
+    verdicts = [row.verdict for row in rows]
+    summary = [
+        f"{verdict}: {count}"
+        for verdict in (SAME, CONVERTED, DIFFERS, LEFT_OUT)
+        if (count := verdicts.count(verdict))
+    ]
+    text = f"{', '.join(summary)}\n\n"
+    text += tables.text([row.line(side) for row in rows], _sentences(rows))
     if counted:
-        rows = [
+        lines = [
             {
                 "quantity": one.name,
                 "verdict": DIFFERS if one.differs else SAME,
@@ -107,8 +112,22 @@ def table(found: Sequence[Entry], counted: Sequence[Quantity], side: str) -> str
             }
             for one in counted
         ]
-        text += f"\n\n{tables.text(rows)}"
+        text += f"\n\n{tables.text(lines)}"
     return text
+
+
+def _sentences(rows: Sequence[Entry]) -> list[list[str]]:
+    """Return what stands under each entry: its meaning there, and its note where it is new."""
+    first: dict[str, str] = {}  # the field at which a note stands in full
+    sentences = []
+    for row in rows:
+        below = [f"there: {row.meaning}"]
+        if row.note:
+            place = first.setdefault(row.note, row.field)
+            is_new = place == row.field or not place
+            below.append(f"note: {row.note}" if is_new else f"note: as at {place}")
+        sentences.append(below)
+    return sentences
 
 
 def explain_book(sheet: Sheet) -> str:

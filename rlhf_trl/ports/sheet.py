@@ -17,13 +17,13 @@ from rlhf_trl.run.yaml_loader import dump_yaml
 class Sheet:
     """A config in the making: the book's on one side, the lines of the new one on the other."""
 
-    def __init__(self, path: Any, given: dict[str, Any], kind: str, output: Any):
-        self.path, self.given, self.kind, self.output = path, given, kind, output
+    def __init__(self, path: Any, config: dict[str, Any], kind: str, output: Any):
+        self.path, self.config, self.kind, self.output = path, config, kind, output
         self.table = DEFAULTS[kind]  # the fields of the code, with its defaults
         self.lines: dict[str, Line] = {}
         self.left_out: dict[str, Note] = {}
         self.row: Any = None  # of the table of algorithms
-        for name, value in given.items():
+        for name, value in config.items():
             if name not in self.table:
                 hint = nearest(name, self.table)
                 self.refuse(f"{name} is not a field of the book's code{hint}; remove it")
@@ -39,7 +39,7 @@ class Sheet:
 
     def __getitem__(self, name: str) -> Any:
         """Return what the code would use."""
-        return self.given.get(name, self.table[name])
+        return self.config.get(name, self.table[name])
 
     def values(self, names: str) -> list[Any]:
         """Return what the code would use for several fields."""
@@ -128,14 +128,14 @@ class Sheet:
         ]
         for to, line in self.lines.items():
             parts.append(commented(dump_yaml({to: line.value}), self._comment(to, line)))
-        written = {n: why for n, why in self.left_out.items() if self.given.get(n) is not None}
+        written = {n: why for n, why in self.left_out.items() if self.config.get(n) is not None}
         parts += ["# left out:\n"] * bool(written)
         parts += [as_comment(f"  {name}: {why}") for name, why in written.items()]
         return "".join(parts)
 
     def _comment(self, to: str, line: Line) -> str:
         """Return where a field comes from, unless its name says so, and its note."""
-        origins = [name for name in line.sources if name in self.given]
+        origins = [name for name in line.sources if name in self.config]
         if line.sources and not origins:
             names = ", ".join(line.sources)
             origins = [f"{names} (the code's default)" if len(line.sources) < 4 else "its defaults"]
