@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from rlhf_trl.data.blocks import PromptData, Samples
+from rlhf_trl.errors import within
 from rlhf_trl.run.fields.common import Run, algorithm_of
 
 
@@ -16,6 +17,7 @@ class PolicyGradientRun(Run):
     reward_model: str | None = None  # folder or hub name: one more reward
     reward_aggregate: str | None = None  # of its tokens: mean, last, min or product
     reward_model_strips_think: bool = False  # it reads answers without <think>...</think>
+    reward_timeout: float = within("0 or more", 300.0)  # seconds for one call; 0: no limit
     samples: Samples = field(default_factory=Samples)  # panels of answers
 
 

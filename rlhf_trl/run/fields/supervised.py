@@ -40,6 +40,7 @@ class RejectionSamplingRun(AnyRun):
     reward_model: str | None = None  # folder or hub name: one more reward
     reward_aggregate: str | None = None  # of its tokens: mean, last, min or product
     reward_model_strips_think: bool = False  # it reads answers without <think>...</think>
+    reward_timeout: float = within("0 or more", 300.0)  # seconds for one call; 0: no limit
     correctness: str | None = None  # reward that tells right answers, to report
     answers: str | None = None  # folder to keep them in; null: output_dir
     reuse_answers: bool = False  # those of an earlier version, too

@@ -1,0 +1,265 @@
+"""The calls of reward functions in a recipe: timed by a watcher, on copies, and without traces."""
+
+import faulthandler
+import json
+import marshal
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError, Stopped
+from rlhf_trl.rewards import watcher
+from rlhf_trl.rewards.surroundings import Surroundings
+
+STDERR = 2
+
+
+class TimeIsUp(BaseException):
+    """Raised inside a reward function, which may catch every Exception."""
+
+
+@dataclass
+class Call:
+    """One call of a reward function, while it goes on."""
+
+    number: int
+    about: dict[str, Any]  # function, rank and, where it is known, step
+    waits: bool  # whether it is a coroutine
+    too_late: str  # what to say if its time is up
+    deadline: float
+    is_late: bool = False
+    exit_code: int | None = None  # that it gave os._exit
+
+
+class Calls:
+    """The calls of a run's reward functions on one process, several at once if they are async.
+
+    Those that go on stand in the file `.reward-call-RANK` of the run's folder, so that the next
+    start can tell in which one a process died.
+    """
+
+    def __init__(self, args: Any, limit: float):
+        self.process = os.getpid()
+        self.before: Surroundings | None = None  # of the calls that go on
+        self._folder, self._rank = Path(args.output_dir), args.process_index
+        self._limit = limit or float("inf")
+        self._current: dict[int, Call] = {}
+        self._count = 0
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = file_of(args)
+        self._open_file = os.open(self._file, os.O_RDWR | os.O_CREAT)
+        self._exit = os._exit
+        os._exit = self._exit_unless_called
+        # Only a process that is alone saves something when it is interrupted; another is killed.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        self._is_interrupted = args.world_size == 1 and in_main_thread
+        if self._is_interrupted:
+            self._handler = signal.signal(signal.SIGUSR2, self._on_time_up)
+        # the watcher sends the signal, and the stack shows where the call hangs
+        faulthandler.register(signal.SIGUSR2, STDERR, chain=self._is_interrupted)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(STDERR)
+
+    def close(self) -> None:
+        """Undo what `__init__` did, and end the watcher."""
+        os._exit = self._exit
+        faulthandler.unregister(signal.SIGUSR2)
+        if self._is_interrupted:
+            signal.signal(signal.SIGUSR2, self._handler)
+        if self._watcher is not None:
+            self._watcher.stdin.close()
+            self._watcher.kill()  # a forked process may keep it
+            self._watcher.wait()
+        os.close(self._open_file)
+        self._file.unlink(missing_ok=True)
+
+    def begin(self, name: str, sample: dict[str, Any], waits: bool) -> Call:
+        """Take note of a call, and have the watcher time it."""
+        state = sample.get("trainer_state")
+        about = {"function": name, "rank": self._rank}
+        if state is not None:
+            about["step"] = state.global_step
+        place = described(about)
+        named = "-".join(f"{key}-{about[key]}" for key in ("step", "rank") if key in about)
+        batch_file = self._folder / f"reward-batch-{named}.json"
+        kept = f"its batch is in {batch_file}"
+        too_late = (
+            f"reward function {name!r} took more than {self._limit:g} seconds{place}; {kept}; let "
+            "it end sooner, or raise reward_timeout (0: no limit)."
+        )
+        self._count += 1
+        deadline = time.monotonic() + self._limit
+        call = Call(self._count, about, waits, too_late, deadline)
+        message = {
+            "limit": self._limit,
+            "grace": 4.0 if self._is_interrupted else 0.5,
+            "batch_file": str(batch_file),
+            "batch": about | {key: plain(sample.get(key)) for key in ("prompts", "completions")},
+            "if_it_hangs": f"{too_late} --resume_from_checkpoint auto goes on.",
+            "if_it_dies": f"the process ended inside reward function {name!r}{place}; {kept}; "
+            "fix it, then --resume_from_checkpoint auto goes on.",
+        }
+        if not self._current:
+            self.before = Surroundings()
+        self._current[call.number] = call
+        self._write_file()
+        self._send(call.number, message)
+        return call
+
+    def end(self, call: Call) -> None:
+        """Take note that a call has ended, unless that is known."""
+        if os.getpid() != self.process:
+            os.write(STDERR, b"error: a reward function has forked, and its child returned\n")
+            self._exit(1)
+        if self._current.pop(call.number, None) is not None:
+            self._write_file()
+            self._send(call.number, None)
+
+    def go_on(self) -> bool:
+        """Return whether there are calls that go on."""
+        return bool(self._current)
+
+    def _write_file(self) -> None:
+        text = json.dumps([call.about for call in self._current.values()]).encode()
+        os.pwrite(self._open_file, text, 0)
+        os.ftruncate(self._open_file, len(text))
+
+    def _send(self, number: int, message: dict[str, Any] | None) -> None:
+        """Tell the watcher, and start it if there is none, or if something has killed it."""
+        data = marshal.dumps((number, message))
+        if self._watcher is None or self._watcher.poll() is not None:
+            command = [sys.executable, "-I", "-S", watcher.__file__, str(self.process)]
+            self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+        while data:  # a signal may cut it
+            data = data[self._watcher.stdin.write(data) :]
+
+    def _on_time_up(self, *_: Any) -> None:
+        """Raise in the main thread what ends a call that is late; a coroutine may be in another."""
+        for call in list(self._current.values()):
+            if time.monotonic() < call.deadline:
+                continue
+            call.is_late = True
+            if not call.waits:
+                raise TimeIsUp
+            self.end(call)
+            self.before.bring_back()
+            raise InputError(call.too_late)
+
+    def _exit_unless_called(self, code: int) -> None:
+        """End this process as `os._exit` does, unless a reward function asks for it."""
+        if not self._current or os.getpid() != self.process:  # one that it has forked may end
+            self._exit(code)
+        for call in self._current.values():
+            call.exit_code = code
+        raise SystemExit(code)
+
+
+_calls: Calls | None = None
+
+
+@contextmanager
+def watched(args: Any, limit: float) -> Iterator[None]:
+    """Watch the calls of reward functions in the block; say in which one an earlier run died.
+
+    `args` are those of the run. `limit` is in seconds; 0: none.
+    """
+    global _calls
+    path = file_of(args)
+    for about in json.loads(path.read_text() or "[]") if path.exists() else ():
+        print(
+            f"the run before died inside reward function {about['function']!r}{described(about)}",
+            flush=True,
+        )
+    _calls = Calls(args, limit)
+    try:
+        yield
+    finally:
+        _calls.close()
+        _calls = None
+
+
+def file_of(args: Any) -> Path:
+    """Return the file of a process that names the calls that go on."""
+    return Path(args.output_dir, f".reward-call-{args.process_index}")
+
+
+@contextmanager
+def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str, Any]]:
+    """Call a reward function in the block, with copies of its arguments, which it yields.
+
+    In a recipe, the function must end in time, and must not end the process or leave changes
+    behind. `waits` tells a coroutine.
+    """
+    calls = _calls
+    if calls is None or os.getpid() != calls.process:
+        yield sample
+        return
+    call = calls.begin(name, sample, waits)
+    fault = ""
+    try:
+        yield {key: copied(value) for key, value in sample.items()}
+    except Stopped:  # by a signal
+        raise
+    except TimeIsUp:
+        pass
+    except SystemExit as stop:
+        fault = f"called sys.exit({stop.code!r})"
+    except KeyboardInterrupt:  # of its own: Ctrl-C raises none in a recipe
+        fault = "raised KeyboardInterrupt"
+    finally:
+        calls.end(call)
+        changed = [] if calls.go_on() else calls.before.bring_back()
+    if call.is_late:
+        raise InputError(call.too_late)
+    if call.exit_code is not None:
+        fault = f"called os._exit({call.exit_code})"
+    remedy = "return rewards, or raise an exception"
+    if not fault and changed:
+        fault, remedy = f"changed {' and '.join(changed)}", "bring back what it changes"
+    if not fault and not calls.go_on() and (seeded := calls.before.seeded()):
+        fault = f"seeded {' and '.join(seeded)}, which training draws from"
+        remedy = "use a generator of its own, such as random.Random(0) or torch.Generator()"
+    if fault:
+        raise InputError(f"reward function {name!r} {fault}{described(call.about)}; {remedy}.")
+
+
+def described(about: dict[str, Any]) -> str:
+    """Return the step and the rank of a call, for a sentence."""
+    step = f" at step {about['step']}" if "step" in about else ""
+    return f"{step} on rank {about['rank']}"
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a column, down to its texts and numbers; what is none is returned itself."""
+    if not isinstance(value, list):
+        return value
+    try:
+        return marshal.loads(marshal.dumps(value))  # of plain values, ten times as fast
+    except ValueError:
+        return _copied_containers(value)
+
+
+def _copied_containers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied_containers(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _copied_containers(part) for key, part in value.items()}
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Return a value that can be sent: of anything but plain ones, what it looks like."""
+    try:
+        marshal.dumps(value)
+    except ValueError:
+        return repr(value)
+    return value
