@@ -30,11 +30,9 @@ class TimeIsUp(BaseException):
 class Call:
     """One call of a reward function, while it goes on."""
 
-    number: int
-    about: dict[str, Any]  # function, rank and, where it is known, step
+    told: dict[str, Any]  # to the watcher
+    batch: dict[str, Any]  # prompts and completions
     waits: bool  # whether it is a coroutine
-    too_late: str  # what to say if its time is up
-    deadline: float
     is_late: bool = False
     exit_code: int | None = None  # that it gave os._exit
 
@@ -42,8 +40,8 @@ class Call:
 class Calls:
     """The calls of a run's reward functions on one process, several at once if they are async.
 
-    Those that go on stand in the file `.reward-call-RANK` of the run's folder, so that the next
-    start can tell in which one a process died.
+    Those that go on stand in the file `.reward-call-RANK` of the run's folder, for the watcher and
+    the next start: a line of JSON about each of them, then their batches, by number, marshalled.
     """
 
     def __init__(self, args: Any, limit: float):
@@ -55,8 +53,8 @@ class Calls:
         self._count = 0
         self._watcher: subprocess.Popen[bytes] | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = file_of(args)
-        self._open_file = os.open(self._file, os.O_RDWR | os.O_CREAT)
+        self._path = file_of(args)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._exit = os._exit
         os._exit = self._exit_unless_called
         # Only a process that is alone saves something when it is interrupted; another is killed.
@@ -76,83 +74,71 @@ class Calls:
         if self._is_interrupted:
             signal.signal(signal.SIGUSR2, self._handler)
         if self._watcher is not None:
-            self._watcher.stdin.close()
-            self._watcher.kill()  # a forked process may keep it
-            self._watcher.wait()
-        os.close(self._open_file)
-        self._file.unlink(missing_ok=True)
+            self._watcher.kill()
+            self._watcher.communicate()
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
 
     def begin(self, name: str, sample: dict[str, Any], waits: bool) -> Call:
         """Take note of a call, and have the watcher time it."""
         state = sample.get("trainer_state")
         about = {"function": name, "rank": self._rank}
-        if state is not None:
-            about["step"] = state.global_step
+        about |= {} if state is None else {"step": state.global_step}
+        step = f"step-{about['step']}-" if "step" in about else ""
+        batch_file = f"{self._folder}/reward-batch-{step}rank-{self._rank}.json"
         place = described(about)
-        named = "-".join(f"{key}-{about[key]}" for key in ("step", "rank") if key in about)
-        batch_file = self._folder / f"reward-batch-{named}.json"
-        kept = f"its batch is in {batch_file}"
-        too_late = (
-            f"reward function {name!r} took more than {self._limit:g} seconds{place}; {kept}; let "
-            "it end sooner, or raise reward_timeout (0: no limit)."
-        )
         self._count += 1
-        deadline = time.monotonic() + self._limit
-        call = Call(self._count, about, waits, too_late, deadline)
-        message = {
-            "limit": self._limit,
+        told = {
+            "number": self._count,
+            "about": about,
+            "batch_file": batch_file,
+            "deadline": time.monotonic() + self._limit,
             "grace": 4.0 if self._is_interrupted else 0.5,
-            "batch_file": str(batch_file),
-            "batch": about | {key: plain(sample.get(key)) for key in ("prompts", "completions")},
-            "if_it_hangs": f"{too_late} --resume_from_checkpoint auto goes on.",
-            "if_it_dies": f"the process ended inside reward function {name!r}{place}; {kept}; "
-            "fix it, then --resume_from_checkpoint auto goes on.",
+            "if_late": f"reward function {name!r} took more than {self._limit:g} seconds{place}; "
+            f"its batch is in {batch_file}; let it end sooner, or raise reward_timeout (0: no "
+            "limit).",
+            "if_dead": f"the process ended inside reward function {name!r}{place}; its batch is in "
+            f"{batch_file}; fix it, then --resume_from_checkpoint auto goes on.",
         }
+        batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
         if not self._current:
             self.before = Surroundings()
-        self._current[call.number] = call
-        self._write_file()
-        self._send(call.number, message)
+        self._current[self._count] = call = Call(told, batch, waits)
+        self._write()
+        if self._watcher is None or self._watcher.poll() is not None:  # something has killed it
+            command = [sys.executable, "-I", "-S", watcher.__file__, str(self.process), self._path]
+            self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
         return call
 
     def end(self, call: Call) -> None:
-        """Take note that a call has ended, unless that is known."""
+        """Take note that a call has ended."""
         if os.getpid() != self.process:
             os.write(STDERR, b"error: a reward function has forked, and its child returned\n")
             self._exit(1)
-        if self._current.pop(call.number, None) is not None:
-            self._write_file()
-            self._send(call.number, None)
+        del self._current[call.told["number"]]
+        self._write()
 
     def go_on(self) -> bool:
         """Return whether there are calls that go on."""
         return bool(self._current)
 
-    def _write_file(self) -> None:
-        text = json.dumps([call.about for call in self._current.values()]).encode()
-        os.pwrite(self._open_file, text, 0)
-        os.ftruncate(self._open_file, len(text))
-
-    def _send(self, number: int, message: dict[str, Any] | None) -> None:
-        """Tell the watcher, and start it if there is none, or if something has killed it."""
-        data = marshal.dumps((number, message))
-        if self._watcher is None or self._watcher.poll() is not None:
-            command = [sys.executable, "-I", "-S", watcher.__file__, str(self.process)]
-            self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
-        while data:  # a signal may cut it
-            data = data[self._watcher.stdin.write(data) :]
+    def _write(self) -> None:
+        told = json.dumps([call.told for call in self._current.values()])
+        batches = {number: call.batch for number, call in self._current.items()}
+        os.pwrite(self._file, told.encode() + b"\n" + marshal.dumps(batches), 0)
 
     def _on_time_up(self, *_: Any) -> None:
         """Raise in the main thread what ends a call that is late; a coroutine may be in another."""
-        for call in list(self._current.values()):
-            if time.monotonic() < call.deadline:
+        for call in self._current.values():
+            if time.monotonic() < call.told["deadline"]:
                 continue
             call.is_late = True
             if not call.waits:
                 raise TimeIsUp
-            self.end(call)
+            call.told["deadline"] = float("inf")
+            self._write()
             self.before.bring_back()
-            raise InputError(call.too_late)
+            raise InputError(call.told["if_late"])
 
     def _exit_unless_called(self, code: int) -> None:
         """End this process as `os._exit` does, unless a reward function asks for it."""
@@ -174,7 +160,8 @@ def watched(args: Any, limit: float) -> Iterator[None]:
     """
     global _calls
     path = file_of(args)
-    for about in json.loads(path.read_text() or "[]") if path.exists() else ():
+    for call in watcher.first_line(path.read_bytes()) if path.exists() else ():
+        about = call["about"]
         print(
             f"the run before died inside reward function {about['function']!r}{described(about)}",
             flush=True,
@@ -219,7 +206,7 @@ def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str
         calls.end(call)
         changed = [] if calls.go_on() else calls.before.bring_back()
     if call.is_late:
-        raise InputError(call.too_late)
+        raise InputError(call.told["if_late"])
     if call.exit_code is not None:
         fault = f"called os._exit({call.exit_code})"
     remedy = "return rewards, or raise an exception"
@@ -229,7 +216,9 @@ def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str
         fault = f"seeded {' and '.join(seeded)}, which training draws from"
         remedy = "use a generator of its own, such as random.Random(0) or torch.Generator()"
     if fault:
-        raise InputError(f"reward function {name!r} {fault}{described(call.about)}; {remedy}.")
+        raise InputError(
+            f"reward function {name!r} {fault}{described(call.told['about'])}; {remedy}."
+        )
 
 
 def described(about: dict[str, Any]) -> str:

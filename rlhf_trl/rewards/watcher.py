@@ -1,8 +1,8 @@
 """A process beside a run: ends it where a reward function hangs, and says in which one it died.
 
-It runs as a script without torch or this package, so that it is there in 20 ms, and ends with its
-parent. It reads marshalled pairs: the number of a call, and what begins (a dict, see
-`calls.Calls.begin`) or None where that call has ended.
+It runs as a script, `watcher.py PARENT FILE`, without torch or this package, so that it is there in
+20 ms, and ends with its parent, the end of whose pipe is its input. In the file, `calls.Calls`
+keeps the calls that go on.
 """
 
 import json
@@ -16,45 +16,49 @@ from contextlib import suppress
 from typing import Any
 
 POLL = 0.25  # seconds
+LONGEST = 1 << 20  # bytes of a line about calls
 
 
-def read(calls: dict[int, dict[str, Any]], ended: threading.Event) -> None:
-    """Keep in `calls` those that go on, by number; set `ended` once the parent is gone."""
-    with suppress(EOFError):
-        while True:
-            number, call = marshal.load(sys.stdin.buffer)
-            if call is None:
-                calls.pop(number, None)
-            else:
-                calls[number] = {**call, "since": time.monotonic(), "interrupted": False}
-    ended.set()
-
-
-def watch(calls: dict[int, dict[str, Any]], ended: threading.Event, parent: int) -> None:
+def watch(parent: int, file: int, ended: threading.Event) -> None:
     """Interrupt a call when its time is up, then kill the parent; tell of a parent that died."""
+    interrupted: set[int] = set()
     # a process that the parent has forked may keep the pipe open
     while not ended.wait(POLL) and os.getppid() == parent:
-        for call in list(calls.values()):
-            late = time.monotonic() - call["since"] - call["limit"]
-            if late > 0 and not call["interrupted"]:
-                call["interrupted"] = True
-                write_batch(call)
+        for call in first_line(os.pread(file, LONGEST, 0)):
+            late = time.monotonic() - call["deadline"]
+            if late > 0 and call["number"] not in interrupted:
+                interrupted.add(call["number"])
+                write_batch(call, file)
                 os.kill(parent, signal.SIGUSR2)
             if late > call["grace"]:
-                tell(call["if_it_hangs"], os.environ.get("TORCHELASTIC_ERROR_FILE"))
-                os.kill(parent, signal.SIGKILL)
+                sentence = f"{call['if_late']} --resume_from_checkpoint auto goes on."
+                try:
+                    tell(sentence, os.environ.get("TORCHELASTIC_ERROR_FILE"))
+                finally:
+                    os.kill(parent, signal.SIGKILL)
                 return
-    for call in calls.values():
-        write_batch(call)
-        tell(call["if_it_dies"], None)  # the launcher may be done with the process
+    for call in first_line(os.pread(file, LONGEST, 0)):
+        write_batch(call, file)
+        tell(call["if_dead"], None)  # the launcher may be done with the process
 
 
-def write_batch(call: dict[str, Any]) -> None:
-    """Write the batch of a call, whole."""
+def first_line(content: bytes) -> list[dict[str, Any]]:
+    """Return what is told of the calls that go on."""
+    try:
+        return json.loads(content.partition(b"\n")[0])
+    except ValueError:  # it is being written
+        return []
+
+
+def write_batch(call: dict[str, Any], file: int) -> None:
+    """Write the batch of a call as JSON, whole or not at all; the run ends in any case."""
     path = call["batch_file"]
-    with open(f"{path}.part", "w", encoding="utf-8") as stream:
-        json.dump(call["batch"], stream, indent=1, default=repr)
-    os.replace(f"{path}.part", path)
+    with suppress(OSError, EOFError, KeyError, TypeError, ValueError):
+        content = os.pread(file, os.fstat(file).st_size, 0)
+        batch = marshal.loads(content.partition(b"\n")[2])[call["number"]]
+        with open(f"{path}.part", "w", encoding="utf-8") as stream:
+            json.dump(call["about"] | batch, stream, indent=1, default=repr)
+        os.replace(f"{path}.part", path)
 
 
 def tell(sentence: str, last: str | None) -> None:
@@ -66,11 +70,16 @@ def tell(sentence: str, last: str | None) -> None:
         json.dump({"message": f"\nerror: {sentence}", "timestamp": int(time.time())}, stream)
 
 
+def set_at_end_of_input(ended: threading.Event) -> None:
+    """Wait until the parent ends, which writes nothing."""
+    sys.stdin.buffer.read()
+    ended.set()
+
+
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are for the run
-    calls: dict[int, dict[str, Any]] = {}
     ended = threading.Event()
-    threading.Thread(target=read, args=(calls, ended), daemon=True).start()
-    watch(calls, ended, int(sys.argv[1]))
+    threading.Thread(target=set_at_end_of_input, args=(ended,), daemon=True).start()
+    watch(int(sys.argv[1]), os.open(sys.argv[2], os.O_RDONLY), ended)
     os._exit(0)  # although the thread reads
