@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 
 import misbehaving_rewards
@@ -164,6 +165,19 @@ def test_a_child_that_a_reward_forks_may_end_and_a_killed_watcher_comes_again(tm
         with pytest.raises(InputError, match=r"took more than 0\.3 seconds"):
             called("sleeps", batch())
     assert calls._calls is None
+
+
+@pytest.mark.parametrize("worse", [partial(time.sleep, 1e6), sys.exit, partial(os.chdir, "/")])
+def test_a_reward_that_raises_is_asked_again_with_the_same_care(worse, tmp_path):
+    def mine(completions, **columns):
+        if len(completions) == 1:
+            worse()
+        raise ValueError("no reason")
+
+    here = os.getcwd()
+    with watched(args_of(tmp_path), 0.3), pytest.raises(InputError, match="ValueError: no reason"):
+        checked(mine, "mine")(**batch())
+    assert os.getcwd() == here
 
 
 def test_several_coroutines_at_once_and_objects_that_are_called(tmp_path):

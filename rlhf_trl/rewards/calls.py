@@ -34,7 +34,8 @@ class Call:
     batch: dict[str, Any]  # prompts and completions
     waits: bool  # whether it is a coroutine
     is_late: bool = False
-    exit_code: int | None = None  # that it gave os._exit
+    fault: str = ""  # what it did to the process
+    changed: tuple[str, ...] = ()  # settings that were not as before
 
 
 class Calls:
@@ -45,8 +46,8 @@ class Calls:
     """
 
     def __init__(self, args: Any, limit: float):
-        self.process = os.getpid()
-        self.before: Surroundings | None = None  # of the calls that go on
+        self._process = os.getpid()
+        self._before: Surroundings | None = None  # of the calls that go on
         self._folder, self._rank = Path(args.output_dir), args.process_index
         self._limit = limit or float("inf")
         self._current: dict[int, Call] = {}
@@ -102,25 +103,42 @@ class Calls:
         }
         batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
         if not self._current:
-            self.before = Surroundings()
+            self._before = Surroundings()
         self._current[self._count] = call = Call(told, batch, waits)
         self._write()
         if self._watcher is None or self._watcher.poll() is not None:  # something has killed it
-            command = [sys.executable, "-I", "-S", watcher.__file__, str(self.process), self._path]
+            command = [sys.executable, "-I", "-S", watcher.__file__, str(self._process), self._path]
             self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
         return call
 
     def end(self, call: Call) -> None:
-        """Take note that a call has ended."""
-        if os.getpid() != self.process:
+        """Take note that a call has ended; after the last one, bring back what has changed."""
+        if not self.is_here():
             os.write(STDERR, b"error: a reward function has forked, and its child returned\n")
             self._exit(1)
         del self._current[call.told["number"]]
         self._write()
+        if not self._current:
+            call.changed = self._before.bring_back()
 
-    def go_on(self) -> bool:
-        """Return whether there are calls that go on."""
-        return bool(self._current)
+    def check(self, call: Call) -> None:
+        """Refuse what a call that has ended did beside its rewards."""
+        if call.is_late:
+            raise InputError(call.told["if_late"])
+        fault, remedy = call.fault, "return rewards, or raise an exception"
+        if not fault and call.changed:
+            fault, remedy = f"changed {' and '.join(call.changed)}", "let it undo what it changes"
+        if not fault and not self._current and (seeded := self._before.seeded()):
+            fault = f"seeded {' and '.join(seeded)}, which training draws from"
+            remedy = "use a generator of its own, such as random.Random(0) or torch.Generator()"
+        if fault:
+            about = call.told["about"]
+            name, place = about["function"], described(about)
+            raise InputError(f"reward function {name!r} {fault}{place}; {remedy}.")
+
+    def is_here(self) -> bool:
+        """Return whether this is the process of the run, and not one that it has forked."""
+        return os.getpid() == self._process
 
     def _write(self) -> None:
         told = json.dumps([call.told for call in self._current.values()])
@@ -129,7 +147,7 @@ class Calls:
 
     def _on_time_up(self, *_: Any) -> None:
         """Raise in the main thread what ends a call that is late; a coroutine may be in another."""
-        for call in self._current.values():
+        for call in list(self._current.values()):  # another thread may end one
             if time.monotonic() < call.told["deadline"]:
                 continue
             call.is_late = True
@@ -137,15 +155,15 @@ class Calls:
                 raise TimeIsUp
             call.told["deadline"] = float("inf")
             self._write()
-            self.before.bring_back()
+            self._before.bring_back()
             raise InputError(call.told["if_late"])
 
     def _exit_unless_called(self, code: int) -> None:
         """End this process as `os._exit` does, unless a reward function asks for it."""
-        if not self._current or os.getpid() != self.process:  # one that it has forked may end
+        if not (self._current and self.is_here()):  # one that it has forked may end
             self._exit(code)
         for call in self._current.values():
-            call.exit_code = code
+            call.fault = f"called os._exit({code})"
         raise SystemExit(code)
 
 
@@ -187,38 +205,23 @@ def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str
     behind. `waits` tells a coroutine.
     """
     calls = _calls
-    if calls is None or os.getpid() != calls.process:
+    if calls is None or not calls.is_here():
         yield sample
         return
     call = calls.begin(name, sample, waits)
-    fault = ""
     try:
         yield {key: copied(value) for key, value in sample.items()}
     except Stopped:  # by a signal
         raise
-    except TimeIsUp:
+    except TimeIsUp:  # which the call knows
         pass
     except SystemExit as stop:
-        fault = f"called sys.exit({stop.code!r})"
+        call.fault = call.fault or f"called sys.exit({stop.code!r})"
     except KeyboardInterrupt:  # of its own: Ctrl-C raises none in a recipe
-        fault = "raised KeyboardInterrupt"
+        call.fault = "raised KeyboardInterrupt"
     finally:
         calls.end(call)
-        changed = [] if calls.go_on() else calls.before.bring_back()
-    if call.is_late:
-        raise InputError(call.told["if_late"])
-    if call.exit_code is not None:
-        fault = f"called os._exit({call.exit_code})"
-    remedy = "return rewards, or raise an exception"
-    if not fault and changed:
-        fault, remedy = f"changed {' and '.join(changed)}", "bring back what it changes"
-    if not fault and not calls.go_on() and (seeded := calls.before.seeded()):
-        fault = f"seeded {' and '.join(seeded)}, which training draws from"
-        remedy = "use a generator of its own, such as random.Random(0) or torch.Generator()"
-    if fault:
-        raise InputError(
-            f"reward function {name!r} {fault}{described(call.told['about'])}; {remedy}."
-        )
+    calls.check(call)
 
 
 def described(about: dict[str, Any]) -> str:

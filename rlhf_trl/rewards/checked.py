@@ -30,9 +30,9 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         except InputError:  # says itself what to do
             raise
         except Exception as error:
-            from rlhf_trl.rewards.faults import culprit, place_of, where
+            from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
 
-            at_fault = None if waits else culprit(function, sample, error)
+            at_fault = None if waits else culprit_in_time(function, name, sample, error)
             raise InputError(
                 f"reward function {name!r} raised {type(error).__name__}: {error}"
                 f"{place_of(error)} {where(sample, at_fault)}; fix it, or return None where it "

@@ -31,6 +31,19 @@ def place_of(error: Exception) -> str:
     return ""
 
 
+def culprit_in_time(
+    function: RewardFunc, name: str, sample: dict[str, Any], error: Exception
+) -> int | None:
+    """Return what `culprit` does; None, too, where calling the function anew does worse things."""
+    from rlhf_trl.rewards.calls import in_call
+
+    try:
+        with in_call(name, sample, waits=False) as arguments:
+            return culprit(function, arguments, error)
+    except InputError:
+        return None
+
+
 def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> int | None:
     """Return the first completion for which a function raises an error; None: it cannot be told.
 

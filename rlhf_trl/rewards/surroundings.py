@@ -60,14 +60,14 @@ class Surroundings:
         self._settings = {name: read() for name, (read, _) in SETTINGS.items()}
         self._states = {name: read() for name, read in GENERATORS.items()}
 
-    def bring_back(self) -> list[str]:
+    def bring_back(self) -> tuple[str, ...]:
         """Bring back the settings that have changed since; return their names."""
         changed = []
         for name, (read, bring_back) in SETTINGS.items():
             if read() != self._settings[name]:
                 changed.append(name)
                 bring_back(self._settings[name])
-        return changed
+        return tuple(changed)
 
     def seeded(self) -> list[str]:
         """Return the generators that have been seeded or set back since; drawing is allowed."""
