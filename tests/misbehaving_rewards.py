@@ -2,7 +2,7 @@
 
 `python tests/misbehaving_rewards.py PROCESSES [NAME ...]` runs the recipe of GRPO with each of them
 (on two processes: on either rank) and prints how long after that call all had ended, the exit code
-and what was said last. As a script for forks of the tests, its word is a folder with words.json.
+and what was said last. As a script for forks, its word is a folder with words.json.
 """
 
 import asyncio
@@ -442,11 +442,23 @@ def words_for(name, folder):
     return [str(word) for word in words]
 
 
-def launched(name, processes, rank, home):
-    """Run a case as a user does; return seconds from the call to the end, exit code and output."""
-    config = {1: "cpu", 2: "cpu_2proc"}[processes]
+def forked(name, home):
+    """Run a case on one process; return seconds from the call to the end, exit code and output."""
+    from two_processes import FORKS, run_script
+
+    (home / "words.json").write_text(json.dumps(words_for(name, home / "run")))
+    process = FORKS.Process(target=run_script, args=(__file__, home, 0, None, 1))
+    process.start()
+    process.join(120)
+    seconds = time.time() - float((home / "note").read_text())
+    time.sleep(0.5)  # the watcher outlives it for a moment
+    return seconds, process.exitcode, (home / "log.0").read_text()
+
+
+def launched(name, rank, home):
+    """Run a case on two processes; return seconds from the call to the end, code and output."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-    command += ["--config_file", f"configs/accelerate/{config}.yaml", "recipes/grpo.py"]
+    command += ["--config_file", "configs/accelerate/cpu_2proc.yaml", "recipes/grpo.py"]
     note = home / "note"
     env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "WORLD_SIZE")}
     env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "HF_HUB_OFFLINE": "1", "NOTE": str(note)}
@@ -472,9 +484,9 @@ def last_sentence(printed):
 
 
 def main():
-    """Print the table; or do a job for the tests."""
+    """Print the table; or, in a fork, run a recipe."""
     if Path(sys.argv[1]).is_dir():
-        os.chdir(ROOT)
+        os.environ["NOTE"] = str(Path(sys.argv[1], "note"))
         sys.argv = ["grpo", *json.loads(Path(sys.argv[1], "words.json").read_text())]
         runpy.run_path("recipes/grpo.py", run_name="__main__")
         return
@@ -484,7 +496,10 @@ def main():
             continue
         for rank in range(processes):
             with tempfile.TemporaryDirectory() as home:
-                seconds, code, printed = launched(name, processes, rank, Path(home))
+                if processes == 1:
+                    seconds, code, printed = forked(name, Path(home))
+                else:
+                    seconds, code, printed = launched(name, rank, Path(home))
             print(
                 f"| {name} | {processes} | {rank} | {seconds:.1f} | {code} | "
                 f"{last_sentence(printed)} |",

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import misbehaving_rewards
 import pytest
 import torch
-from misbehaving_rewards import CASES, LIMIT, STEP, last_sentence, launched, text_of
+from misbehaving_rewards import CASES, LIMIT, STEP, forked, last_sentence, launched, text_of
 from two_processes import FORKS
 
 from rlhf_trl.errors import InputError
@@ -244,12 +244,15 @@ RUNS += [(name, 2, rank) for name, case in CASES.items() if case.on_two for rank
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("name", "processes", "rank"), RUNS)
 def test_every_run_ends_in_time_in_a_sentence(name, processes, rank, tmp_path):
-    seconds, code, printed = launched(name, processes, rank, tmp_path)
+    if processes == 1:
+        seconds, code, printed = forked(name, tmp_path)
+    else:
+        seconds, code, printed = launched(name, rank, tmp_path)
     case = CASES[name]
     assert re.search(case.said, last_sentence(printed)), printed
-    if not case.said or (processes == 1 and case.code == 0):
+    if not case.said:
         assert code == 0
         return
-    assert code == (case.code % 256 if processes == 1 else 1)
+    assert code == (case.code if processes == 1 else 1)
     assert seconds < (LIMIT + 10 if "took more than" in case.said else 30)
     assert printed.count("error: reward function") + printed.count("error: the process") == 1
