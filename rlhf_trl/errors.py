@@ -45,6 +45,10 @@ class Diverged(InputError):
     """Training has left the finite numbers, so that nothing of now is worth saving."""
 
 
+class Stopped(SystemExit):
+    """The end of a run by a signal, whatever code is running."""
+
+
 def takes_traceback(words: list[str]) -> bool:
     """Take the option `--traceback` out of a command line; return whether it was there."""
     asked = "--traceback" in words

@@ -185,7 +185,7 @@ def _holds_files(folder: Path) -> bool:
 def _begun(folder: Path) -> bool:
     """Return whether a run has begun in a folder, even if it has not written its config yet."""
     # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    kept = (".", "samples-", "answers", RECORD, "round-")
+    kept = (".", "samples-", "answers", RECORD, "round-", "reward-batch-")
     early = all(path.name.startswith(kept) for path in folder.iterdir())
     return early or (folder / "config.yaml").exists()
 

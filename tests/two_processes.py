@@ -17,7 +17,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([f"rlhf_trl.trainers.{name}" for name in TRAINERS])
 
 
-def _run(script, folder, rank, port, processes):
+def run_script(script, folder, rank, port, processes):
     names = {"ACCELERATE_USE_CPU": "true"}
     if processes > 1:
         names |= {"RANK": rank, "LOCAL_RANK": rank}
@@ -44,7 +44,7 @@ def on_processes(processes, script, folder, timeout):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     given = [(HERE / script, folder, rank, port, processes) for rank in range(processes)]
-    started = [FORKS.Process(target=_run, args=words) for words in given]
+    started = [FORKS.Process(target=run_script, args=words) for words in given]
     for process in started:
         process.start()
     end = time.time() + timeout

@@ -4,30 +4,35 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
-from math import isfinite
 from typing import Any
 
 from rlhf_trl.errors import InputError
 from rlhf_trl.rewards.verifiers import RewardFunc
 
+LARGEST = 1e16  # float32 holds the sum of a million squares of it
+
 
 def checked(function: RewardFunc, name: str) -> RewardFunc:
     """Wrap a reward function so that a broken result stops the run with one sentence.
 
-    Right is one finite number per completion, or None: TRL reads it as "this does not apply here".
+    Right is one number per completion, which float32 can sum, or None: TRL reads it as "this does
+    not apply here".
     """
-    waits = inspect.iscoroutinefunction(function)
+    waits = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     @contextmanager
-    def named(sample: dict[str, Any]) -> Iterator[None]:
+    def named(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        from rlhf_trl.rewards.calls import in_call
+
         try:
-            yield
+            with in_call(name, sample, waits) as arguments:
+                yield arguments
         except InputError:  # says itself what to do
             raise
         except Exception as error:
-            from rlhf_trl.rewards.faults import culprit, place_of, where
+            from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
 
-            at_fault = None if waits else culprit(function, sample, error)
+            at_fault = None if waits else culprit_in_time(function, name, sample, error)
             raise InputError(
                 f"reward function {name!r} raised {type(error).__name__}: {error}"
                 f"{place_of(error)} {where(sample, at_fault)}; fix it, or return None where it "
@@ -35,13 +40,13 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
             ) from error
 
     async def waiting(**kwargs: Any) -> list[float | None]:
-        with named(kwargs):
-            rewards = await function(**kwargs)
+        with named(kwargs) as arguments:
+            rewards = await function(**arguments)
         return _validated(rewards, name, kwargs)
 
     def wrapper(**kwargs: Any) -> list[float | None]:
-        with named(kwargs):
-            rewards = function(**kwargs)
+        with named(kwargs) as arguments:
+            rewards = function(**arguments)
         return _validated(rewards, name, kwargs)
 
     wrapped = wraps(function)(waiting if waits else wrapper)
@@ -50,29 +55,20 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
 
 
 def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | None]:
-    wanted = len(sample["completions"])
     if hasattr(rewards, "tolist"):  # a tensor or an array
         rewards = rewards.tolist()
-    if not isinstance(rewards, list | tuple) or len(rewards) != wanted:
-        listed = isinstance(rewards, list | tuple)
-        got = f"{len(rewards)} values" if listed else f"{rewards!r:.80}"
-        returned = f"{got} for {wanted} completions"
-        remedy = f"return a list of {wanted} numbers, one per completion"
-        raise _refusal(name, returned, remedy, sample)
-    for place, reward in enumerate(rewards):
+    is_list = isinstance(rewards, list | tuple) and len(rewards) == len(sample["completions"])
+    wrong = [n for n, reward in enumerate(rewards) if not _is_right(reward)] if is_list else [None]
+    if not wrong:
+        return list(rewards)
+    from rlhf_trl.rewards.faults import refusal
+
+    raise refusal(name, rewards, sample, wrong[0])
+
+
+def _is_right(reward: Any) -> bool:
+    try:
         value = reward.item() if hasattr(reward, "item") else reward
-        if value is not None and not (isinstance(value, int | float) and isfinite(value)):
-            remedy = "return a finite number, or None where it does not apply"
-            raise _refusal(name, repr(value), remedy, sample, place)
-    return list(rewards)
-
-
-def _refusal(
-    name: str, returned: str, remedy: str, sample: dict[str, Any], place: int | None = None
-) -> InputError:
-    """Return the error about what a reward function returned, for one completion or the batch."""
-    from rlhf_trl.rewards.faults import where
-
-    return InputError(
-        f"reward function {name!r} returned {returned} {where(sample, place)}; {remedy}."
-    )
+    except (RuntimeError, ValueError):  # of several numbers
+        return False
+    return value is None or (isinstance(value, int | float) and abs(value) <= LARGEST)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.data.answers import completion_text
+from rlhf_trl.errors import InputError
 from rlhf_trl.rewards.verifiers import RewardFunc
 
 # Where code lies that is not the user's.
@@ -28,6 +29,19 @@ def place_of(error: Exception) -> str:
         if not call.filename.startswith(NOT_THEIRS):
             return f" at {os.path.relpath(call.filename)}, line {call.lineno}"
     return ""
+
+
+def culprit_in_time(
+    function: RewardFunc, name: str, sample: dict[str, Any], error: Exception
+) -> int | None:
+    """Return what `culprit` does; None, too, where calling the function anew does worse things."""
+    from rlhf_trl.rewards.calls import in_call
+
+    try:
+        with in_call(name, sample, waits=False) as arguments:
+            return culprit(function, arguments, error)
+    except InputError:
+        return None
 
 
 def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> int | None:
@@ -80,3 +94,29 @@ def where(sample: dict[str, Any], index: int | None = None) -> str:
     if index is not None or count == 1:
         return f"{step}({prompt}, {completion})"
     return f"{step}in a batch of {count} that begins with {prompt} and {completion}"
+
+
+def refusal(name: str, rewards: Any, sample: dict[str, Any], place: int | None) -> InputError:
+    """Return the error about the reward of the completion at `place`; None: about all rewards."""
+    if place is None:
+        wanted = len(sample["completions"])
+        is_list = isinstance(rewards, list | tuple)
+        returned = f"{len(rewards)} values" if is_list else shortened(rewards)
+        returned += f" for {wanted} completions"
+        remedy = f"a list of {wanted} numbers, one per completion"
+    else:
+        returned = shortened(rewards[place])
+        remedy = (
+            "a finite number that float32 can sum (at most 1e16), or None where it does not apply"
+        )
+    return InputError(
+        f"reward function {name!r} returned {returned} {where(sample, place)}; return {remedy}."
+    )
+
+
+def shortened(value: Any) -> str:
+    """Return the beginning of what a value looks like, or what it is."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # an integer of too many digits
+        return f"a value of type {type(value).__name__} that cannot be printed"

@@ -23,6 +23,8 @@ from rlhf_trl.run.folders import model_folder
 @train.names_the_key
 def train_policy(loaded: Any, trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
+    from rlhf_trl.rewards.calls import watched
+
     own, args, model = loaded.own, loaded.trl, loaded.model
     if args.generation_kwargs:
         from rlhf_trl.run.generation_kwargs import check_generation_kwargs
@@ -45,7 +47,8 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     trainer = train.build(loaded, trainer_class, data, tokenizer, reward_funcs=rewards)
     if data.tasks is None and data.held_out is not None:
         trainer.held_out, trainer.scores = data.held_out.to_list(), {}
-    train.run(trainer, loaded, data, loaded.row.label)
+    with watched(args, own.reward_timeout):
+        train.run(trainer, loaded, data, loaded.row.label)
 
 
 def on_policy_note(loaded: Any) -> str | None:

@@ -25,6 +25,7 @@ from rlhf_trl.models import load_tokenizer
 from rlhf_trl.output import write_json
 from rlhf_trl.reward_models.metrics import coverage, ranking_metrics
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
+from rlhf_trl.rewards.calls import watched
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.rewards.loading import (
     answer_columns,
@@ -123,7 +124,8 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
             if _is_done(config_of_round):
                 continue
             train.begin(config_of_round, f"{NAME}, round {number} of {own.rounds}")
-        _train(config_of_round, data, tokenizer, trainer_class)
+        with watched(config_of_round.trl, own.reward_timeout):
+            _train(config_of_round, data, tokenizer, trainer_class)
 
 
 def _round(loaded: Any, number: int, resume: str | None) -> Any:

@@ -18,9 +18,11 @@ from types import FrameType
 from typing import NoReturn
 
 from rlhf_trl import output
+from rlhf_trl.errors import Stopped
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 COPIES = 2.0  # seconds within which a launcher may forward the Ctrl-C that came directly, too
+exit_at_once = os._exit  # which reward functions do not get
 SET_BY_LAUNCHERS = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
 
 
@@ -63,7 +65,7 @@ class Signals:
         if number == signal.SIGINT:
             if time.monotonic() - self.interrupted >= COPIES:
                 say(f"ended at once by a second Ctrl-C; {self.kept()}")
-                os._exit(128 + number)
+                exit_at_once(128 + number)
             self.interrupted = min(self.interrupted, time.monotonic())
         if self.received is not None:
             return
@@ -76,7 +78,7 @@ class Signals:
         """End this process with a sentence and the exit code of the signal, 128 + its number."""
         assert self.received is not None
         say(f"stopped by {signal.Signals(self.received).name} {where}")
-        sys.exit(128 + self.received)
+        raise Stopped(128 + self.received)
 
     def kept(self) -> str:
         """Return what the run has saved, and how to go on."""

@@ -18,6 +18,7 @@ class PolicyGradientRun(Run):
     reward_model: str | None = setting("folder or hub name: one more reward")
     reward_aggregate: str | None = setting("of its tokens: mean, last, min or product")
     reward_model_strips_think: bool = setting("it reads answers without <think>...</think>", False)
+    reward_timeout: float = setting("seconds for one call; 0: no limit", 300.0, range="0 or more")
     samples: Samples = setting("panels of answers", factory=Samples)
 
 

@@ -1,0 +1,98 @@
+"""What a reward function has to leave as it is: settings of the process, and random states."""
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+BLOCK = 624  # numbers that a Mersenne Twister draws before it makes new ones
+# So many blocks after a state, in portions, are drawings from it: more than 600 million numbers.
+PORTIONS = (10, *[1000] * 1000)
+
+State = tuple[np.ndarray, int]
+"""A Mersenne Twister's block of numbers, and how many of them are drawn."""
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return None
+
+
+# By what an error calls it: how to read a setting, and how to bring it back.
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the current folder": (_current_folder, os.chdir),
+    "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's default device": (torch.get_default_device, torch.set_default_device),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+}
+
+
+def _torch_state() -> State:
+    # seed (8 bytes), how many are left (4), whether it is seeded (4), the place (8), the block
+    bytes_ = torch.get_rng_state().numpy()
+    block = bytes_[24 : 24 + 8 * BLOCK].view(np.uint64).astype(np.uint32)
+    return block, BLOCK + 1 - int(bytes_[8:12].view(np.int32)[0])
+
+
+def _python_state() -> State:
+    *block, drawn = random.getstate()[1]
+    return np.array(block, np.uint32), drawn
+
+
+def _numpy_state() -> State:
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"], state["pos"]
+
+
+GENERATORS = {"torch": _torch_state, "random": _python_state, "numpy.random": _numpy_state}
+
+
+class Surroundings:
+    """Settings and random states of this process as they are now."""
+
+    def __init__(self) -> None:
+        self._settings = {name: read() for name, (read, _) in SETTINGS.items()}
+        self._states = {name: read() for name, read in GENERATORS.items()}
+
+    def bring_back(self) -> tuple[str, ...]:
+        """Bring back the settings that have changed since; return their names."""
+        changed = []
+        for name, (read, bring_back) in SETTINGS.items():
+            if read() != self._settings[name]:
+                changed.append(name)
+                bring_back(self._settings[name])
+        return tuple(changed)
+
+    def seeded(self) -> list[str]:
+        """Return the generators that have been seeded or set back since; drawing is allowed."""
+        return [
+            name
+            for name, read in GENERATORS.items()
+            if not is_drawn_from(self._states[name], read())
+        ]
+
+
+def is_drawn_from(before: State, after: State) -> bool:
+    """Return whether drawing numbers leads a Mersenne Twister from one state to another."""
+    (block, drawn), (later_block, later_drawn) = before, after
+    if np.array_equal(block, later_block):
+        return later_drawn >= drawn
+    wanted = _twister(later_block, 0).random_raw(BLOCK)
+    twister = _twister(block, BLOCK)
+    for portion in PORTIONS:
+        blocks = twister.random_raw(portion * BLOCK).reshape(portion, BLOCK)
+        if (blocks == wanted).all(axis=1).any():
+            return True
+    return False
+
+
+def _twister(block: np.ndarray, drawn: int) -> np.random.MT19937:
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": drawn}}
+    return twister
