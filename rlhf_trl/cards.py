@@ -12,8 +12,12 @@ def paper(algorithm: str) -> dict[str, str | None]:
     number = re.split("[: ]", where)[-1]
     entries = Path(__file__).parent.joinpath("papers.bib").read_text("utf-8").split("\n\n")
     entry = next((entry.strip() for entry in entries if number in entry), where)
-    title = re.search(r"title *= *{{(.*)}}|$", entry)[1] or where
-    return {"title": title, "id": number if "arXiv" in where else None, "citation": entry}
+    title = re.search(r"title *= *{{(.*)}}", entry)
+    return {
+        "title": title[1] if title else where,
+        "id": number if "arXiv" in where else None,
+        "citation": entry,
+    }
 
 
 def complete(folder: Path, base: str | None, loss: str | None) -> None:

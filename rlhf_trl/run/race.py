@@ -1,6 +1,7 @@
 """Several algorithms, several seeds, one table and one figure."""
 
 import json
+import math
 import os
 import shutil
 import statistics
@@ -356,7 +357,7 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
 
     curves = {name: [run["curve"] for run in runs] for name, runs in results.items()}
     columns = min(4, len(curves))
-    rows = -(-len(curves) // columns)
+    rows = math.ceil(len(curves) / columns)
     figure = Figure(figsize=(1 + 2.4 * columns, 1 + 2 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
     for name in curves:
@@ -368,8 +369,9 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
         axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in axes:
         axis.set_axis_off()
-    answers = any("eval_exact_match" in run for runs in results.values() for run in runs)
-    figure.supylabel(f"held-out exact match, {'greedy' if answers else 'best of n'}")
+    # reward models answer nothing; their curve is that of the candidates that they choose
+    has_answers = any("eval_exact_match" in run for runs in results.values() for run in runs)
+    figure.supylabel(f"held-out exact match, {'greedy' if has_answers else 'best of n'}")
     figure.supxlabel("optimizer step")
     write_whole(path, lambda p: figure.savefig(p, dpi=130))
 
