@@ -81,24 +81,26 @@ class OfTRL:
     def text(self, output: Any = "THIS_FILE") -> str:
         """Return the YAML for a recipe."""
         processes = self.printed.processes if self.printed else 1
-        many = processes > 1
-        head = (
-            f"# {Path(self.path).name} of `trl {self.command}`, for "
-            f"{f'{processes} processes' if many else 'one process'}:\n"
-            f"# accelerate launch --config_file configs/accelerate/{'ddp' if many else 'one_gpu'}"
-            f".yaml{f' --num_processes {processes}' if many else ''} "
-            f"{STAGES[RECIPES[self.command]].script} --config {output}\n"
-            "# What is not here has TRL's default there and here.\n"
-        )
+        count, launch = "one process", "configs/accelerate/one_gpu.yaml"
+        if processes > 1:
+            count = f"{processes} processes"
+            launch = f"configs/accelerate/ddp.yaml --num_processes {processes}"
+        script = STAGES[RECIPES[self.command]].script
+        parts = [
+            f"# {Path(self.path).name} of `trl {self.command}`, for {count}:\n",
+            f"# accelerate launch --config_file {launch} {script} --config {output}\n",
+            "# What is not here has TRL's default there and here.\n",
+        ]
         if self.printed and self.printed.hidden:
             names = ", ".join(self.printed.hidden)
-            head += as_comment(f"Not printed by to_dict(), so add what the script sets: {names}")
-        body = "".join(
-            commented(dump_yaml({to: line.value}), str(line.note))
-            for to, line in self.lines.items()
-        )
-        below = [as_comment(f"  {name}: {why}") for name, why in self.left_out.items()]
-        return head + body + "# left out:\n" * bool(below) + "".join(below)
+            parts.append(
+                as_comment(f"Not printed by to_dict(), so add what the script sets: {names}")
+            )
+        for to, line in self.lines.items():
+            parts.append(commented(dump_yaml({to: line.value}), str(line.note)))
+        parts += ["# left out:\n"] * bool(self.left_out)
+        parts += [as_comment(f"  {name}: {why}") for name, why in self.left_out.items()]
+        return "".join(parts)
 
     def explained(self) -> str:
         """Return a table, field by field, and of the examples of a step."""
