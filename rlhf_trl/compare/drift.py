@@ -263,8 +263,8 @@ def _everyone(family: str, rows: Iterable[str]) -> str:
 def _users(place: str, name: str, family: str) -> list[str]:
     """Return our classes that override or call a method, and for GRPO the files that name it.
 
-    Of GRPO's trainer, and of what belongs to no trainer, functions outside our trainers make use,
-    too, so that all files of the package are searched.
+    `family` is "GRPO" for what belongs to no trainer, too. Both are used outside our trainers as
+    well, so all files of the package are searched for the name.
     """
     classes = relied_on()[0].get(place, set())
     users = sorted(cls.__name__ for cls in classes)
