@@ -39,7 +39,7 @@ class Row:
 
 
 _ONLINE = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
-"""Parameters of a policy-gradient row that are fields of GRPOConfig; `beta` comes from the batch."""
+"""Parameters of a policy-gradient row that are fields of GRPOConfig; batches have the `beta`."""
 
 
 def stock(algorithm: str, formulation_name: str = "trl", **changes: Any) -> Stock:
