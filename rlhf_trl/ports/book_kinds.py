@@ -525,7 +525,7 @@ def _pairs_reader(sheet: Sheet) -> tuple[str, Note]:
     """Return which reader makes of a data set what the book's code does, and what it does not.
 
     The code looks at the first row of the data; a translation loads none, so it goes by the name.
-    The code's script for reward models reads the same data in another way than its direct alignment.
+    For reward models the code reads the same data in another way than for direct alignment.
     """
     name = sheet["dataset_name"].lower()
     of_reward_model = sheet.kind == "reward_models"
