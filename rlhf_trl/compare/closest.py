@@ -473,8 +473,8 @@ def _distance(
         find_fix = _fix_of_own if subject.trainer_arguments else _fix_of_stock
         changes, after_changes = find_fix(matrix, subject, left, config, worst)
     # `row.trl` is True, or the table's reason why the stock trainer of the row has no settings for
-    # it. That trainer is never RLOOTrainer (for rloo it is GRPOTrainer), nor one of ours, so the
-    # reason says nothing about these.
+    # it. Where there is a reason, that trainer is never RLOOTrainer (for rloo it is GRPOTrainer),
+    # nor one of ours, so it says nothing about these.
     has_reason = (
         not subject.trainer_arguments and subject.base != "RLOOTrainer" and row.trl is not True
     )
@@ -568,8 +568,8 @@ def side_of(subject: Subject, **changes: Any) -> Stock:
     values = {**subject.fields, **changes}
     fields = {name: value for name, value in values.items() if name not in sampling}
     trainer = subject.base
-    # A config of ours is measured in the window of our trainer. No recipe trains with
-    # BookRLOOTrainer, so `own_trainer` does not know it; its window is that of RLOOTrainer.
+    # Of ours, the name of our trainer is needed. `own_trainer` has that of the recipe, which is
+    # BookGRPOTrainer for rloo; a BookRLOOTrainer, which no recipe trains with, keeps its base.
     if subject.trainer_arguments and trainer != "RLOOTrainer":
         trainer = pairs.own_trainer(subject.trainer_arguments["algorithm"])
     return Stock(

@@ -151,15 +151,14 @@ def _moved_losses(
 ) -> Iterator[Moved]:
     """Yield the losses that differ, then those that cannot be computed, by trainer and error.
 
-    A recorded loss is [loss, gradient norm]; in place of an installed one may stand the error, a
-    text.
+    A loss is [loss, gradient norm], or a text: the error that keeps it from being computed.
     """
     failed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for case, old in recorded.items():
         if family_of(case) in gone:
             continue
         old, new = old or "absent", installed.get(case) or "absent"
-        # bfloat16 may round by 3 % elsewhere
+        # losses in bfloat16 may differ by 3 % between machines
         tolerance = 300 * TOLERANCE if "bf16=true" in case else TOLERANCE
         if isinstance(new, str):
             failed[case.partition(" ")[0], new].append(case)

@@ -321,7 +321,7 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
     try:
         loss = sum(float(trainer.training_step(model, batch, items)) for batch in window)
     finally:
-        del trainer.compute_loss  # the class's method stands behind it
+        del trainer.compute_loss  # this uncovers the class's method again
     measured = Measured(loss, flat_gradient(model))
     model.zero_grad()
     return measured, prepared

@@ -39,7 +39,7 @@ def page(results: Sequence[Result], stocks: Sequence[AsStock]) -> str:
     own_groups: list[list[Result]] = []  # the same of the rows of this project's trainers
     for group in report.summary(results):
         (own_groups if group[0].row in OWN_ROWS else groups).append(group)
-    # SFT and the KL are no algorithms of the table, but rows about them have these names
+    # rows about SFT and the KL, which the table of algorithms does not have, are "sft" and "kl"
     by_algorithm: dict[str, list[Sequence[Result]]] = {}
     for group in groups:
         by_algorithm.setdefault(group[0].row.algorithm, []).append(group)

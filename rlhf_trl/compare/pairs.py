@@ -118,7 +118,7 @@ def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
     if side.algorithm == "sft":
         return -(outputs * part.mask).sum() / part.mask.sum()
     settings = {"formulation": side.formulation, **side.params}
-    if side.algorithm in ("orm", "prm"):  # a class for each token, where others score a text
+    if side.algorithm in ("orm", "prm"):  # with labels of tokens; the others compare texts
         return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **settings)
     if side.row.trainer == "RewardTrainer":
         return _comparison_loss(side, part, outputs.squeeze(1), settings)
@@ -298,8 +298,8 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
     Both completions of a pair are examples of their own, but for "kwise", where they and a third
     are one example, a list with the best first.
     """
-    # what is collated for a completion: `input_ids`, and `labels`, -100 where nothing is learned
     examples: list[dict[str, Any]] = []
+    # what is collated for a completion: `input_ids`, and `labels`, -100 where nothing is learned
     texts: list[dict[str, list[int]]] = []
     pairs = _fixed_examples("", batch, ())[: batch.rows // 2 * batch.accumulation]
     for number, pair in enumerate(pairs):

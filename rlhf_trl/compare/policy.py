@@ -302,7 +302,7 @@ def build_trainer(
     # A user's trainer may change prompts, completions and what its reward functions see; TRL's and
     # ours must not.
     is_checked = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
-    has_gaps = batch.rewards == "partly"  # the batch `unscored`: a token without log-probability
+    has_gaps = batch.rewards == "partly"  # the batch `unscored`: see its description
     if batch.name == "adapter":
         arguments |= adapter()
     if has_gaps:
@@ -469,7 +469,7 @@ class PolicyWindow:
             if ahead.min() > 0.6:  # ratios above 1.8 and below 0.55
                 break
             optimizer.zero_grad()
-            torch.relu(0.9 - ahead).sum().backward()  # aims beyond 0.6, so that it gets there
+            torch.relu(0.9 - ahead).sum().backward()  # pulls up to 0.9, so that all pass 0.6
             optimizer.step()
         return model.state_dict()
 

@@ -86,8 +86,8 @@ class Trained:
             leave_out("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
         if base == "RewardTrainer":
             leave_out("it scores, and makes no text more or less likely", shared.ONCE)
-            # a model with one score a text finds the last token by the padding token's id; those
-            # with a class a token (rows with an aggregation) have labels instead
+            # A model with one score for a text finds its last token by the padding token's id.
+            # Models with one for each token (rows with an aggregation) are told by the labels.
             if not row or row.aggregation == "none":
                 leave_out("its model tells padding from the token", shared.GARBAGE)
         if base == "KTOTrainer":

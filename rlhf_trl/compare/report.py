@@ -218,7 +218,7 @@ def render_distances(subject: Subject, distances: Sequence[Distance], output_for
         return written
     batches = []
     for batch in subject.batches:
-        is_extreme = batch is policy.EXTREME  # whose name does not say what is in it
+        is_extreme = batch is policy.EXTREME
         batches.append(f"{batch.name} ({batch.text})" if is_extreme else batch.name)
     sentences = [
         _closest(subject, distances),

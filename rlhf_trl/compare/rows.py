@@ -560,7 +560,7 @@ def own_fields(row: Formulation) -> dict[str, Any]:
 def _own(name: str, formulation_name: str, row: Formulation) -> Row:
     """Return the row of a formulation and of our trainer for it, which should be equal.
 
-    It is for a few batches only, those that reach what the trainer computes in its own way.
+    Each is for a few of the batches that its kind of data has.
     """
     trainer = pairs.own_trainer(name)
     right = Stock(

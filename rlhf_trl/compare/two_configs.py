@@ -58,7 +58,7 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
     """Compare two configs, field by field and on the batches that both can be measured on.
 
     A field that one config leaves out has its class's default there, or its algorithm's. Without a
-    measurement, `why_not` of the result says why, and no difference is hidden: the fields stay.
+    measurement, `why_not` of the result says why; the fields are compared all the same.
     """
     values = [read_config(path) for path in (first, second)]
     try:

@@ -75,7 +75,7 @@ class Sheet:
         self.lines[to] = Line(line.value, note, line.sources)
 
     def leave_out(self, name: str, why: Note) -> None:
-        """Say that a field of the code has no counterpart."""
+        """Say that a field of the code has no counterpart, unless it is part of a line already."""
         if not any(name in line.sources for line in self.lines.values()):
             self.left_out[name] = why
 

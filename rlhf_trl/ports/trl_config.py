@@ -109,7 +109,7 @@ class OfTRL:
         rows = entries(
             self.values, meanings, self.lines, self.left_out, "TRL's default, written out"
         )
-        # (type, dataclass field) of TRL's config, for the defaults of what neither side names
+        # (type, dataclass field) of each field of TRL's, for the defaults of what a side leaves out
         config = fields_of(imported(COMMANDS[self.command]))
         names = ("per_device_train_batch_size", "gradient_accumulation_steps")
         theirs = [self.values.get(name, config[name][1].default) for name in names]
