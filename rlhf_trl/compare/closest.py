@@ -433,7 +433,10 @@ def _comparable(subject: Subject) -> list[tuple[str, str]]:
 
 
 def _away(result: Result) -> tuple[float, float]:
-    """Order by direction first, which no learning rate can undo, then by length."""
+    """Order results by direction first, which no learning rate can undo, then by the error.
+
+    The cosine is rounded, so that directions which hardly differ leave the order to the error.
+    """
     away = 1 - result.grad_cosine if math.isfinite(result.grad_cosine) else 0.0
     return round(away, 2), result.grad_rel_error
 
@@ -513,7 +516,8 @@ def _fix_of_own(
     by `_fix_of_stock` only; the two take the same arguments.
     """
     row = left.row
-    # fields that the trainer reads and the equation does not, such as `nll_weight`
+    # fields that the trainer reads and the equation does not, such as `nll_weight`; not those that
+    # `_own_subject` sets for the batches
     read_by_trainer = row.trainer_reads.keys() - own_fields(row).keys()
     wanted = _wanted_of_any_row(subject, config)
     for name in subject.fields.keys() & read_by_trainer:
@@ -588,9 +592,10 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
     ours only `subject.fields` count, as a field that it does not set has the row's default.
     """
     params: dict[str, Any] = {}
-    of_the_batches = ("max_completion_length", "importance_cap", "baseline_value")
+    # not the config's: `_required` has the first; without the others the row is its plain equation
+    left_out = ("max_completion_length", "importance_cap", "baseline_value")
     for name in row.reads:
-        if name in of_the_batches:
+        if name in left_out:
             continue
         value = (
             subject.fields.get(name) if subject.trainer_arguments else getattr(config, name, None)
@@ -619,7 +624,11 @@ def _required(row: Formulation) -> dict[str, Any]:
 
 
 def _changes(subject: Subject, left: Book, config: Any) -> dict[str, Any]:
-    """Return the fields, with new values, that stand between a config of TRL's and a row."""
+    """Return the fields, with new values, that stand between a config of TRL's and a row.
+
+    These are TRL's settings for the row, its parameters where TRL means other numbers by them, and
+    the user's loss fields that the row does not read, which go back to their defaults.
+    """
     row = left.row
     params = {**_required(row), **left.params}
     values = row.parameters(params)
@@ -629,7 +638,6 @@ def _changes(subject: Subject, left: Book, config: Any) -> dict[str, Any]:
     for name, offset in row.trl_offset.items():
         wanted[name] = values[name] + offset
     wanted |= _wanted_of_any_row(subject, config)
-    # loss fields of the user's that the row does not read go back to their defaults
     read = wanted.keys() | row.reads.keys() | {"beta"}
     unread = LOSS_FIELDS & (subject.fields.keys() - read)
     for config_field in fields_of(subject.classes[1]):
