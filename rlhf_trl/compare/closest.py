@@ -593,9 +593,9 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
     """
     params: dict[str, Any] = {}
     # not the config's: `_required` has the first; without the others the row is its plain equation
-    left_out = ("max_completion_length", "importance_cap", "baseline_value")
+    not_in_config = ("max_completion_length", "importance_cap", "baseline_value")
     for name in row.reads:
-        if name in left_out:
+        if name in not_in_config:
             continue
         value = (
             subject.fields.get(name) if subject.trainer_arguments else getattr(config, name, None)
