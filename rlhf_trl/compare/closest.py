@@ -183,14 +183,15 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
             config's keys tell which trainer of TRL it is for.
 
     Raises:
-        InputError: config and trainer do not go together, none can be told, or it has one loss
-            only.
+        InputError: config and trainer do not go together, the keys do not tell which trainer they
+            are for, or the trainer has one loss only.
     """
     config_keys = read_config(path) if path else {}
     label = ", ".join(str(part) for part in (path, trainer) if part)
     if "algorithm" in config_keys:
         return _of_recipes(str(path), config_keys, trainer, label)
-    if "dataset" in config_keys and trainer is None:  # of this project, but of no algorithm
+    # `dataset` is a block of this project's configs, of which those of SFT have no algorithm
+    if "dataset" in config_keys and trainer is None:
         reason = "SFT has one loss only, which rlhf-trl compare measures"
         raise InputError(f"{path} names no algorithm; {reason}")
     other_trainers: list[str] = []
@@ -198,7 +199,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
         trainer, *other_trainers = _trainers_of_keys(str(path), config_keys)
     trainer_class = class_of(trainer)
     base = pairs.base_name(trainer_class)
-    if base not in TRAINERS:
+    if base not in TRAINERS:  # TRL's SFTTrainer
         known = ", ".join(TRAINERS)
         raise InputError(
             f"{trainer} has one loss only, which the matrix compares; --config and --trainer tell "
@@ -208,7 +209,7 @@ def read_subject(path: str | Path | None, trainer: str | None) -> Subject:
     config = stock_config
     if trainer_class is not stock_class:
         config = config_class(trainer_class, stock_config)
-    default_row = getattr(config, "default_row", None)  # only our configs have one
+    default_row = getattr(config, "default_row", None)  # only configs of this project have one
     if path is None and default_row is not None:
         return _own_subject(label, (trainer_class, config), default_row, "chapter", {})
     values = _checked(path, config) if path else {}
@@ -252,6 +253,7 @@ def _of_recipes(
             f"{path} is a config of this project's trainer, and {trainer} is none; leave --trainer "
             "out, or give a config of that trainer"
         )
+    # keys such as `dataset`, which are the run's and no fields of the trainer's config
     run_fields = [f.name for run in (PolicyGradientRun, AlignmentRun) for f in fields_of(run)]
     values = read_fields(path, [config, ModelConfig], run_fields)
     formulation_name = config_keys.get("formulation", "chapter")
@@ -281,12 +283,13 @@ def _own_subject(
         for field in fields_of(classes[1])
         if field.name in row.reads and field.default not in (None, MISSING)
     }
-    # The batches need some values of their own, which go before the user's; but where the equation
-    # reads such a field, it is the other way round.
+    # The trainer needs some values to run on the batches, as a reward that they have. These go
+    # before the user's, but not where the equation reads the field, as PPO's `gamma`.
     of_batches = own_fields(row)
     unread = {name: value for name, value in of_batches.items() if name not in row.reads}
     fields = of_batches | _loss_fields(defaults | values) | unread
     if row.trainer == "GRPOTrainer" == base:
+        # TRL's fields that the row fixes, such as `loss_type`, unless the user has them
         fields = dict(row.settings) | fields
     trainer_arguments = pairs.arguments(algorithm, formulation_name)
     return Subject(label, base, classes, values, fields, trainer_arguments)
@@ -359,6 +362,7 @@ def _trainers_of_keys(path: str, config_keys: Mapping[str, Any]) -> list[str]:
         knows_losses = not known_losses or loss_types <= known_losses
         if trainer_keys <= field_names[trainer] and knows_losses:
             fitting.append(trainer)
+    # No config class has `reward_funcs`, so it rules out none; TRL's scripts for POLICY take it.
     if "GRPOTrainer" in fitting and "reward_funcs" in config_keys:
         fitting = [trainer for trainer in fitting if trainer in POLICY]
     chosen = [trainer for trainer in fitting if trainer in _USUAL] or fitting
@@ -372,6 +376,7 @@ def _trainers_of_keys(path: str, config_keys: Mapping[str, Any]) -> list[str]:
 
 
 _USUAL = ("GRPOTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
+"""The trainers that are assumed where a config's keys fit several."""
 
 
 def _loss_types(trainer: str) -> set[str]:
@@ -428,7 +433,10 @@ def _comparable(subject: Subject) -> list[tuple[str, str]]:
 
 
 def _away(result: Result) -> tuple[float, float]:
-    """Order by direction first, which no learning rate can undo, then by length."""
+    """Order results by direction first, which no learning rate can undo, then by the error.
+
+    The cosine is rounded, so that directions which hardly differ leave the order to the error.
+    """
     away = 1 - result.grad_cosine if math.isfinite(result.grad_cosine) else 0.0
     return round(away, 2), result.grad_rel_error
 
@@ -458,6 +466,7 @@ def _distance(
         problem = "the gradient is not finite, or the book's is 0, on"
         raise InputError(f"{subject.label}: {problem} {', '.join(broken)}")
     agrees = all(result.agrees for result in results)
+    # only equality needs the proviso that no field acts where these batches do not come
     untested = subject.unsettled(config) if agrees else ()
     equal = agrees and not untested
     worst = _worst(results)
@@ -466,7 +475,9 @@ def _distance(
     if fixes and not equal:
         find_fix = _fix_of_own if subject.trainer_arguments else _fix_of_stock
         changes, after_changes = find_fix(matrix, subject, left, config, worst)
-    # the table's reasons are about a trainer of TRL, but for RLOOTrainer, which has its own there
+    # `row.trl` is True, or the table's reason why the stock trainer of the row has no settings for
+    # it. Where there is a reason, that trainer is never RLOOTrainer (for rloo it is GRPOTrainer),
+    # nor one of ours, so it says nothing about these.
     has_reason = (
         not subject.trainer_arguments and subject.base != "RLOOTrainer" and row.trl is not True
     )
@@ -500,10 +511,13 @@ def _fix_of_own(
 ) -> tuple[dict[str, Any], Result | None]:
     """Return what to change in a config of ours, and the worst result after that.
 
-    That is None where there is nothing to measure: no change, or another algorithm or formulation,
-    whose fields may not be those of the subject.
+    The result is None where there is nothing to measure: no change, or another algorithm or
+    formulation, whose fields may not be those of the subject. `worst`, the result before, is read
+    by `_fix_of_stock` only; the two take the same arguments.
     """
     row = left.row
+    # fields that the trainer reads and the equation does not, such as `nll_weight`; not those that
+    # `_own_subject` sets for the batches
     read_by_trainer = row.trainer_reads.keys() - own_fields(row).keys()
     wanted = _wanted_of_any_row(subject, config)
     for name in subject.fields.keys() & read_by_trainer:
@@ -523,7 +537,8 @@ def _fix_of_stock(
 ) -> tuple[dict[str, Any], Result | None]:
     """Return what to change in a config of TRL's, and the worst result after that.
 
-    Where TRL has no settings for the row, changes that do not halve the error are none.
+    Where TRL has no settings that give the row, changes are only proposed if they halve the error
+    of `worst`, the result before.
     """
     changes = _changes(subject, left, config)
     after_changes = _worst(_measured(matrix, subject, left, **changes))
@@ -553,11 +568,13 @@ def of_whole_generations(batches: Sequence[PolicyBatch]) -> list[PolicyBatch]:
 
 def side_of(subject: Subject, **changes: Any) -> Stock:
     """Return a subject, with some fields changed, as a side of a comparison."""
-    sampling = ("generation_kwargs", "steps_per_generation")  # of which the batches have their own
+    sampling = ("generation_kwargs", "steps_per_generation")  # the batches fix what is sampled
     values = {**subject.fields, **changes}
     fields = {name: value for name, value in values.items() if name not in sampling}
     trainer = subject.base
-    if subject.trainer_arguments and trainer != "RLOOTrainer":  # which no recipe trains
+    # Of ours, the name of our trainer is needed. `own_trainer` has that of the recipe, which is
+    # BookGRPOTrainer for rloo; a BookRLOOTrainer, which no recipe trains with, keeps its base.
+    if subject.trainer_arguments and trainer != "RLOOTrainer":
         trainer = pairs.own_trainer(subject.trainer_arguments["algorithm"])
     return Stock(
         fields,
@@ -569,11 +586,16 @@ def side_of(subject: Subject, **changes: Any) -> Stock:
 
 
 def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
-    """Return the book's parameters that the user's config decides, as far as the row takes them."""
+    """Return the book's parameters that the user's config decides, as far as the row takes them.
+
+    A config of TRL's has its defaults and its meanings of the fields, which are converted here; of
+    ours only `subject.fields` count, as a field that it does not set has the row's default.
+    """
     params: dict[str, Any] = {}
-    of_the_batches = ("max_completion_length", "importance_cap", "baseline_value")
+    # not the config's: `_required` has the first; without the others the row is its plain equation
+    not_in_config = ("max_completion_length", "importance_cap", "baseline_value")
     for name in row.reads:
-        if name in of_the_batches:
+        if name in not_in_config:
             continue
         value = (
             subject.fields.get(name) if subject.trainer_arguments else getattr(config, name, None)
@@ -582,11 +604,13 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
             value = getattr(config, "epsilon", None)  # what TRL falls back to
         if name == "gamma_beta_ratio" and hasattr(config, "simpo_gamma"):
             value = config.simpo_gamma / config.beta
-        # a row that smooths labels is not asked for with 0
+        # A row that reads label_smoothing is about smoothed labels: 0, as TRL has by default, does
+        # not ask for it, and the row keeps its own share.
         if value is None or (name == "label_smoothing" and not value):
             continue
         offset = 0 if subject.trainer_arguments else row.trl_offset.get(name, 0)
-        # below 1, CISPO's absolute bound can only be a paper's relative one
+        # CISPO's epsilon_high is the bound itself in TRL, 1 + the row's. A bound below 1 makes no
+        # sense, so such a value must be meant as the row's.
         if offset and value >= offset:
             value = value - offset
         row.parameters({**_required(row), name: value})  # refuses what the row cannot have
@@ -600,7 +624,11 @@ def _required(row: Formulation) -> dict[str, Any]:
 
 
 def _changes(subject: Subject, left: Book, config: Any) -> dict[str, Any]:
-    """Return the fields, with new values, that stand between a config of TRL's and a row."""
+    """Return the fields, with new values, that stand between a config of TRL's and a row.
+
+    These are TRL's settings for the row, its parameters where TRL means other numbers by them, and
+    the user's loss fields that the row does not read, which go back to their defaults.
+    """
     row = left.row
     params = {**_required(row), **left.params}
     values = row.parameters(params)
@@ -610,19 +638,20 @@ def _changes(subject: Subject, left: Book, config: Any) -> dict[str, Any]:
     for name, offset in row.trl_offset.items():
         wanted[name] = values[name] + offset
     wanted |= _wanted_of_any_row(subject, config)
-    # loss fields of the user's that the row does not read go back to their defaults
     read = wanted.keys() | row.reads.keys() | {"beta"}
     unread = LOSS_FIELDS & (subject.fields.keys() - read)
     for config_field in fields_of(subject.classes[1]):
         if config_field.name in unread and config_field.default is not MISSING:
             wanted[config_field.name] = config_field.default
-    if "loss_type" in wanted:
+    if "loss_type" in wanted:  # the weights of the user's losses do not fit those of the row
         wanted.setdefault("loss_weights", None)
     if "beta" not in row.reads and getattr(config, "beta", 0):
         wanted["beta"] = 0.0
     if not wanted.get("beta", getattr(config, "beta", 1)):
         wanted.pop("use_bias_correction_kl", None)  # read only with a KL
     changes = _differing(wanted, config)
+    # TRL divides by the tokens of an average window of the generation, the row by those of its own;
+    # with one window a generation the two are the same
     if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes

@@ -16,7 +16,10 @@ from rlhf_trl.errors import InputError, nearest
 
 
 def run(args: Namespace) -> None:
-    """Compare and print; an unmet --require or an unexplained difference is an InputError."""
+    """Compare and print what the options ask for: the paper index, configs, or the whole matrix.
+
+    An unmet --require or an unexplained difference is an InputError.
+    """
     configs = args.config or []
     if args.require and not (configs or args.trainer):
         raise InputError("--require is about --config or --trainer; give one of them")
@@ -71,12 +74,14 @@ def _matrix(args: Namespace) -> None:
 def _check_results(results: Sequence[Result]) -> None:
     """Refuse differences that nothing explains, and comparisons that cannot be computed.
 
-    With another release of TRL than the recorded one, sides that it does not have may be missing.
+    On another release of TRL than the recorded one, a side that this release does not have ("not on
+    this TRL") is no fault; one that TRL has and that cannot run always is.
     """
     unexplained = [result for result in results if not result.explained]
     if unexplained:
         names = ", ".join(f"{result.row.algorithm} on {result.batch}" for result in unexplained)
         raise InputError(f"differences that no identity explains: {names}")
+    # `why` is empty for what could be computed
     is_recorded_release = version("trl") == shipped()["versions"]["trl"]
     reasons = [
         result.why
@@ -139,7 +144,9 @@ def _subject(args: Namespace, config: str | None) -> None:
     if required is None:
         return
     of_required = [d for d in measured if (d.algorithm, d.formulation) == required]
-    if not of_required:  # none of those that its trainer could compute
+    if not of_required:
+        # Without --algorithms only what the trainer could compute is measured, and the required
+        # algorithm is not among it. Asked for by name, it is an InputError that says why.
         of_required = distances(subject, [required])
     if not of_required[0].equal:
         raise InputError(_refusal(subject.label, "/".join(required), of_required[0]))

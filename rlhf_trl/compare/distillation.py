@@ -38,6 +38,7 @@ class DistillationView:
     def book(self, side: Book) -> tuple[float, Tensor]:
         """Return the book's loss of the window, and d loss / d logits, (B, T, V)."""
         leaf = self.logits.clone().requires_grad_()
+        # this estimate takes the sampled tokens alone, the other losses the whole vocabulary
         if side.row.loss == sampled_reverse_kl.__name__:
             inputs = {
                 "logps": self._of_tokens(leaf),
@@ -112,10 +113,12 @@ class DistillationWindow:
         order = list(trainer._get_train_sampler())
         count = trainer.args.gradient_accumulation_steps
         size = ROWS * count * trainer.accelerator.num_processes
-        # a generation of `size` prompts feeds `count` micro-batches
+        # TRL makes one generation of `size` prompts and splits it into `count` micro-batches. For
+        # that its sampler repeats the numbers of these prompts `count` times.
         if order[: size * count] != order[:size] * count:
             raise InputError("DistillationTrainer leaves out prompts")
-        # `stock`: TRL has to mix the rows itself, or its release is not the one that is known
+        # TRL shuffles a generation before it splits it. `unmixed` switches that off, and with
+        # `stock` refuses a TRL that does not shuffle: that one is not the TRL compared here.
         with policy.unmixed("trl.trainer.distillation_trainer", stock=True):
             return measure.accumulate(trainer, measure.batches(trainer))
 
@@ -128,7 +131,8 @@ class DistillationWindow:
         """
         source = measure.batches(trainer)
         trainer._prepare_inputs(next(source))  # generates, and keeps the generation
-        trainer._step = trainer.args.steps_per_generation  # the kept one is used once more
+        # TRL generates at step 0, and uses the generation again from this step on
+        trainer._step = trainer.args.steps_per_generation
         trainer.model.load_state_dict(self.student)
         policy.check_order(trainer)
         # as after an optimizer step: an averaged teacher takes its share of the moved student
@@ -172,7 +176,7 @@ def of_policy(window: policy.PolicyWindow, side: Book) -> DistillationView:
     student = view.policy.model
     mask = view.mask.clone()
     teacher_ids = dict(window.ids)
-    if "teacher" in side.row.trainer_reads:  # SDPO
+    if "teacher" in side.row.trainer_reads:  # SDPO, whose teacher is a version of the student
         teacher = student
         demonstrations = _demonstrations(window, side)
         for place, demonstration in enumerate(demonstrations):
@@ -221,7 +225,11 @@ def _demonstrations(window: policy.PolicyWindow, side: Book) -> list[str | None]
 def _teacher_prompts(
     window: policy.PolicyWindow, demonstrations: Sequence[str | None], template: str
 ) -> dict[str, Tensor]:
-    """Return `prompt_ids` and `prompt_mask`, (B, S), of prompts that show the demonstrations."""
+    """Return `prompt_ids` and `prompt_mask`, (B, S), of prompts that show the demonstrations.
+
+    A completion without a demonstration keeps its prompt: its row must be there, and its loss is
+    masked by the caller.
+    """
     tokenizer = build_tokenizer()
     group_size = window.batch.group
     chats = []
@@ -242,7 +250,9 @@ def build_trainer(
 ) -> Any:
     """Build TRL's DistillationTrainer or SDPOTrainer for a window, its completions fixed.
 
-    `fields` are those of its config beside the window's, `arguments` further ones of the trainer.
+    `fields` are those of its config, which go before the window's; `arguments` are further ones of
+    the trainer. SDPOTrainer samples GROUP completions of each prompt by itself; for
+    DistillationTrainer, which samples one, each prompt stands GROUP times in the data.
     """
     words = policy.WORDS[: ROWS * batch.accumulation // GROUP]
     examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
@@ -252,17 +262,20 @@ def build_trainer(
         "gradient_accumulation_steps": batch.accumulation,
         "shuffle_dataset": False,
     }
-    if config.__name__.startswith("SDPO"):  # its own teacher
+    if config.__name__.startswith("SDPO"):
+        # the second use of a generation is measured, see `_run_sdpo`
         window |= {"num_generations": GROUP, "num_iterations": 2}
         arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
-        examples *= 2  # for each of two processes
+        examples *= 2  # `models.at_scale` makes this one of two processes, which share the data
         teacher = untrained()
-        teacher.model.layers[0].self_attn.attention_dropout = 0.5  # which TRL must switch off
+        # TRL must put the teacher into evaluation mode; if it does not, this dropout shows it
+        teacher.model.layers[0].self_attn.attention_dropout = 0.5
         arguments.setdefault("teacher_model", teacher)
     built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
     measure.check_generation(built)
+    # the batch `scored`: the only one of `policy.RARE` here, so it also has the tokens of a tool
     has_tools = batch.rewards == "model"
     measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
     return built

@@ -88,7 +88,8 @@ def check(recorded: Surface | None = None) -> tuple[list[Moved], Surface, Surfac
 def compare(recorded: Surface, installed: Surface) -> list[Moved]:
     """Return what differs between the recorded and the installed surface.
 
-    What hangs on a class that has gone is left out: the class itself is told.
+    What hangs on a class that has gone is left out: the class itself is told. A module of ours that
+    the installed TRL keeps from being imported is told, too.
     """
     gone = {
         family_of(name)
@@ -102,7 +103,8 @@ def compare(recorded: Surface, installed: Surface) -> list[Moved]:
         *_moved_losses(recorded["losses"], installed["losses"], gone),
         *_moved_fields(recorded["fields"], installed["fields"]),
     ]
-    for module, why in relied_on()[1].items():
+    _, not_importable = relied_on()
+    for module, why in not_importable.items():
         moved.append(Moved(module, "can be imported", why, None, "the recipes that use it"))
     return moved
 
@@ -147,12 +149,16 @@ def _moved_defaults(
 def _moved_losses(
     recorded: Facts, installed: Facts, gone: Collection[str | None]
 ) -> Iterator[Moved]:
-    """Yield the losses that differ, then those that cannot be computed, by trainer and error."""
+    """Yield the losses that differ, then those that cannot be computed, by trainer and error.
+
+    A loss is [loss, gradient norm], or a text: the error that keeps it from being computed.
+    """
     failed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for case, old in recorded.items():
         if family_of(case) in gone:
             continue
         old, new = old or "absent", installed.get(case) or "absent"
+        # losses in bfloat16 may differ by 3 % between machines
         tolerance = 300 * TOLERANCE if "bf16=true" in case else TOLERANCE
         if isinstance(new, str):
             failed[case.partition(" ")[0], new].append(case)
@@ -177,9 +183,12 @@ def _moved_fields(recorded: Facts, installed: Facts) -> Iterator[Moved]:
 
 
 def report(moved: list[Moved], recorded: Surface, installed: Surface, as_json: bool = False) -> str:
-    """Return the versions, then what moved a line each, or what was checked; or all as JSON."""
+    """Return the versions, then a line for each thing that moved; with `as_json` all as JSON.
+
+    Where nothing moved, the last line says how much was checked.
+    """
     sizes = {name: len(facts) for name, facts in recorded.items() if name != "versions"}
-    sizes["fields"] = sum(map(len, recorded["fields"].values()))
+    sizes["fields"] = sum(map(len, recorded["fields"].values()))  # of all configs, not configs
     versions = {"recorded": recorded["versions"], "installed": installed["versions"]}
     if as_json:
         content = {**versions, "checked": sizes, "moved": [asdict(thing) for thing in moved]}
@@ -198,9 +207,11 @@ def _concerns(section: str, place: str) -> str:
     """Say whom it concerns that something moved.
 
     Args:
-        section: of the surface; "present" or "absent" for a field that came or went.
+        section: of the surface; for one of its "fields", what the field is now: "present" (it came)
+            or "absent" (it went).
         place: what moved there.
     """
+    # what belongs to no trainer, as a method of Accelerator, is looked for as GRPO's: see `_users`
     family = family_of(place) or "GRPO"
     name = place.rpartition(".")[2]
     rows = _rows_on(family)
@@ -222,6 +233,7 @@ def _concerns(section: str, place: str) -> str:
         reached = ", ".join([f"the stock {family}Trainer", *others])
         return f"{reached}; not the {len(naming)} formulations that name it"
     if section == "losses" and rows:
+        # only a row that TRL computes with settings (`trl` is True) changes with TRL's loss
         equal = [label for label, row in rows.items() if row.trl is True and _is_case(row, place)]
         return ", ".join(_joined(equal, rows)) or f"the stock {family}Trainer"
     return _everyone(family, rows)
@@ -248,7 +260,11 @@ def _everyone(family: str, rows: Iterable[str]) -> str:
 
 
 def _users(place: str, name: str, family: str) -> list[str]:
-    """Return our classes that override or call a method, and of GRPO's files that name it."""
+    """Return our classes that override or call a method, and for GRPO the files that name it.
+
+    `family` is "GRPO" for what belongs to no trainer, too. Both are used outside our trainers as
+    well, so all files of the package are searched for the name.
+    """
     classes = relied_on()[0].get(place, set())
     users = sorted(cls.__name__ for cls in classes)
     if family == "GRPO" and not name.startswith("__"):

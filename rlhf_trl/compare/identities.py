@@ -111,11 +111,20 @@ FINISHED_ONLY = _surrogate(
 
 
 def sampler_weight(mode: str, low: float, high: float) -> Identity:
-    """Weigh by how much likelier the policy finds tokens or completions than the sampler did."""
+    """Weigh by how much likelier the policy finds tokens or completions than the sampler did.
+
+    The weight is w = pi_old / pi_sampler, as TRL's `vllm_importance_sampling_correction` has it.
+
+    Args:
+        mode: TRL's `vllm_importance_sampling_mode`: "token_" or "sequence_" for whose ratio it is,
+            then "truncate" to clamp it to the bounds or "mask" to make it 0 outside of them.
+        low: the lower bound.
+        high: the upper bound.
+    """
     of_completion, masks = mode.startswith("sequence"), mode.endswith("mask")
 
     def change(view: View, old: Tensor) -> Tensor:
-        log_ratio = view.sampler_log_ratio
+        log_ratio = view.sampler_log_ratio  # (B, T), 0 where the mask is 0
         weight = (log_ratio.sum(1, keepdim=True) if of_completion else log_ratio).exp()
         if masks:
             return old * (weight * ((weight >= low) & (weight <= high)))
@@ -190,8 +199,11 @@ CLIPPED_WHOLE_RATIO = _surrogate(
 def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
     """Take a KL from the rewards by hand.
 
+    The rewards are those of the generation, so the KL is that of the policy which generated.
+
     Args:
-        estimate: "averaged", the mean of code-signed k3, or "summed", the sum of k1.
+        estimate: "averaged", the mean over a completion's tokens of k3 with the sign of the book's
+            code, exp(l) - 1 - l with l = log pi - log pi_ref, or "summed", the sum of k1 = l.
         beta: its weight; None: the one among the left side's arguments.
     """
 
@@ -206,8 +218,10 @@ def kl_in_reward(estimate: str, beta: float | None = None) -> Identity:
         else:
             penalty = (log_ratio * view.mask).sum(1)
         changed["rewards"] = old["rewards"] - weight * penalty
+        # The book's function refuses what it does not read. Without a KL these are unread, but
+        # old_logps only where there is no ratio: of the rows with this identity, PPO has one.
         unread = ["ref_logps", "kl_estimator"]
-        if "values" not in old:  # PPO's ratio still reads them
+        if "values" not in old:  # not PPO, whose critic needs values
             unread.append("old_logps")
         for name in unread:
             changed.pop(name, None)

@@ -103,8 +103,8 @@ def measure_kl(
         sequences = _all_sequences(policy, reference, behavior, length)
         for sampled_by, name in product(MEASURED, ESTIMATORS):
             for placement, ratio in MEASURED[sampled_by]:
-                measure = _value_row if placement == "value" else _gradient_row
-                rows.append(measure(sequences, name, placement, ratio, sampled_by, length))
+                make_row = _value_row if placement == "value" else _gradient_row
+                rows.append(make_row(sequences, name, placement, ratio, sampled_by, length))
     return rows
 
 
@@ -125,7 +125,10 @@ class _Sequences:
 
 
 def _all_sequences(policy: Tensor, reference: Tensor, behavior: Tensor, length: int) -> _Sequences:
-    """Return all sequences of a length over the vocabulary, and the exact KL."""
+    """Return all V^T sequences of a length, with their log-probabilities, and the exact KL.
+
+    The logits of `policy` are the parameters in which `scores` and `kl_gradient` are derivatives.
+    """
     sequences = torch.tensor(list(product(range(policy.shape[1]), repeat=length)))
     logits = policy.detach().clone().requires_grad_()
     logps = _logps(logits, sequences)
@@ -156,9 +159,12 @@ def _factor(ratio: str, log_ratio: Tensor) -> Tensor | float:
 def _value_row(
     sequences: _Sequences, name: str, placement: str, ratio: str, sampled_by: str, length: int
 ) -> Row:
-    """Return the row of an estimator as a number."""
+    """Return the row of an estimator as a number: mean and variance over all sequences.
+
+    The last five arguments become fields of the `Row`, whose comments say what they mean.
+    """
     sampler = sequences.sampler_logps(sampled_by)
-    weights = sampler.sum(1).exp()
+    weights = sampler.sum(1).exp()  # (N,) the probability that each sequence is sampled
     estimates = ESTIMATORS[name](sequences.logps, sequences.ref_logps)
     sums = (estimates * _factor(ratio, sequences.logps - sampler)).sum(1)
     mean = weights @ sums
@@ -178,22 +184,26 @@ def _value_row(
 def _gradient_row(
     sequences: _Sequences, name: str, placement: str, ratio: str, sampled_by: str, length: int
 ) -> Row:
-    """Return the row of an estimator in the loss or in the reward."""
+    """Return the row of an estimator in the loss or in the reward: the gradient that it gives.
+
+    The last five arguments become fields of the `Row`, whose comments say what they mean.
+    """
     sampler = sequences.sampler_logps(sampled_by)
-    weights = sampler.sum(1).exp()
+    weights = sampler.sum(1).exp()  # (N,) the probability that each sequence is sampled
     logps = sequences.logps.clone().requires_grad_()
     estimates = ESTIMATORS[name](logps, sequences.ref_logps)
     factor = _factor(ratio, logps - sampler)
     if placement == "loss":
         (slopes,) = torch.autograd.grad((estimates * factor).sum(), logps)
-    else:
+    else:  # score function: the whole sequence's estimate weighs each token, and has no gradient
         slopes = (estimates.sum(1, keepdim=True) * factor).detach().expand_as(logps)
+    # (N, P) by the chain rule: d loss / d logp of each token times d logp / d parameters
     gradients = torch.einsum("nt,ntp->np", slopes, sequences.scores)
     mean = weights @ gradients
     variance = weights @ (gradients - mean).square().sum(1)
     exact = sequences.kl_gradient
     length_of_mean, length_of_exact = mean.norm(), exact.norm()
-    cosine = None
+    cosine = None  # where the mean gradient is 0 up to rounding
     if length_of_mean >= 1e-12 * length_of_exact:
         cosine = float(mean @ exact / (length_of_mean * length_of_exact))
     return Row(

@@ -96,12 +96,16 @@ class Matrix:
         return [results[numbers] for numbers in sorted(results)]
 
     def _tried(self, row: Row, batch: PolicyBatch) -> Result:
-        """Measure one row on one batch; what another release of TRL breaks becomes the verdict."""
+        """Measure one row on one batch; what another release of TRL breaks becomes the verdict.
+
+        "not on this TRL": the release lacks something that is imported, or our trainer, which is
+        written for the recorded release, does not run on it. "cannot run": any other fault.
+        """
         try:
             return self.compare(row, batch)
         except InputError:
             raise
-        except Exception as error:  # whatever another release breaks is named, and where
+        except Exception as error:  # whatever another release breaks
             is_ours = isinstance(row.right, Stock) and row.right.trainer in pairs.OURS
             is_missing = is_ours or isinstance(error, ImportError)
             return Result(
@@ -114,11 +118,16 @@ class Matrix:
                 grad_cosine=math.nan,
                 grad_norm_ratio=math.nan,
                 verdict="not on this TRL" if is_missing else "cannot run",
+                # the last frame's line is the statement that raised
                 why=f"{sentence(error)} at {extract_tb(error.__traceback__)[-1].line}",
             )
 
     def compare(self, row: Row, batch: PolicyBatch) -> Result:
-        """Measure both sides of a row on a batch, and try its identities on the left gradient."""
+        """Measure both sides of a row on a batch, and try its identities on the left gradient.
+
+        Identities belong to differences. Where the sides are equal, they may be there as long as
+        they change nothing on this batch; otherwise the residual shows that they claim too much.
+        """
         window = self.window(*kind_of(row), batch)
         loss_left, left = self.side(row.left, window)
         loss_right, right = self.side(row.right, window)
@@ -128,6 +137,7 @@ class Matrix:
             _, right_in_float64 = self.side(row.right, window, double=True)
             error_in_float64 = judge(left, right_in_float64)[0]
         steps = list(row.identities)
+        # TRL divides logits by the temperature, the book never does
         if batch.temperature != 1 and isinstance(row.right, Stock):
             steps.append(AT_TEMPERATURE)
         residual = None
@@ -136,11 +146,12 @@ class Matrix:
         elif verdict == "equal" and steps:
             residual = _residual(row.left, window, steps, left, right)
             if residual <= RESIDUAL:
-                residual = None  # else the identities claim a difference that is not there
+                residual = None
         contributions = []
-        for step in steps if residual is not None else ():
-            alone = _error(changed(row.left, window, [step]), left)
-            contributions.append(Contribution(step.term, step.says, alone))
+        if residual is not None:
+            for step in steps:
+                alone = _error(changed(row.left, window, [step]), left)
+                contributions.append(Contribution(step.term, step.says, alone))
         return Result(
             row=row,
             batch=batch.name,
@@ -223,6 +234,7 @@ def stock(side: Stock, window: Window, double: bool = False) -> Measurement:
         built = distillation.build_trainer(*classes, fields, batch, **side.trainer_arguments)
         measured = window.stock(built)
     else:
+        # the fields of a side go before those of the window, so these two take the window's changes
         if batch.beta:
             fields["beta"] = batch.beta
         if "reward_weights" in fields:
@@ -299,7 +311,7 @@ def judge(left: Tensor, right: Tensor) -> tuple[float, float, float, Verdict]:
         zero gradient leaves undefined is NaN.
     """
     left_norm, right_norm = float(left.norm()), float(right.norm())
-    if not math.isfinite(left_norm * right_norm):
+    if not math.isfinite(left_norm * right_norm):  # NaN or infinite on either side
         return math.inf, math.nan, math.nan, "differs"
     if left_norm < ZERO and right_norm < ZERO:
         return 0.0, math.nan, math.nan, "both zero"

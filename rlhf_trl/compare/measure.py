@@ -75,25 +75,28 @@ def fix_completions(
     """Let `completion(prompt_ids, index_in_group, call)` answer in place of the model.
 
     Args:
-        trainer: a GRPOTrainer or RLOOTrainer; its `_generate_single_turn` is replaced.
+        trainer: a GRPOTrainer, a RLOOTrainer, one of DISTILLING, or a subclass; its method that
+            generates is replaced.
         completion: returns the token ids of one completion. The index counts within the group over
             all processes, so that any number of processes trains on the same completions.
         tools: every third token is said to come from a tool.
         sampler: a sampler with log-probabilities of its own is said to have drawn them, as vLLM.
-        gaps: of every seventh token that sampler knows none.
+        gaps: that sampler knows no log-probability of every seventh token.
     """
     calls = 0
     original = getattr(trainer, "_generate_single_turn", None)
     base_names = {base.__name__ for base in type(trainer).__mro__}
-    is_grpo = "GRPOTrainer" in base_names  # our trainers derive from it
+    is_grpo = "GRPOTrainer" in base_names  # which returns log-probabilities, too
     returns_ids_only = not is_grpo and bool(base_names & {"RLOOTrainer", *DISTILLING})
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
         """Stand in for `_generate_single_turn`: token ids, and log-probabilities or None."""
         nonlocal calls
-        if getattr(trainer, "_kept", None) is not None:  # dynamic sampling has chosen already
+        # Dynamic sampling first generates more than it needs, and then calls this once more for the
+        # answers that it has kept: those must come back, not new ones.
+        if getattr(trainer, "_kept", None) is not None:
             return original(prompt_ids, images, multimodal_fields, num_generations)
-        first = len(prompt_ids) * trainer.accelerator.process_index
+        first = len(prompt_ids) * trainer.accelerator.process_index  # of this process's prompts
         call = calls
         calls += 1
         group = num_generations or getattr(trainer, "num_generations", len(prompt_ids))
@@ -116,7 +119,7 @@ def fix_completions(
     elif tools:
         _mark_tools_by_rollout(trainer, generate)
     if sampler and not returns_ids_only:
-        trainer.use_vllm = True
+        trainer.use_vllm = True  # otherwise TRL does not read the sampler's log-probabilities
 
 
 def _tool_masks(completion_ids: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -174,7 +177,7 @@ def check_generation(trainer: Any) -> None:
     end = tokenizer.eos_token_id
     padding = tokenizer.pad_token_id
     has_second_end = hasattr(trainer, "eos_token_ids")  # other releases of TRL know one end only
-    stop = 20 if has_second_end else end
+    stop = 20 if has_second_end else end  # an end token beside the tokenizer's
     prompts = [[1, 7, 8], [1, 9], [1]]
     answers = [
         [10, 11, stop, padding, 12, end],
@@ -191,12 +194,13 @@ def check_generation(trainer: Any) -> None:
     is_grpo = hasattr(trainer, "importance_sampling_level")
     end_tokens = patch.object(trainer, "eos_token_ids", [end, stop], create=True)
     with end_tokens, patch.object(trainer.model, "generate", generate):
-        if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer: prompts, completions
+        if hasattr(trainer, "_generate_transformers"):
+            # an SDPOTrainer, which returns prompts, then completions
             completions = trainer._generate_transformers(prompts)[-1]
         else:
-            num_generations = (1,) if is_grpo else ()  # the others do not take it
+            num_generations = (1,) if is_grpo else ()  # an argument that the others do not take
             completions = trainer._generate_single_turn(prompts, None, {}, *num_generations)
-            if isinstance(completions, tuple):  # with log-probabilities
+            if isinstance(completions, tuple):  # completions, then log-probabilities
                 completions = completions[0]
     faults = _wrong_sampling(trainer, received["generation_config"], has_second_end)
     mask = received["attention_mask"].bool()
@@ -227,7 +231,8 @@ def _wrong_sampling(trainer: Any, config: Any, has_second_end: bool) -> list[str
 def _masks_tools(trainer: Any) -> bool:
     """Return whether a completion goes on behind a tool's answer, which gets mask 0.
 
-    The model writes 10 11 and calls a tool, whose answer is 1 4 2; then it writes 50 to the end.
+    The model writes 10 11 and calls a tool. Its answer is the text "42", which is encoded as 1 4 2:
+    the number of messages, then the digits. Then the model writes 50 up to the limit.
     """
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -243,6 +248,7 @@ def _masks_tools(trainer: Any) -> bool:
         "_get_tool_suffix_ids": encode_answer,
         "_generate_single_turn": lambda *_, **__: ([[50] * limit], None),
     }
+    # the loop looks for a further call in what the model writes then: there is none
     module = sys.modules[type(trainer)._tool_call_loop.__module__]
     no_further_call = patch.object(module, "parse_response", lambda *_, **__: {}, create=True)
     prompts = [[]]
@@ -253,13 +259,13 @@ def _masks_tools(trainer: Any) -> bool:
     with (
         no_further_call,
         patch.multiple(trainer, create=True, **replaced),
-        suppress(TypeError),
+        suppress(TypeError),  # a release whose loop takes other arguments is not judged
     ):
         mask, _, ids, *_ = trainer._tool_call_loop(*arguments)
         expected_ids = [10, 11, 1, 4, 2, *[50] * limit][:limit]
         expected_mask = [1, 1, 0, 0, 0, *[1] * limit][:limit]
         return ids[0] == expected_ids and mask[0] == expected_mask
-    return True  # another release wants other arguments
+    return True  # after a TypeError
 
 
 DISTILLING = ("DistillationTrainer", "SDPOTrainer")
@@ -288,6 +294,9 @@ def batches(trainer: Any) -> Iterator[Any]:
 def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Measured, list[Batch]]:
     """Run the trainer's own loop over one accumulation window, without an optimizer step.
 
+    What transformers' loop does around `training_step` is done here: it sets the number of
+    micro-batches, by which the step divides its loss.
+
     Args:
         trainer: a trainer of TRL's on one process.
         source: what `batches` returned; one window is taken from it.
@@ -312,7 +321,7 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
     try:
         loss = sum(float(trainer.training_step(model, batch, items)) for batch in window)
     finally:
-        del trainer.compute_loss
+        del trainer.compute_loss  # this uncovers the class's method again
     measured = Measured(loss, flat_gradient(model))
     model.zero_grad()
     return measured, prepared

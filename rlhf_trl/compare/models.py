@@ -152,7 +152,11 @@ def at_scale() -> Iterator[None]:
 
 
 def _two_processes() -> Iterator[Any]:
-    """Yield the patches that make this the second of two processes."""
+    """Yield the patches that make this the second of two processes.
+
+    What is gathered holds the first process's part, then this one's. Modules import the functions
+    that gather by name, so each module of TRL and accelerate has a reference of its own to replace.
+    """
     from accelerate import Accelerator, utils
 
     def gather_both(own: Tensor) -> Tensor:
@@ -165,7 +169,7 @@ def _two_processes() -> Iterator[Any]:
     }
     yield patch.multiple(Accelerator, num_processes=2, process_index=1)
     for name, module in list(sys.modules.items()):
-        if not name.startswith(("trl.", "acc")):
+        if not name.startswith(("trl.", "accelerate")):
             continue
         for function, replacement in replacements.items():
             if vars(module).get(function.__name__) is function:
@@ -301,7 +305,7 @@ def make_trainer(
     Args:
         trainer: the class.
         config: its config class.
-        fields: those of the config, before all others.
+        fields: those of the config, which go before all others.
         examples: the data.
         arguments: further arguments of the trainer, and those of _IN_CONFIG.
     """

@@ -35,10 +35,11 @@ def write_page(folder: str | Path) -> None:
 
 def page(results: Sequence[Result], stocks: Sequence[AsStock]) -> str:
     """Return the page in Markdown, from the results of all rows and cases on all batches."""
-    groups: list[list[Result]] = []  # of each row
-    own_groups: list[list[Result]] = []
+    groups: list[list[Result]] = []  # the results of a row each
+    own_groups: list[list[Result]] = []  # the same of the rows of this project's trainers
     for group in report.summary(results):
         (own_groups if group[0].row in OWN_ROWS else groups).append(group)
+    # rows about SFT and the KL, which the table of algorithms does not have, are "sft" and "kl"
     by_algorithm: dict[str, list[Sequence[Result]]] = {}
     for group in groups:
         by_algorithm.setdefault(group[0].row.algorithm, []).append(group)
@@ -113,18 +114,23 @@ What the estimators themselves estimate is the subject of the last section."""
 
 
 def _overview(groups: Sequence[Sequence[Result]]) -> str:
-    """Return the section "At a glance"; a group holds the results of a row."""
+    """Return the section "At a glance"; a group holds the results of a row.
+
+    What the temperature does is measured on rows that are equal otherwise: nothing else differs.
+    """
     shown_verdicts = [report.shown(group).verdict for group in groups]
     different = sum(verdict in ("differs", "scaled") for verdict in shown_verdicts)
     same = len(groups) - different
     cosines = []
     ratios = []
     for group, verdict in zip(groups, shown_verdicts, strict=True):
-        for result in group if verdict == "equal" else ():
+        if verdict != "equal":
+            continue
+        for result in group:
             if result.batch == "temperature":
                 cosines.append(result.grad_cosine)
                 ratios.append(result.grad_norm_ratio)
-    shared = sum(same_code(row) for row in ALGORITHMS.values())
+    shared = sum(same_code(row) for row in ALGORITHMS.values())  # not compared: one function
     return f"""## At a glance
 
 {len(groups)} comparisons: {same} are equal on every batch that changes nothing on purpose,
@@ -189,7 +195,11 @@ def _stock(name: str, form: Formulation) -> str:
 
 
 def _table(groups: Sequence[Sequence[Result]]) -> str:
-    """Return the table of an algorithm, a line for each row, and below it why its sides differ."""
+    """Return the table of an algorithm, a line for each row, and below it why its sides differ.
+
+    A line shows the batch that `report.shown` chooses, and so does its note. That is never `beta`
+    if the row has a usual batch, so where a KL adds a difference this batch gets a note of its own.
+    """
     lines = []
     notes = []
     for group in groups:
@@ -210,11 +220,11 @@ def _table(groups: Sequence[Sequence[Result]]) -> str:
             }
         )
         differing_with_kl = [r for r in group if r.batch == "beta" and r.residual is not None]
-        if result.residual is None:
+        if result.residual is None:  # equal without a KL
             notes += [_note(r) for r in differing_with_kl]
         else:
             notes.append(_note(result))
-            if row.with_kl:
+            if row.with_kl:  # the KL adds a reason to that of the first note
                 notes += [_note(r) for r in differing_with_kl]
     written = report.table(lines, "markdown")
     return "\n\n".join([written, "\n".join(notes)]) if notes else written
@@ -253,7 +263,11 @@ def _equal_on(group: Sequence[Result]) -> str:
 
 
 def figure(results: Sequence[Result], path: str | Path) -> None:
-    """Draw the cosine of every comparison that differs as a PNG, a mark per batch."""
+    """Draw the cosine of every comparison that differs as a PNG, a mark per batch.
+
+    Rows are drawn whose gradients differ in direction on a usual batch: below 0.9995 a cosine is
+    not printed as 1.000 in the tables.
+    """
     from matplotlib.figure import Figure
 
     batches = [batch.name for batch in BATCHES if batch.name not in report.SPECIAL]
@@ -261,6 +275,7 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     groups = [group for group in report.summary(results) if id(group[0].row) in differing]
     drawing = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
     axes = drawing.subplots()
+    # eight marks: `over_long`, the last of the batches, has none
     for batch, mark in zip(batches, "osD^vP*X", strict=False):
         cosines = []
         heights = []

@@ -118,7 +118,7 @@ def _loss(side: Book, part: Micro, outputs: Tensor) -> Tensor:
     if side.algorithm == "sft":
         return -(outputs * part.mask).sum() / part.mask.sum()
     settings = {"formulation": side.formulation, **side.params}
-    if side.algorithm in ("orm", "prm"):
+    if side.algorithm in ("orm", "prm"):  # with labels of tokens; the others compare texts
         return reward_loss(side.algorithm, logits=outputs, labels=part.labels, **settings)
     if side.row.trainer == "RewardTrainer":
         return _comparison_loss(side, part, outputs.squeeze(1), settings)
@@ -141,7 +141,11 @@ def _comparison_loss(
 def _preference_loss(
     side: Book, part: Micro, token_logps: Tensor, settings: Mapping[str, Any]
 ) -> Tensor:
-    """Return the direct-alignment loss from log-probabilities of tokens, (R, S)."""
+    """Return the direct-alignment loss from log-probabilities of tokens, (R, S).
+
+    The row says whether those of a completion are summed or averaged, and whether it reads a
+    reference. The function gets what the row reads, and refuses anything else.
+    """
     row = side.row
     is_chosen = part.chosen
 
@@ -154,9 +158,9 @@ def _preference_loss(
     logps = {"policy_chosen_logps": policy[is_chosen], "policy_rejected_logps": policy[~is_chosen]}
     if row.reference:
         logps |= {"ref_chosen_logps": ref[is_chosen], "ref_rejected_logps": ref[~is_chosen]}
-    if side.algorithm == "orpo":
+    if side.algorithm == "orpo":  # ORPO's likelihoods are means, so this is a mean per token, too
         logps["chosen_nll"] = -policy[is_chosen]
-    if part.kl is not None:
+    if part.kl is not None:  # KTO
         logps |= {"policy_kl_logps": part.kl[0], "ref_kl_logps": part.kl[1]}
     return preference_loss(side.algorithm, **logps, **settings).loss
 
@@ -169,14 +173,16 @@ def trainer_classes(name: str) -> tuple[type, type]:
     if name in OURS:
         try:
             module = import_module(OURS[name].rpartition(".")[0])
-        except Exception as error:  # whatever it misses in another release
+        except Exception as error:
+            # What it misses in another release of TRL may raise anything. As an ImportError it has
+            # the verdict "not on this TRL", see `Matrix._tried`.
             raise ImportError(f"{name}: {measure.sentence(error)}") from error
     else:
         module = import_module(_EXPERIMENTAL.get(name, "trl"))
-        if not hasattr(module, name):  # where another release may have it
+        if not hasattr(module, name):  # another release may have it among its experimental ones
             module = import_module(f"trl.experimental.{name.removesuffix('Trainer').lower()}")
     trainer = getattr(module, name)
-    if name == "BookSFTTrainer":  # which has no row, and TRL's config
+    if name == "BookSFTTrainer":  # it has no row of the table, and so no config of its own
         return trainer, trainer_classes("SFTTrainer")[1]
     return trainer, getattr(module, name.replace("Trainer", "Config"))
 
@@ -213,7 +219,7 @@ def _fixed_examples(
 ) -> list[dict[str, Any]]:
     """Return the fixed data of a window, in the columns that a trainer reads.
 
-    They suffice for two micro-batches of single completions, 2 * PAIRS each.
+    There are 4 * PAIRS, enough for two micro-batches of single completions, 2 * PAIRS each.
 
     Args:
         trainer: the name of the stock trainer, "" for plain pairs.
@@ -232,8 +238,8 @@ def _fixed_examples(
         if trainer == "SFTTrainer":
             return [{"text": pair["chosen"]} for pair in pairs]
         if trainer == "KTOTrainer":
-            # it splits pairs, the chosen of all before the rejected: only if there are no more
-            # than a micro-batch takes does that have both
+            # TRL makes two examples of a pair, those of the chosen completions of all pairs first.
+            # With so few pairs that a micro-batch takes them all, it has chosen and rejected ones.
             return pairs[:PAIRS]
         return pairs
     if trainer == "SFTTrainer":
@@ -290,9 +296,10 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
     """Return the examples of a window of MADE, and the micro-batches that they should become.
 
     Both completions of a pair are examples of their own, but for "kwise", where they and a third
-    are one. Texts hold `input_ids`, and `labels` that are -100 where nothing is predicted.
+    are one example, a list with the best first.
     """
     examples: list[dict[str, Any]] = []
+    # what is collated for a completion: `input_ids`, and `labels`, -100 where nothing is learned
     texts: list[dict[str, list[int]]] = []
     pairs = _fixed_examples("", batch, ())[: batch.rows // 2 * batch.accumulation]
     for number, pair in enumerate(pairs):
@@ -312,6 +319,7 @@ def _by_hand(kind: str, batch: PolicyBatch) -> tuple[list[dict[str, Any]], list[
                 example = {"prompt": prompt, "completion": completion, "label": is_chosen}
                 examples.append(example)
             texts.append(_text_of_completion(prompt, completion, int(is_chosen)))
+    # texts, not examples, so that a list of "kwise" stays in one micro-batch
     size = len(texts) // batch.accumulation
     micro_batches = [texts[first : first + size] for first in range(0, len(texts), size)]
     return examples, [pad_texts(micro_batch, PAD) for micro_batch in micro_batches]
@@ -404,7 +412,7 @@ def build_trainer(
         config: its config class.
         fields: those of the config beside the window's.
         batch: the window.
-        columns: may be "margin", or how the texts are written.
+        columns: as `_fixed_examples` takes them: "margin", or how the texts are written.
         trainer_arguments: further arguments of the trainer.
     """
     hand_made = made_kind(trainer_arguments)
@@ -415,17 +423,21 @@ def build_trainer(
         trainer_arguments.setdefault("ref_model", reference)
     if batch.name == "adapter":
         trainer_arguments |= models.adapter()
-    if {"ended", "implicit"}.intersection(columns):
+    if {"ended", "implicit"}.intersection(columns):  # not for chats: their template begins them
         trainer_arguments["processing_class"] = models.begun()
     if (hand_made or kind in DOUBLE) and "model" not in trainer_arguments:
-        # the others take a folder, and load the reference from it
+        # These need no reference. The other trainers get the model that `make_trainer` loads from a
+        # folder, so that TRL finds the reference there.
         trainer_arguments["model"] = _MODELS.get(kind, models.untrained)()
-    if kind == "RewardTrainer":  # which tells the model what pads
+    if kind == "RewardTrainer":
+        # the model finds a text's last token by this field, which the trainer has to set
         trainer_arguments["model"].config.pad_token_id = None
     examples = _by_hand(kind, batch)[0] if hand_made else _fixed_examples(kind, batch, columns)
     config_fields = dict(fields) | _window_fields(kind, batch)
     built = models.make_trainer(trainer, config, config_fields, examples, **trainer_arguments)
-    if hasattr(built, "reference_point"):  # both sides of a comparison read the same completions
+    if hasattr(built, "reference_point"):
+        # Our KTO trainer, which in formulation code takes the rejected completions for the point.
+        # Here it takes the mismatched pairs, whose log-probabilities the book's side gets.
         built.reference_point = "mismatched"
     return built
 
@@ -501,16 +513,20 @@ class PairWindow:
         return PairView([self._micro(policy, reference, inputs) for inputs in self.prepared])
 
     def _micro(self, policy: Module, reference: Module, inputs: measure.Batch) -> Micro:
-        """Return what the book's loss sees of a micro-batch, from plain forwards."""
+        """Return what the book's loss sees of a micro-batch, from plain forwards.
+
+        S is the tokens of a text but the first, which nothing predicts: ids, masks and labels are
+        shifted by one to stand beside the log-probabilities of their tokens.
+        """
         ids, attention, mask, chosen = _sequences(inputs)
         if self.make is models.untrained:
             outputs = models.token_logps(policy, ids, attention)
             ref = models.token_logps(reference, ids, attention)
         else:
             outputs = policy(input_ids=ids, attention_mask=attention).logits
-            if outputs.dim() == 3:
+            if outputs.dim() == 3:  # a score of each token, of which the first one's has no label
                 outputs = outputs[:, 1:].squeeze(-1)
-            ref = torch.zeros_like(outputs)
+            ref = torch.zeros_like(outputs)  # a reward model has no reference, and no loss reads it
         kl = None
         if "KL_input_ids" in inputs:
             kl = _mismatched_logps(policy, inputs), _mismatched_logps(reference, inputs)
@@ -547,13 +563,14 @@ def _expected_texts(
     """Tokenize the examples; of those longer than `max_length` keep what the trainer keeps.
 
     TRL keeps the first tokens, our trainers the whole completion and the end of the prompt; reward
-    models are not given longer ones.
+    models are not given longer ones. `trainer` is the name of the trainer that collates.
     """
     tokenizer = build_tokenizer()
     rule = "cut_prompt" if trainer in OURS else "cut_completion"
     if trainer.endswith("RewardTrainer"):
         rule = "drop"
-    start = [tokenizer.bos_token_id] if trainer in _EXPERIMENTAL else []  # ours have what DPO has
+    # TRL's ORPO and CPO put this token before a prompt; DPO does not, nor do our trainers for both
+    start = [tokenizer.bos_token_id] if trainer in _EXPERIMENTAL else []
     texts = _Texts({}, {})
     for number, example in enumerate(examples):
         sides = [side for side in ("chosen", "rejected", "completion") if side in example]
@@ -601,7 +618,10 @@ def _collation_fault(
     texts: _Texts,
     max_length: int | None,
 ) -> str:
-    """Return what a micro-batch has otherwise than the examples, "" for nothing."""
+    """Return what a micro-batch has otherwise than the examples, "" for nothing.
+
+    Each text of it is looked up by its token ids, which give the example that it comes from.
+    """
     ids, attention, mask, chosen = _sequences(inputs)
     unpadded = [tuple(text) for text in _unpadded(ids, attention)]
     if not texts.sources.keys() >= set(unpadded):
@@ -612,7 +632,7 @@ def _collation_fault(
     if "label" in inputs:
         if [examples[number]["label"] for number in numbers] != chosen.tolist():
             return "labels"
-    elif "completion" not in examples[0]:
+    elif "completion" not in examples[0]:  # pairs: first all chosen ones, then their rejected ones
         in_halves = [(number, side) for side in ("chosen", "rejected") for number in first_half]
         if sources != in_halves:
             return "chosen and rejected"
@@ -620,7 +640,7 @@ def _collation_fault(
         margins = torch.tensor([examples[number]["margin"] for number in first_half])
         if not torch.allclose(margins, inputs["margin"].float()):
             return "margins"
-    if not trainer.endswith("RewardTrainer"):
+    if not trainer.endswith("RewardTrainer"):  # which scores whole texts, without such a mask
         prompt_lengths = [len(texts.prompts[number]) for number in numbers]
         if not torch.equal(_completion_masks(attention, prompt_lengths), mask.to(attention)):
             return "which tokens are the completion's"
@@ -664,7 +684,8 @@ def _mismatched(
 def _sequences(inputs: measure.Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ids, attention mask, completion mask (R, S) and which are wanted (R,).
 
-    Without labels the first half of the R texts is.
+    A micro-batch without a column `label`, one of pairs, has the wanted texts in its first half.
+    Trainers mark the completion by a mask, or by token labels that are -100 elsewhere.
     """
     if "chosen_input_ids" in inputs:  # ORPO and CPO keep the two apart
         ids = _both_sides(inputs, "input_ids", 0)

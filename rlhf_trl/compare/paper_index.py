@@ -66,9 +66,13 @@ def read_index(path: str | Path | None = None) -> tuple[str, list[Claim]]:
 
 
 def _claims(text: str, path: Any) -> Iterator[Claim]:
-    """Yield a claim for each call of an XConfig in the Python blocks of a Markdown text."""
+    """Yield a claim for each call of an XConfig in the Python blocks of a Markdown text.
+
+    Its paper is the first that is linked below the last heading before the block.
+    """
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         line = text.count("\n", 0, block.start()) + 1
+        # text before the first heading, then a heading and the text below it in turn
         sections = re.split(r"^##+ (.*)\n", text[: block.start()], flags=re.MULTILINE)
         section = sections[-2].strip() if len(sections) > 1 else ""
         link = re.search(r"papers/(\d{4}\.\d{4,5})", sections[-1])
@@ -79,6 +83,7 @@ def _claims(text: str, path: Any) -> Iterator[Claim]:
         except SyntaxError as error:
             raise InputError(f"--paper-index: {path}, line {line}: not Python: {error}") from error
         for node in ast.walk(tree):
+            # a call by a plain name, such as GRPOConfig(...)
             name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
             if name.endswith("Config"):
                 yield Claim(line + node.lineno, section, paper, name, _literal_fields(node))
@@ -119,7 +124,10 @@ schedule are those of the batches. `then` is what the config gives with the fix,
 
 
 def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
-    """Return the line of a claim: what its config computes, and what brings it to the paper."""
+    """Return the line of a claim: what its config computes, and what brings it to the paper.
+
+    A config that cannot be measured keeps "-" in the columns behind the reason.
+    """
     loss_fields = LOSS_FIELDS | SHARED_FIELDS
     shown = {name: value for name, value in claim.fields.items() if name in loss_fields}
     line = {
@@ -134,6 +142,7 @@ def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
     }
     config = _config(claim.config)
     if config is None:
+        # the index also shows configs of PEFT, such as LoraConfig
         import peft
 
         is_of_peft = hasattr(peft, claim.config)
@@ -143,6 +152,7 @@ def _line(claim: Claim, matrix: Matrix) -> dict[str, str]:
     trainer = claim.config.replace("Config", "Trainer")
     if trainer not in TRAINERS:
         return line | {"computes": f"not compared: {trainer}"}
+    # fields that this TRL does not have are told under `builds`; the others are measured
     names = {f.name for f in fields(config)}
     config_fields = {name: value for name, value in claim.fields.items() if name in names}
     with tempfile.TemporaryDirectory() as folder:
@@ -179,8 +189,10 @@ def _measured(
 ) -> list[Distance]:
     """Return how far a config, written to a path, is from formulations: see `distances`.
 
+    It is written to a file as a user's config is, so that it is read and checked in the same way.
+
     Raises:
-        InputError: as `distances`, without the path.
+        InputError: as `distances`, without the path, which is temporary.
     """
     path.write_text(dump_yaml({**config_fields}))
     try:
@@ -195,7 +207,10 @@ def _add_fix(
     config_fields: Mapping[str, Any],
     measure: Callable[..., list[Distance]],
 ) -> None:
-    """Write into a line how far its config is from the paper's equation, and what mends it."""
+    """Write into a line how far its config is from the paper's equation, and what mends it.
+
+    `measure` takes config fields and (algorithm, formulation) pairs: see `_measured`.
+    """
     equation = (claim.algorithm, "chapter")
     (distance,) = measure(config_fields, equation, fixes=True)
     line["paper's equation"] = f"{claim.algorithm}: {_far(distance)}"
@@ -204,6 +219,7 @@ def _add_fix(
         (after_changes,) = measure({**config_fields, **distance.changes}, equation)
         line["then"] = _far(after_changes)
     elif not distance.equal:
+        # equal on the batch of the first update: then later updates make the difference
         line["fix"] = distance.why or ("one update per generation" if distance.on_policy else "")
 
 

@@ -286,7 +286,8 @@ def build_trainer(
     Args:
         trainer: the class.
         config: its config class.
-        fields: those of the config; those of the window stand in for what they leave open.
+        fields: those of the config, which go before those that make the window, but not before
+            the batch's own `fields`.
         batch: the window.
         arguments: further ones of the trainer.
     """
@@ -298,9 +299,10 @@ def build_trainer(
         **fields,
         **dict(batch.fields),
     }
-    # any other trainer may show its reward functions what it likes
+    # A user's trainer may change prompts, completions and what its reward functions see; TRL's and
+    # ours must not.
     is_checked = trainer.__module__.partition(".")[0] in ("trl", "rlhf_trl")
-    has_gaps = batch.rewards == "partly"
+    has_gaps = batch.rewards == "partly"  # the batch `unscored`: see its description
     if batch.name == "adapter":
         arguments |= adapter()
     if has_gaps:
@@ -311,7 +313,8 @@ def build_trainer(
         arguments["reward_processing_classes"] = [None, None, begun()]
     examples = _examples(batch, with_text=is_checked)
     built = make_trainer(trainer, config, window, examples, reward_funcs=rewards, **arguments)
-    if getattr(built, "drops_groups", False):  # what is compared is the whole window
+    if getattr(built, "drops_groups", False):
+        # our trainer of DAPO's code drops groups without contrast, which the book's side keeps
         built.drops_groups = False
     if is_checked:
         measure.check_generation(built)
@@ -411,6 +414,7 @@ class PolicyWindow:
             Loss and gradient, and the micro-batches as the loss saw them. Where a reward model
             scores, the loss of an evaluation just before the window is added.
         """
+        # the module of its TRL trainer, in which `unmixed` replaces the shuffle
         base_modules = (base.__module__ for base in type(trainer).__mro__)
         trl_module = next(name for name in base_modules if name.startswith("trl.trainer."))
         is_stock = type(trainer).__module__.startswith("trl.")
@@ -420,7 +424,9 @@ class PolicyWindow:
         with unmixed(trl_module, is_stock):
             source = measure.batches(trainer)
             take(trainer.model.train(), _part(self.generating, has_critic))
-            if self.batch.windows > 1:  # the first one only generates
+            if self.batch.windows > 1:
+                # The first window generates, with no update: the policy is moved by hand instead.
+                # As TRL would, `_step` counts on, so that the next window reads that generation.
                 for _ in range(self.batch.accumulation):
                     trainer._prepare_inputs(next(source))
                     trainer._step += 1
@@ -446,7 +452,10 @@ class PolicyWindow:
         return right_weight * right_rewards + format_weight * format_rewards
 
     def _pushed(self) -> dict[str, Tensor]:
-        """Move the policy until every token with an advantage is clipped, by gradient descent."""
+        """Move the policy until every token with an advantage is clipped, by gradient descent.
+
+        A clip holds where the ratio went the way of the advantage's sign, beyond the clip range.
+        """
         model = untrained()
         model.load_state_dict(_part(self.generating))
         rewards = self._rewards().view(-1, self.batch.group)
@@ -455,11 +464,12 @@ class PolicyWindow:
         old = _logps(model, self.ids).detach()
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
         for _ in range(200):
+            # how far log-ratios went that way
             ahead = (sign * (_logps(model, self.ids) - old))[mask & (sign != 0)]
             if ahead.min() > 0.6:  # ratios above 1.8 and below 0.55
                 break
             optimizer.zero_grad()
-            torch.relu(0.9 - ahead).sum().backward()
+            torch.relu(0.9 - ahead).sum().backward()  # pulls up to 0.9, so that all pass 0.6
             optimizer.step()
         return model.state_dict()
 
@@ -487,13 +497,16 @@ class PolicyWindow:
         return self._views[temperature]
 
     def _view(self, temperature: float) -> "View":
-        """Compute log-probabilities of the three policies, and the rewards."""
+        """Compute log-probabilities of the three policies, and the rewards.
+
+        Only those of the current policy keep their graph: gradients are taken in its parameters.
+        """
         policy, logps = self._policy_logps(self.current, temperature)
         with torch.no_grad():
             _, old_logps = self._policy_logps(self.generating, temperature)
             _, ref_logps = self._policy_logps(untrained().state_dict(), temperature)
         rewards = self._rewards() * self.batch.reward_scale
-        if self.batch.reward is not None:
+        if self.batch.reward is not None:  # for rows about rounding to float32, as TRL rounds
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         right_rewards, format_rewards = self._scored
         return View(
@@ -561,7 +574,8 @@ def check_order(trainer: Any) -> None:
 def _keeps_groups(trainer: Any, epoch: list[int]) -> bool:
     """Return whether prompts, in training and evaluation, come a group at a time, and once.
 
-    `epoch` holds the numbers of the prompts in the order in which an epoch trains on them.
+    `epoch` holds the numbers of the prompts in the order in which an epoch trains on them: each
+    prompt `num_generations` times in a row, and the generation anew for each time that it is used.
     """
     args = trainer.args
     reused = args.steps_per_generation * args.num_iterations
@@ -570,10 +584,11 @@ def _keeps_groups(trainer: Any, epoch: list[int]) -> bool:
     groups = generations[:, 0].reshape(-1, args.num_generations)
     held_out = torch.tensor(list(trainer._get_eval_sampler(trainer.train_dataset)))
     held_out_groups = held_out.view(-1, args.num_generations)
+    # all uses of a generation have its prompts; all completions of a group have one prompt
     for numbers in (generations, groups, held_out_groups):
         if not torch.equal(numbers, numbers[:, :1].expand_as(numbers)):
             return False
-    if len(groups[:, 0].unique()) != len(groups):
+    if len(groups[:, 0].unique()) != len(groups):  # a prompt twice in an epoch
         return False
     distinct = len(held_out_groups[:, 0].unique())
     return distinct == len(trainer.train_dataset) == len(held_out_groups)
@@ -655,7 +670,7 @@ class View:
             return 1 / self.lengths / count
         if kind == "fixed_length":
             return ones / batch.limit / count
-        if kind == "per_prompt":
+        if kind == "per_prompt":  # 1 / (prompts x tokens of the prompt's completions)
             of_prompts = self.lengths.view(-1, batch.group).sum(1).repeat_interleave(batch.group)
             return batch.group / of_prompts.unsqueeze(1) / count
         if kind == "token_mean":
@@ -663,7 +678,7 @@ class View:
         if kind == "token_mean_micro_batch":
             tokens = self.mask.view(batch.accumulation, -1).sum(1).repeat_interleave(batch.rows)
             return 1 / tokens.unsqueeze(1) / batch.accumulation
-        if kind == "token_mean_trl":
+        if kind == "token_mean_trl":  # the generation's tokens, times its share that a window is
             return ones / (self.generation_tokens * (batch.accumulation / batch.per_generation))
         raise KeyError(kind)
 
@@ -684,6 +699,7 @@ class View:
             arguments.setdefault("beta", self.batch.beta)
         if "max_completion_length" in row.reads:
             arguments["max_completion_length"] = self.batch.limit
+        # the function refuses tensors that the row does not read, so each is there on its condition
         if arguments.get("beta"):
             arguments["ref_logps"] = self.ref_logps
         if row.ratio != "none" or (row.kl == "reward" and arguments.get("beta")):
@@ -725,5 +741,5 @@ class View:
                     part[name] = value[start : start + size]
             losses.append(policy_gradient_loss(side.algorithm, **part).loss)
         loss = torch.stack(losses).mean()
-        slopes = torch.autograd.grad(loss, leaves)
+        slopes = torch.autograd.grad(loss, leaves)  # of log-probabilities; with a critic, of values
         return float(loss.detach()), slopes[0] if len(slopes) == 1 else torch.stack(slopes)

@@ -98,6 +98,7 @@ class Loss:
         unmet = required - set(self.names.values()) - self.settings.keys()
         if unmet:
             raise InputError(f"{path} needs {', '.join(sorted(unmet))}; write NAME=VALUE for each")
+        # losses such as `policy_gradient_loss` refuse a reference where no KL reads it
         if self.names.get("ref_logps") not in required and not self.settings.get("beta"):
             self.names.pop("ref_logps", None)
         self._choose_tensors(required)
@@ -105,13 +106,17 @@ class Loss:
     def _choose_tensors(self, required: set[str]) -> None:
         """Choose the optional tensors to leave out, and whether each token has an advantage.
 
-        The first choice with which the function can be run is kept, in `left_out`, `per_token`.
+        A function for many algorithms, as `policy_gradient_loss`, has None for tensors that only
+        some of them read, and refuses those that the chosen one does not read. So choices are tried
+        until the function can be run with one, which is kept in `left_out` and `per_token`.
         """
         optional = [
             name
             for name in ("binary_rewards", "old_logps")
             if name in self.names and self.names[name] not in required
         ]
+        # Where both are optional: most algorithms read old_logps alone, those without a ratio read
+        # neither, and MaxRL reads binary_rewards alone. A single one is left out, then tried.
         choices = [set(optional[:1]), set(optional), set(optional[1:]), set()]
         first_error = None
         for per_token in (False, True):
@@ -141,7 +146,7 @@ class Loss:
         if not isinstance(loss, Tensor) or loss.ndim:
             raise InputError(f"{self.path} returns no scalar; write a function that reduces it")
         (slope,) = torch.autograd.grad(loss, tensors["logps"], allow_unused=True)
-        if slope is None:
+        if slope is None:  # the loss does not depend on logps
             slope = torch.zeros_like(batch["logps"])
         return float(loss.detach()), slope
 
@@ -176,19 +181,26 @@ def look_here() -> None:
 
 
 def sample(prompts: int, group: int, tokens: int) -> Batch:
-    """Return a batch in float64: ragged completions, padded on the right, ratios of 0.7 to 1.4."""
+    """Return a batch in float64: ragged completions, padded on the right, ratios of 0.7 to 1.4.
+
+    `tokens` is the length of the longest completion. Log-probabilities under the padding are as
+    random as the others, so that a loss that reads them shows it.
+    """
     draw = torch.Generator().manual_seed(prompts * 100 + group * 10 + tokens)
     rows = prompts * group
 
     def noise(size: float) -> Tensor:
+        """Return (rows, tokens) random numbers between -size and size."""
         return size * (2 * torch.rand(rows, tokens, generator=draw, dtype=torch.float64) - 1)
 
     logps = noise(1.0) - 2
+    # 0, 1, 2, ... within each prompt, and up to 0.3 more: no two of a prompt are alike
     rewards = torch.arange(rows, dtype=torch.float64) % group
     rewards = rewards + 0.3 * torch.rand(rows, generator=draw, dtype=torch.float64)
     grouped = rewards.view(prompts, group)
     centered = (grouped - grouped.mean(1, keepdim=True)) / grouped.std(1, keepdim=True)
-    lengths = tokens - torch.arange(rows) % (tokens - 1)  # never 1, so that a last token is one
+    # at least 2, so that no completion's first token is its last one, too
+    lengths = tokens - torch.arange(rows) % (tokens - 1)
     mask = (torch.arange(tokens) < lengths[:, None]).to(torch.float64)
     return {
         "logps": logps,
@@ -262,7 +274,8 @@ def _unchanged(
 ) -> str:
     """Check that a change of the batch changes neither loss nor gradient.
 
-    `back` brings the gradient of the changed batch into the order of the batch.
+    `back`, for changes that move, add or reorder tokens, takes the original batch and the gradient
+    of the changed one, and returns that gradient in the shape and order of the original.
     """
     value, slope = loss(batch)
     new_value, new_slope = loss(change(batch))
@@ -295,7 +308,10 @@ def _unchanged_by_order(loss: Loss, batch: Batch, groups: bool) -> str:
 
 
 def _splits(loss: Loss, batch: Batch) -> str:
-    """Check that micro-batches of one prompt each average to the batch's loss and gradient."""
+    """Check that micro-batches of one prompt each average to the batch's loss and gradient.
+
+    A micro-batch that differs by a factor alone has another normalizer, a milder verdict (SCALED).
+    """
     size = batch["num_generations"]
     value, slope = loss(batch)
     rows = torch.arange(len(batch["mask"]))
@@ -307,8 +323,9 @@ def _splits(loss: Loss, batch: Batch) -> str:
         for whole, part in zip(slope.split(size), mean_slope.split(size), strict=True)
     ]
     if any(text and not text.startswith(SCALED) for text in differences):
+        # broken in some micro-batch, even where the whole gradient happens to be scaled
         return unlike(value, slope, mean_value, mean_slope).replace(SCALED, "")
-    return max(differences)
+    return max(differences)  # "" only if all are ""
 
 
 def _ignores_equal_rewards(loss: Loss, batch: Batch) -> str:
@@ -363,7 +380,8 @@ def unlike(
         rounding: relative difference that is none.
 
     Returns:
-        A sentence, which begins with SCALED where the gradient only has another length.
+        A sentence, which begins with SCALED where the gradient only has another length. A loss
+        that differs is a fault, too, even where the gradients agree.
     """
     if not math.isfinite(new_value) or not new_slope.isfinite().all():
         count = int((~new_slope.isfinite()).sum())
@@ -375,12 +393,12 @@ def unlike(
     if apart <= rounding * max(length, new_length):
         alike = abs(value - new_value) <= rounding * (1 + abs(value))
         return "" if alike else f"the gradient is the same{losses}"
-    if length:
+    if length:  # a zero gradient has no direction to share
         stretched = slope * new_length / length
         if float((stretched - new_slope).norm()) <= rounding * new_length:
             times = f"{new_length / length:.4g} times as long"
             return f"{SCALED}the gradient is {times}{losses}"
-    if slope.ndim == 1:
+    if slope.ndim == 1:  # in parameters: no token to point at
         lengths = f"{length:.4g} and {new_length:.4g}"
         return f"the gradients of lengths {lengths} are {apart:.4g} apart{losses}"
     row, token = divmod(int((slope - new_slope).abs().argmax()), slope.shape[1])
@@ -407,10 +425,13 @@ def probe(path: str, settings: Mapping[str, Any]) -> list[Verdict]:
 def tried(name: str, check: Callable[[Any], str], batches: Mapping[Any, str]) -> Verdict:
     """Return the verdict on a property.
 
+    "broken" ends the search. A fault that is only SCALED does not, as a larger batch may still
+    break the property; its first, smallest example is kept.
+
     Args:
         name: the property.
         check: says what is wrong with a batch, "" for nothing.
-        batches: how each batch is called, the smallest first.
+        batches: what `check` takes for each batch, the smallest first, and how it is called.
     """
     verdict = Verdict(name, "holds")
     for batch, batch_name in batches.items():

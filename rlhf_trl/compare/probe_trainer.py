@@ -52,13 +52,14 @@ class Trained:
         self.config = config_class(self.cls, pairs.trainer_classes(self.base)[1])
         self.fields = dict(settings)
         self.trainer_arguments: dict[str, Any] = {}
-        self.row: Formulation | None = None  # of our trainers
+        self.row: Formulation | None = None  # None for trainers of TRL, whose config names no row
         own_config = getattr(self.cls, "config_class", None)
         default = getattr(own_config, "default_row", None)
         if default:
             name = self.fields.pop("algorithm", default)
             formulation_name = self.fields.pop("formulation", "chapter")
             self.row, self.config = formulation(name, formulation_name), self.cls.config_class
+            # the trainer needs some fields to run on the batches, unless the user has them
             self.fields = rows.own_fields(self.row) | self.fields
             self.trainer_arguments = pairs.arguments(name, formulation_name)
         if self.online:
@@ -68,7 +69,10 @@ class Trained:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The properties that do not apply, and why."""
+        """The properties that do not apply, and why, as a sentence for the user.
+
+        What applies depends on whether it generates (`online`), on its TRL base, and on its row.
+        """
         reasons = {shared.NAN: "no NaN can stand there: it makes its own log-probabilities"}
         row, base = self.row, self.base
 
@@ -82,6 +86,8 @@ class Trained:
             leave_out("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
         if base == "RewardTrainer":
             leave_out("it scores, and makes no text more or less likely", shared.ONCE)
+            # A model with one score for a text finds its last token by the padding token's id.
+            # Models with one for each token (rows with an aggregation) are told by the labels.
             if not row or row.aggregation == "none":
                 leave_out("its model tells padding from the token", shared.GARBAGE)
         if base == "KTOTrainer":
@@ -110,6 +116,7 @@ class Trained:
         key = size, change, prepare, *fields.items()
         if key in self._runs:
             return self._runs[key]
+        # `prepare` may read `self.batch`, as `_prompts_backward` does
         batch = self.batch = self._batch(size, fields)
         if batch not in self._windows:
             self._windows[batch] = self._window(batch)
@@ -122,6 +129,7 @@ class Trained:
             _change_inputs(trainer, change)
         gradients = _noted_gradients(trainer)
         measured = window.run(trainer)[0] if self.online else window.stock(trainer)
+        # gradients add up over the micro-batches, so the share of each is a difference
         before_first = torch.zeros_like(gradients[0])
         shares = torch.stack([before_first, *gradients], 1).diff(dim=1)
         self._runs[key] = Run(measured.loss, measured.gradient, shares, window)
@@ -169,10 +177,11 @@ class Trained:
     def checks(self) -> dict[str, Callable[[Size], str]]:
         """Return a check of each property: it says what is wrong with a batch, "" for nothing."""
         if self.online:
+            # TRL pads prompts on the left, completions on the right: prompts get more of it
             padded_left = _of_each_tensor(_padded(3, 0), prompts=True)
         else:
             padded_left = _of_each_tensor(_turned)
-        if self.online:
+        if self.online:  # advantages come before the loss, so the order is turned before both
             other_order = partial(self._unchanged, prepare=self._prompts_backward)
         else:
             other_order = partial(self._unchanged, change=_flipped)
@@ -298,6 +307,7 @@ def _of_each_tensor(
     Args:
         change_tensor: returns the changed tensor, for its name, the tensor and its tokens' mask.
         prompts: of generated data, whether to change the prompts' tensors or the completions'.
+            Examples that are given have both in one tensor, which is changed.
     """
 
     def change(inputs: Inputs) -> Inputs:
@@ -309,6 +319,7 @@ def _of_each_tensor(
                 mask = inputs.get(f"{prefix}mask" if prefix else "completion_mask")
             else:
                 mask = inputs.get(f"{prefix}attention_mask")
+            # a tensor has a number for each token if it has the shape of the mask that goes with it
             is_meant = not generated or bool(prefix) == prompts
             has_tokens = mask is not None and getattr(tensor, "shape", None) == mask.shape
             if is_meant and has_tokens:

@@ -33,8 +33,12 @@ def verdict(result: Result) -> str:
 
 
 def explanation(result: Result) -> str:
-    """Return why the sides of a result differ; "" where they agree; or `unexplained`."""
-    if result.residual is None:
+    """Return why the sides of a result differ; "" where they agree; or `unexplained`.
+
+    The reasons are those of the terms that change the gradient on this batch: the row's own
+    sentence, its sentence about the KL, the one about the temperature.
+    """
+    if result.residual is None:  # nothing differs, or `why` says why a side cannot be computed
         return result.why
     if not result.explained:
         return "unexplained"
@@ -43,6 +47,7 @@ def explanation(result: Result) -> str:
         return _TEMPERATURE
     row = result.row
     sentences = []
+    # without a sentence of its own about the KL, the row's sentence covers that, too
     if acting - {"temperature", "KL"} or not row.with_kl:
         sentences.append(row.explanation)
     if "KL" in acting:
@@ -183,7 +188,7 @@ def table(lines: Sequence[Line], output_format: str, below: Sequence[Sequence[st
 
 
 def _html(lines: Sequence[Line], below: Sequence[Sequence[str]]) -> str:
-    """Write lines as a page with one table, and what is `below` each as a list in a row."""
+    """Write lines as a page with one table, and what is `below` a line as a list in its own row."""
 
     def cell(tag: str, text: str) -> str:
         return f"<{tag}>{html.escape(text)}</{tag}>"
@@ -247,7 +252,7 @@ def as_text(fields: Mapping[str, Any]) -> str:
 
 
 def _distance_cells(distance: Distance) -> dict[str, str]:
-    """Return the cells of a line by column."""
+    """Return the cells of a line by column; `verdict_cell` is the verdict with its provisos."""
     worst = distance.worst
     verdict_cell = "equal" if distance.equal else verdict(worst)
     if distance.untested:

@@ -39,21 +39,26 @@ class Row:
 
 
 _ONLINE = ("epsilon", "epsilon_high", "sapo_temperature_pos", "sapo_temperature_neg")
+"""Parameters of a policy-gradient row that are fields of GRPOConfig; batches have the `beta`."""
 
 
 def stock(algorithm: str, formulation_name: str = "trl", **changes: Any) -> Stock:
-    """Return the stock side with the table's settings for a formulation, else the chapter's."""
+    """Return the stock side with the table's settings for a formulation, else the chapter's.
+
+    `changes` are fields that are to have other values.
+    """
     forms = ALGORITHMS[algorithm].formulations
     row = forms.get(formulation_name, forms["chapter"])
     online = row.trainer == "GRPOTrainer"
+    # no KL, whatever TRL's default is, unless the batch brings a beta
     fields: dict[str, Any] = {"beta": 0.0} if online else {}
     for name, value in row.reads.items():
         # TRL's CPOTrainer has another field for SimPO's margin, which the row fixes
         is_field = name in _ONLINE if online else name != "gamma_beta_ratio"
         if is_field and value is not None:
-            fields[name] = value + row.trl_offset.get(name, 0)
+            fields[name] = value + row.trl_offset.get(name, 0)  # TRL may mean another number
     fields |= row.fixed({}) | changes
-    loss = fields.get("loss_type", row.trainer)
+    loss = fields.get("loss_type", row.trainer)  # ORPO and reward models have no such field
     label = " + ".join(loss) if isinstance(loss, list) else loss
     return Stock(fields, f"TRL {label}", row.trainer)
 
@@ -97,7 +102,10 @@ def _trl(
     batches: tuple[str, ...] = (),
     **changes: Any,
 ) -> Row:
-    """Return the row of a formulation and of stock TRL with its settings, `changes` among them."""
+    """Return the row of a formulation and of stock TRL with its settings, `changes` among them.
+
+    `steps` are the identities, `why` the explanation; the other fields are those of `Row`.
+    """
     return Row(
         Book(name, formulation_name),
         stock(name, **changes),
@@ -130,6 +138,10 @@ def _equal_rewards(right: Book | Stock, settings: str) -> Row:
 
 
 def _sampled(mode: str, ours: bool = False) -> Row:
+    """Return the row about TRL's correction for tokens that vLLM sampled, in one of _MODES.
+
+    `ours`: against BookGRPOTrainer, which keeps the correction, in place of the stock trainer.
+    """
     correction = {"mode": mode, "clip_min": 0.8, "clip_max": 1.2}
     fields = {f"vllm_importance_sampling_{name}": value for name, value in correction.items()}
     row = _trl(
@@ -546,21 +558,28 @@ def own_fields(row: Formulation) -> dict[str, Any]:
 
 
 def _own(name: str, formulation_name: str, row: Formulation) -> Row:
+    """Return the row of a formulation and of our trainer for it, which should be equal.
+
+    Each is for a few of the batches that its kind of data has.
+    """
     trainer = pairs.own_trainer(name)
     right = Stock(
         own_fields(row), trainer, trainer, trainer_arguments=pairs.arguments(name, formulation_name)
     )
     batches = ("heavy", "accumulation")
+    # one row of each trainer shows how it cuts examples, which is the same for all its rows
     if formulation_name == "chapter" and name in ("dpo", "kto", "orpo", "reward"):
         batches += ("over_long",)
     if name in pairs.MADE or row.family == "distillation":
         batches = ("accumulation",)
     if row.trainer == "GRPOTrainer":
         batches = ("extreme", "tools") + (("beta",) if "beta" in row.reads else ())
-        # a window of several has no batch mean, and TRL divides by the tokens of an average one
+        # Where a generation feeds several windows, TRL divides by the tokens of an average one, and
+        # REINFORCE's baseline is a mean over more than a window.
         if formulation_name != "trl" and name != "reinforce":
             batches += ("steps_per_generation",)
-    if (name, formulation_name) == ("ppo", "code"):  # whose KL alone is another
+    # PPO's code differs from its chapter in the KL alone, and only this batch has one
+    if (name, formulation_name) == ("ppo", "code"):
         batches = ("beta",)
     return Row(Book(name, formulation_name, _PPO if name == "ppo" else {}), right, batches=batches)
 

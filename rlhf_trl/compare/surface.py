@@ -69,7 +69,8 @@ def read(known: Surface | None = None) -> Surface:
     """Read the surface of the installed TRL.
 
     The places and losses of `known`, by default the shipped surface, are looked up. The losses are
-    computed at its defaults, so that a changed default is told once.
+    computed at the defaults of `known` where it has them. Otherwise a default that changed would be
+    reported twice, as a default and as a loss.
 
     Returns:
         By section: `versions`, `homes`, `signatures`, `defaults`, `fields`, `losses`. What is not
@@ -109,11 +110,11 @@ def dump(surface: Surface) -> str:
 
 @cache
 def relied_on() -> tuple[dict[str, set[type]], dict[str, str]]:
-    """Return what of the libraries our trainers rely on.
+    """Return what our trainers rely on in TRL, transformers and accelerate.
 
     Returns:
-        The methods that our classes override or call, as places, with the classes that do; and the
-        modules of ours that cannot be imported, with the error.
+        The methods that our classes override or call, by dotted name, with the classes that do; and
+        the modules of ours that cannot be imported, with the error.
     """
     users: dict[str, set[type]] = defaultdict(set)
     failed: dict[str, str] = {}
@@ -124,12 +125,13 @@ def relied_on() -> tuple[dict[str, set[type]], dict[str, str]]:
             failed[module.name] = sentence(error)
             continue
         for cls in members:
-            if not inspect.isclass(cls) or cls.__module__ != module.name:
+            if not inspect.isclass(cls) or cls.__module__ != module.name:  # an import of the module
                 continue
             trl_bases = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
             if not trl_bases or not trl_bases[0].__name__.endswith("Trainer"):
                 continue
             stock = trl_bases[0]
+            # the class itself and our mixins: all that stand before the stock trainer
             for owner in cls.__mro__[: cls.__mro__.index(stock)]:
                 for place in _places_used(owner, stock):
                     users[place].add(owner)

@@ -50,20 +50,24 @@ class TwoConfigs:
     why_not: str = ""  # the reason for that
 
 
-_THE_ROWS = ("algorithm", "formulation")  # they decide the loss itself, on any batch
+_NAMES_OF_ROW = ("algorithm", "formulation")
+"""Keys that choose the row, and with it the loss on every batch: a batch always shows them."""
 
 
 def compare_configs(first: str, second: str) -> TwoConfigs:
     """Compare two configs, field by field and on the batches that both can be measured on.
 
-    A field that one config leaves out has its class's default there, or its algorithm's.
+    A field that one config leaves out has its class's default there, or its algorithm's. Without a
+    measurement, `why_not` of the result says why; the fields are compared all the same.
     """
     values = [read_config(path) for path in (first, second)]
     try:
         subjects = [read_subject(path, None) for path in (first, second)]
-    except InputError as error:  # no batch shows anything; the fields can be compared all the same
+    except InputError as error:
+        # Such as SFT, which `read_subject` refuses. The classes are not known, so neither are their
+        # defaults: the keys are compared as they are written.
         changed = differences(*values)
-        unseen = tuple(key for key in changed if key not in _THE_ROWS)
+        unseen = tuple(key for key in changed if key not in _NAMES_OF_ROW)
         return TwoConfigs((first, second), changed, unseen, (), why_not=str(error))
     changed = differences(
         _defaults(subjects[0], values[1]) | values[0],
@@ -75,14 +79,18 @@ def compare_configs(first: str, second: str) -> TwoConfigs:
         results = _measured(*subjects)
     else:
         why_not = f"{subjects[0].base} and {subjects[1].base} train on different kinds of data"
-    # a batch shows what a trainer's fields change, but for those whose effect no batch has
-    shown = {*_THE_ROWS, *subjects[0].fields, *subjects[1].fields} - UNSHOWN.keys()
+    # `fields` hold what decides the loss and is measured; of these, UNSHOWN act on no fixed batch
+    shown = {*_NAMES_OF_ROW, *subjects[0].fields, *subjects[1].fields} - UNSHOWN.keys()
     unseen = tuple(key for key in changed if key not in shown)
     return TwoConfigs((first, second), changed, unseen, results, why_not)
 
 
 def _defaults(subject: Subject, keys: Collection[str]) -> dict[str, Any]:
-    """Return the defaults of a subject's class for some keys, and all that its algorithm reads."""
+    """Return the defaults of a subject's class for some keys, and all that its algorithm reads.
+
+    `keys` are those of the other config, which this one may leave out. The algorithm's defaults go
+    before the class's.
+    """
     defaults = {
         field.name: field.default.value if isinstance(field.default, Enum) else field.default
         for field in fields_of(subject.classes[1])
@@ -98,21 +106,30 @@ def _defaults(subject: Subject, keys: Collection[str]) -> dict[str, Any]:
 
 
 def _kind(subject: Subject) -> str:
-    """Return what the data of a subject are: those of a trainer, or of the pages' own making."""
+    """Return the kind of a subject's data; two subjects can share batches if theirs are equal.
+
+    It is one of `pairs.MADE`, "prompts" for trainers that generate, or the name of the trainer.
+    """
     return pairs.made_kind(subject.trainer_arguments) or (
         "prompts" if subject.base in POLICY else subject.base
     )
 
 
 def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
-    """Return loss and gradient of both on each batch that says something about both."""
+    """Return loss and gradient of both on each batch that says something about both.
+
+    Both train on the same kind of data (`_kind`), so that the window of one serves the other.
+
+    Raises:
+        InputError: one of them cannot be run on the batches.
+    """
     matrix = Matrix()
     kind = pairs.made_kind(first.trainer_arguments) or first.base
     batches = [batch for batch in first.batches if batch in second.batches]
     if "reinforce" in (
         first.trainer_arguments.get("algorithm"),
         second.trainer_arguments.get("algorithm"),
-    ):
+    ):  # whose baseline is the mean of a whole generation
         batches = of_whole_generations(batches)
     results = []
     with quick_and_quiet():
@@ -123,10 +140,10 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
                 second_loss, second_gradient = matrix.side(side_of(second), window)
             except InputError:
                 raise
-            except Exception as error:  # whatever a config makes a trainer raise
+            except Exception as exception:  # whatever a config makes a trainer raise
                 both = f"{first.label} and {second.label}"
-                message = f"{both} cannot both be run on the fixed batches: {sentence(error)}"
-                raise InputError(message) from error
+                message = f"{both} cannot both be run on the fixed batches: {sentence(exception)}"
+                raise InputError(message) from exception
             error, cosine, ratio, verdict = judge(first_gradient, second_gradient)
             results.append(
                 OnBatch(
@@ -143,7 +160,7 @@ def _measured(first: Subject, second: Subject) -> tuple[OnBatch, ...]:
 
 
 def render(compared: TwoConfigs, output_format: str) -> str:
-    """Write the comparison as a table, Markdown or JSON."""
+    """Write the comparison; `output_format` is "table", "markdown" or "json"."""
     if output_format == "json":
         content = {**vars(compared), "batches": [_finite(result) for result in compared.batches]}
         return json.dumps(content, indent=2, default=str)

@@ -61,7 +61,11 @@ def write_translation(path: str | Path, output: str | Path, command: str | None 
 
 
 def _kind(path: Any, values: dict[str, Any]) -> str:
-    """Tell what a config is for by its loss, else by the fields that it has."""
+    """Return the kind of a config, a key of DEFAULTS, by its loss, else by the fields that it has.
+
+    Some kinds have no `loss`, others may leave it at its default. Then the kind that has most of
+    the fields is taken, so that one misspelled field is refused by its name, not the whole config.
+    """
     losses: dict[str, str] = {}
     for family, kind in (
         ("policy_gradient", "policy_gradients"),

@@ -38,7 +38,7 @@ def _policy_gradient(sheet: Sheet) -> None:
     """Fill in a config of recipes/grpo.py or recipes/ppo.py."""
     loss = sheet["loss"]
     reads = sheet.move(loss, "loss")
-    drops_groups = "dynamic_sampling_rounds" in reads
+    drops_groups = "dynamic_sampling_rounds" in reads  # DAPO
     _check_loss_fields(sheet, reads)
     if loss == "cispo":
         high = sheet["clip_eps_hi"]
@@ -47,10 +47,10 @@ def _policy_gradient(sheet: Sheet) -> None:
         sheet.annotate("epsilon_high", note)
     if sheet["beta"]:
         sheet.annotate("beta", _kl_note(sheet))
-    if "format_reward" in reads:
+    if "format_reward" in reads:  # MaxRL, whose success is a right answer in the right format
         note = "with its partial credit, where all four tags are, as in the book's code"
         sheet.fix(correctness_reward=("gym_score", note), format_reward="format")
-    elif "correctness_reward" in reads:
+    elif "correctness_reward" in reads:  # DAPO
         sheet.fix(correctness_reward=("gym_score", "by which groups have contrast"))
     if drops_groups:
         sheet.fix(dynamic_sampling_rounds=(0, "groups without contrast are dropped"))
@@ -86,7 +86,8 @@ def _kl_note(sheet: Sheet) -> Note:
     estimator = sheet["kl_estimator"].replace("kl", "k")
     if estimator == "k2":
         return ""
-    # k1 may be negative and then pays; of k3, which never is, only the gradient is another
+    # In the reward, k1 of the other sign is paid for drift. The other k3 is never negative either,
+    # so it still costs, and only its gradient is another.
     is_paid = sheet.row.kl == "reward" and estimator == "k1"
     pays = ", so that the reward pays for drift" if is_paid else ""
     sign = f"{estimator} has the other sign than the KL's in the book's code, and so here"
@@ -105,7 +106,11 @@ def _dropped_groups(sheet: Sheet) -> Note:
 
 
 def _write_updates(sheet: Sheet) -> None:
-    """Write the updates on a buffer; refuse one that the code does not train on as TRL would."""
+    """Write the updates on a buffer; refuse one that the code does not train on as TRL would.
+
+    A buffer of the code is a generation of TRL's: prompts_per_step x num_rollouts completions. It
+    must split into whole batches, and these into whole optimizer steps.
+    """
     names = "prompts_per_step num_rollouts train_batch_size batch_acc"
     prompts, rollouts, size, accumulation = sheet.values(names)
     if rollouts < 2 and (loss := sheet["loss"]) not in ("reinforce", "ppo"):
@@ -133,11 +138,12 @@ def _write_updates(sheet: Sheet) -> None:
 
 
 def _write_rollouts(sheet: Sheet, rewards: list[str]) -> None:
-    """Write how completions are sampled and rewarded, to which questions."""
+    """Write how completions are sampled and rewarded, and the data set of the questions."""
     if not isinstance(sheet["data.specs"], list):
         sheet.refuse("data is missing or has no list of specs; write data: {size: N, specs: [...]}")
     names = "temperature top_p top_k min_p"
     sampling = {name: sheet[name] for name in names.split()}
+    # TRL's `temperature` is also that of the log-probabilities, so the sampling one goes elsewhere
     note = "of the log-probabilities; TRL would divide by the sampling temperature there, too"
     sheet.fix(temperature=(1.0, note))
     note = "the book's code samples with these and scores at 1"
@@ -162,7 +168,11 @@ def _write_rollouts(sheet: Sheet, rewards: list[str]) -> None:
 
 
 def _distillation(sheet: Sheet) -> None:
-    """Fill in a config of recipes/distill.py."""
+    """Fill in a config of recipes/distill.py.
+
+    An optimizer step of the code trains on prompts_per_step x num_rollouts completions, of which
+    rollout_chunk are a micro-batch.
+    """
     names = "prompts_per_step num_rollouts rollout_chunk"
     prompts, rollouts, chunk = sheet.values(names)
     if prompts * rollouts % chunk:
@@ -202,16 +212,18 @@ def _direct_alignment(sheet: Sheet) -> None:
     if reference not in (None, model):
         why = "and the recipes take the model itself as the reference; write its name or null"
         sheet.refuse(f"ref_model_name is {reference!r}, {why}")
-    name = "cdpo" if smoothing and loss == "dpo" else loss
+    name = "cdpo" if smoothing and loss == "dpo" else loss  # DPO with smoothed labels is cDPO
     sheet.move(name, "loss")
     sheet.leave_out("ref_model_name", "the reference is the model itself, as in the book's code")
     if name == "cdpo":
-        note = "the book's code has 0.1 for cdpo, whatever the config says" * (loss == "cdpo")
+        note = ""
+        if loss == "cdpo":
+            note = "the book's code has 0.1 for cdpo, whatever the config says"
         sheet.write("label_smoothing", smoothing, "label_smoothing", note)
     if loss in ("simpo", "dpo_norm") and sheet["beta"] == 0.1:
         note = f"0.1, which the book's code takes as 2 for {loss}"
         sheet.write("beta", 2.0, "beta", note)
-    if loss == "kto":
+    if loss == "kto":  # which counts completions here, and pairs in the book's code
         size = sheet["batch_size"]
         differs = Differs(
             f"trains {size} pairs at a time, whole ones, in another order each epoch",
@@ -223,6 +235,7 @@ def _direct_alignment(sheet: Sheet) -> None:
     _write_samples(sheet, count="num_prompts", choice="prompt_strategy", file="prompts_file")
     _write_precision(sheet)
     if sheet["bf16"]:
+        # the distance of neighboring numbers in bfloat16, at the size of these log-probabilities
         steps = "in steps of 2 from 256 nats on and of 8 from 1,024 on"
         if sheet.row.logps == "mean":
             steps = "in steps of 0.008 between 1 and 2 nats per token"
@@ -270,7 +283,11 @@ def _instruction_tuning(sheet: Sheet) -> None:
 
 
 def _rejection_sampling(sheet: Sheet) -> None:
-    """Fill in a config of recipes/rejection_sampling.py."""
+    """Fill in a config of recipes/rejection_sampling.py.
+
+    It answers questions, scores the answers, selects some, and trains on these; the code's config
+    has blocks for the data and the selection.
+    """
     strategy, count, asked, longest = sheet.values(
         "selection.strategy selection.top_k eval_max_new_tokens max_new_tokens"
     )
@@ -320,12 +337,17 @@ def _rejection_sampling(sheet: Sheet) -> None:
 
 
 def _reward_model(sheet: Sheet) -> None:
-    """Fill in a config of recipes/reward.py, recipes/orm.py or recipes/prm.py."""
+    """Fill in a config of recipes/reward.py, recipes/orm.py or recipes/prm.py.
+
+    The book has one config class for its three scripts; each reads some of the fields, and those
+    that the config's script does not read are left out.
+    """
     kind = _kind_of_reward_model(sheet)
     is_process = kind == "prm"
     sheet.move(kind)
     sheet.annotate("model_name_or_path", _head_note(sheet, kind))
     _write_reward_schedule(sheet, kind)
+    # two fields for the longest text: the process reward model's script reads the first
     limit, other = ("max_tokens", "max_length") if is_process else ("max_length", "max_tokens")
     longer: Note = "what is longer is left out, as in the book's code"
     if kind == "reward":
@@ -383,7 +405,11 @@ def _head_note(sheet: Sheet, kind: str) -> Differs:
 
 
 def _write_reward_schedule(sheet: Sheet, kind: str) -> None:
-    """Write the schedule; the process reward model's script warms up and stays at the rate."""
+    """Write the schedule where `Sheet.move`, which goes by `lr_scheduler`, has not said all of it.
+
+    The code's "warmup_only" starts at another rate than TRL's schedule, and without a warm-up it is
+    constant. The process reward model's script does so whatever `lr_scheduler` is.
+    """
     if kind != "prm" and sheet["lr_scheduler"] == "linear_decay":
         return
     if not sheet["warmup_ratio"]:
@@ -401,10 +427,13 @@ def _write_reward_schedule(sheet: Sheet, kind: str) -> None:
 
 
 def _write_reward_data(sheet: Sheet, kind: str) -> None:
-    """Write which rows are trained on and which are held out, and how they are read."""
+    """Write which rows are trained on and which are held out, and how they are read.
+
+    `taken` says what the code takes and `kept` what is taken here: the two halves of the note.
+    """
     rows, share, split, name = sheet.values("samples val_ratio dataset_split dataset_name")
     _check_unsliced(sheet, "dataset_split", "samples")
-    rows = min(rows, ROWS.get(name, rows))
+    rows = min(rows, ROWS.get(name, rows))  # no more than a data set of known size has
     held = math.ceil(rows * share)
     data: dict[str, Any] = {"split": f"{split}[:{rows - held}]"}
     if held:
@@ -493,7 +522,11 @@ def _write_data(sheet: Sheet, note: Note = "", sources: str = "", **block: Any) 
 
 
 def _pairs_reader(sheet: Sheet) -> tuple[str, Note]:
-    """Return which reader makes of a data set what the book's code does, and what it does not."""
+    """Return which reader makes of a data set what the book's code does, and what it does not.
+
+    The code looks at the first row of the data; a translation loads none, so it goes by the name.
+    For reward models the code reads the same data in another way than for direct alignment.
+    """
     name = sheet["dataset_name"].lower()
     of_reward_model = sheet.kind == "reward_models"
     if "hh-rlhf" in name:

@@ -59,8 +59,8 @@ def entries(
     Args:
         fields: the values there, by name.
         meanings: what they mean there.
-        lines: the translation.
-        left_out: why fields have no counterpart.
+        lines: the translation, by the names of the fields here; each knows its sources there.
+        left_out: why fields have no counterpart, by their names there.
         added: what to say of a field that only the translation has.
     """
     rows = []
@@ -69,7 +69,7 @@ def entries(
         here = {to: line.value for to, line in made.items()}
         notes = [line.note for line in made.values() if line.note]
         verdict = _verdict(name, value, made)
-        if not made:
+        if not made:  # the note is a Differs if the code does something that is not done here
             notes = [left_out.get(name, "")]
             verdict = DIFFERS if isinstance(notes[0], Differs) else LEFT_OUT
         rows.append(Entry(name, value, meanings[name], here, verdict, _joined(notes)))
@@ -93,7 +93,10 @@ def _joined(notes: Iterable[Note]) -> str:
 
 
 def table(rows: Sequence[Entry], counted: Sequence[Quantity], side: str) -> str:
-    """Return entries and quantities as text; `side` heads the column of what is translated."""
+    """Return entries and quantities as text; `side` heads the column of what is translated.
+
+    The first line counts the verdicts.
+    """
     verdicts = [row.verdict for row in rows]
     summary = [
         f"{verdict}: {count}"
@@ -105,12 +108,12 @@ def table(rows: Sequence[Entry], counted: Sequence[Quantity], side: str) -> str:
     if counted:
         lines = [
             {
-                "quantity": one.name,
-                "verdict": DIFFERS if one.differs else SAME,
-                "here": _shown(one.here),
-                side: _shown(one.code),
+                "quantity": quantity.name,
+                "verdict": DIFFERS if quantity.differs else SAME,
+                "here": _shown(quantity.here),
+                side: _shown(quantity.code),
             }
-            for one in counted
+            for quantity in counted
         ]
         text += f"\n\n{tables.text(lines)}"
     return text

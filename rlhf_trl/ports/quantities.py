@@ -38,7 +38,7 @@ class Quantity:
 
 
 def quantities(sheet: Sheet, here: Mapping[str, Any] | None = None) -> list[Quantity]:
-    """Return the quantities of a config of the book's code, and of one of ours.
+    """Return how much a config of the book's code trains, and how much one of ours does.
 
     `here` has the values of ours, by default those of the translation.
     """
@@ -49,7 +49,8 @@ def quantities(sheet: Sheet, here: Mapping[str, Any] | None = None) -> list[Quan
     if sheet.kind == "distillation":
         return _of_distillation(sheet, here)
     if sheet.kind == "reward_models" and here["algorithm"] == "prm":
-        # whose rows become as many examples as their steps need
+        # Its rows are cut and packed by their steps, so that neither side's number of examples is
+        # known before the data are.
         return [_per_step(sheet, "batch_size", "grad_accum_steps", here, "packed traces")]
     return _of_passes(sheet, here)
 
@@ -66,7 +67,10 @@ def _per_step(
 
 
 def _of_buffers(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
-    """Count what a policy gradient's buffers hold; TRL calls one a generation."""
+    """Count what a policy gradient's buffers hold; TRL calls one a generation.
+
+    The loader of the code drops questions that fill no buffer, and here TRL does: `//`.
+    """
     code_prompts = sheet["prompts_per_step"]
     code_completions = code_prompts * sheet["num_rollouts"]
     code_completions_per_update = sheet["train_batch_size"] * sheet["batch_acc"]
@@ -112,7 +116,11 @@ def _of_distillation(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
 
 
 def _of_passes(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
-    """Count the steps of passes over examples."""
+    """Count the steps of passes over examples, where the number of examples is known.
+
+    The two sides treat the micro-batches that are left at the end of a pass otherwise: TRL makes a
+    smaller step of them.
+    """
     size, accumulation, epochs = PASSES[sheet.kind]
     of_completions = here.get("algorithm") == "kto"  # two of each pair
     what = "completions" if of_completions else "examples"
@@ -133,15 +141,16 @@ def _of_passes(sheet: Sheet, here: Mapping[str, Any]) -> list[Quantity]:
         Quantity("optimizer steps in a pass", code_steps, here_steps),
         Quantity("optimizer steps", code_steps * code_passes, here_steps * here_passes),
     ]
-    scheduled = code_steps
+    scheduled = code_steps  # the steps of a pass of which the warm-up is a share
     if sheet.kind == "direct_alignment":  # whose schedule counts complete steps alone
         scheduled = complete
         moving = Quantity(
             "optimizer steps at a rate above 0", complete * code_passes, here_steps * here_passes
         )
-        counted += [moving] if leftover else []
+        counted += [moving] if leftover else []  # else it repeats the line above
     if "warmup_ratio" in sheet.table:
         counted.append(_warmup(sheet, here, scheduled * code_passes, here_steps * here_passes))
+    # `count` counts pairs, of two texts each; for KTO as well, which the code trains on pairs
     is_paired = sheet.kind == "direct_alignment" or here.get("algorithm") == "reward"
     longest = count * here["max_length"] * (2 if is_paired else 1)
     tokens = Quantity("tokens at most", longest * code_passes, longest * here_passes)

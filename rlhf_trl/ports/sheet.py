@@ -18,18 +18,29 @@ class Sheet:
     """A config in the making: the book's on one side, the lines of the new one on the other."""
 
     def __init__(self, path: Any, config: dict[str, Any], kind: str, output: Any):
+        """Check the fields of a config of the book's code; no line is written yet.
+
+        Args:
+            path: the file, for messages.
+            config: its fields; those of a block under a dotted name, such as "data.size".
+            kind: a key of DEFAULTS.
+            output: where the translation goes, for the command at its head.
+
+        Raises:
+            InputError: the code has no such field, or a value is not one for it.
+        """
         self.path, self.config, self.kind, self.output = path, config, kind, output
         self.table = DEFAULTS[kind]  # the fields of the code, with its defaults
-        self.lines: dict[str, Line] = {}
-        self.left_out: dict[str, Note] = {}
-        self.row: Any = None  # of the table of algorithms
+        self.lines: dict[str, Line] = {}  # by the names of the new fields
+        self.left_out: dict[str, Note] = {}  # why the code's fields have no line, by their names
+        self.row: Any = None  # the formulation that is trained; None until `move`, or without one
         for name, value in config.items():
             if name not in self.table:
                 hint = nearest(name, self.table)
                 self.refuse(f"{name} is not a field of the book's code{hint}; remove it")
             if fault := wrong_type(kind, name, value):
                 self.refuse(fault)
-        for name in self.table:
+        for name in self.table:  # after all types: a rule compares numbers
             if fault := wrong_value(name, self[name]):
                 self.refuse(fault)
 
@@ -64,7 +75,7 @@ class Sheet:
         self.lines[to] = Line(line.value, note, line.sources)
 
     def leave_out(self, name: str, why: Note) -> None:
-        """Say that a field of the code has no counterpart."""
+        """Say that a field of the code has no counterpart, unless it is part of a line already."""
         if not any(name in line.sources for line in self.lines.values()):
             self.left_out[name] = why
 

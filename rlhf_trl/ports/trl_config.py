@@ -109,6 +109,7 @@ class OfTRL:
         rows = entries(
             self.values, meanings, self.lines, self.left_out, "TRL's default, written out"
         )
+        # (type, dataclass field) of each field of TRL's, for the defaults of what a side leaves out
         config = fields_of(imported(COMMANDS[self.command]))
         names = ("per_device_train_batch_size", "gradient_accumulation_steps")
         theirs = [self.values.get(name, config[name][1].default) for name in names]
@@ -138,7 +139,7 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
         printed = changes_of_printed(path, values, command)
         values = printed.changes
     stage = STAGES[RECIPES[command]]
-    left_out: dict[str, str] = {}
+    left_out: dict[str, str] = {}  # filled in by `_rloo`: all others carry every field over
     if command == "rloo":
         lines = _rloo(path, values, stage, left_out)
     else:
@@ -156,6 +157,8 @@ def read_trl(path: str | Path, values: Mapping[str, Any], command: str | None) -
     for name, value in values.items():
         if name not in OF_SCRIPTS and name not in lines and name not in left_out:
             lines[name] = Line(value, "", (name,))
+    # What recipes turn on is turned off, as TRL has none of it: switches by False, others by None.
+    # With None, `interleave_labels` keeps the order of the data; its False is an order of its own.
     for name, value in recipe_defaults(stage.part("config")).items():
         stock = None if not isinstance(value, bool) or name == "interleave_labels" else False
         lines.setdefault(name, Line(stock, f"as TRL; recipes have {_shown(value)}"))
@@ -209,7 +212,13 @@ def _shown(value: Any) -> str:
 
 
 def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
-    """Tell which of TRL's commands a config is for, by the fields that it has."""
+    """Return which of TRL's commands a config is for, by the fields that it has.
+
+    A `command` that is named is only checked: it must exist, and have all the fields.
+
+    Raises:
+        InputError: no command takes all the fields, or several do.
+    """
     known = {name: {*_fields(name)} for name in COMMANDS}
     if command is not None:
         if command not in known:
@@ -221,7 +230,7 @@ def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
             raise InputError(f"{path}: {unknown[0]} is not a field of `trl {command}`{hint}.")
         return command
     fitting = [name for name, fields in known.items() if values.keys() <= fields]
-    if is_printed(values):  # which has all fields of its class
+    if is_printed(values):  # it has all fields of its class, so a class with more is not its own
         own = {name: {*fields_of(imported(COMMANDS[name]))} for name in fitting}
         fitting = [name for name in fitting if own[name] <= values.keys()]
     if len(fitting) == 1:
@@ -246,7 +255,7 @@ def _fields(command: str) -> dict[str, Any]:
 
 def _row(path: Any, values: Mapping[str, Any], stage: Stage, command: str) -> dict[str, Line]:
     """Return the fields of the row that TRL's own config amounts to, with all that it reads."""
-    if command == "sft":
+    if command == "sft":  # one loss, and no row in the table
         return {}
     stock = _stock(path, values, command)
     resolved = stage.part("config").resolve(stock)
@@ -265,7 +274,7 @@ def _row(path: Any, values: Mapping[str, Any], stage: Stage, command: str) -> di
     for name in row.reads:
         value = getattr(stock, name)
         if name == "epsilon_high" and value is None:
-            value = stock.epsilon
+            value = stock.epsilon  # as TRL does
         offset = row.trl_offset.get(name, 0)
         note = "" if name in values else "TRL's default"
         if offset:
@@ -308,6 +317,7 @@ def _rloo(
     why = dict.fromkeys(("epsilon", "epsilon_high"), once)
     why |= dict.fromkeys(("normalize_advantages", "reward_clip_range"), "off, as in the recipe")
     left_out |= {name: reason for name, reason in why.items() if name in values}
+    # the recipe's config derives from GRPOConfig, whose defaults of shared fields may be others
     here = fields_of(stage.part("config"))
     for name, (_, declared) in fields_of(type(stock)).items():
         known = declared.default is not MISSING and name not in LOSS_FIELDS | left_out.keys()
@@ -317,7 +327,11 @@ def _rloo(
 
 
 def _data(path: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the block `dataset:`."""
+    """Return the block `dataset:`, with held-out rows only if the config evaluates.
+
+    Raises:
+        InputError: no data set is named.
+    """
     if "dataset_name" not in values:
         why = "name the data set, as TRL's script."
         if "model_name_or_path" not in values:
@@ -327,7 +341,7 @@ def _data(path: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     block = {"source": "path"}
     block |= {to: values[name] for name, to in DATA.items() if name in values}
     if values.get("eval_strategy", "no") != "no":
-        block.setdefault("eval_split", "test")
+        block.setdefault("eval_split", "test")  # TRL's default of dataset_test_split
     else:
         block.pop("eval_split", None)
     return block
