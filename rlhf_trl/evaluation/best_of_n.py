@@ -161,6 +161,7 @@ def _row(
 
 def _table(seeds: list[dict[str, dict[str, float]]]) -> list[Line]:
     """Return mean and spread over seeds; a dash where a seed lacks the number."""
+    # the oracle has every column, unlike the majority; seeds may have other numbers of candidates
     columns = [c for c in seeds[0]["oracle"] if all(c in seed["oracle"] for seed in seeds)]
     lines = []
     for name in seeds[0]:

@@ -28,7 +28,7 @@ class RanksCandidates:
         rows, processes = self.candidates, self.accelerator.num_processes
         if not rows:
             return []
-        share = -(-len(rows) // processes)
+        share = -(-len(rows) // processes)  # rounded up: rows come again where the last ones end
         first = share * self.accelerator.process_index
         places = [place % len(rows) for place in range(first, first + share)]
         texts = [self._encode(self.processing_class, rows[place]) for place in places]

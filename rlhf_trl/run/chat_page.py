@@ -46,7 +46,7 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
             if page_closed.is_set():
                 raise InterruptedError  # ends the generation
             texts[-1] += piece
-            if piece:
+            if piece:  # it is "" while a word is not complete
                 updates.put(True)
 
         return _Stream(policy.processing_class, extend)
@@ -97,7 +97,7 @@ def serve(*models_and_options: Any, **options: Any) -> None:
         chat.sampled = chat.sampled._replace(temperature=temperature)
         chat.system = system
         chat.turns = dict(turns)
-        for policy in chat.policies:
+        for policy in chat.policies:  # the answers read the first, the check of the context args
             policy.max_completion_length = policy.args.max_completion_length = length
         yield ["", turns, *columns]
         if not text.strip():

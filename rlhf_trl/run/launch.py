@@ -38,7 +38,8 @@ def recipe(main: Callable[[], None]) -> None:
                 check_deepspeed()
                 main()
         finally:
-            for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
+            # an open progress bar would share its line with the sentence that is printed next
+            for bar in [*getattr(tqdm, "_instances", ())]:
                 bar.close()
     except (KeyboardInterrupt, Exception) as error:
         from rlhf_trl.run import failures
@@ -178,11 +179,12 @@ def check_wrapper(trainer: Any) -> None:
 def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
     """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic.
 
-    `kind` is what the examples are called that a run without generations learns from.
+    `kind` says what the training examples are called, such as "pairs"; a run that generates its
+    completions while it trains does not read it.
     """
     processes = args.world_size
     precision, optimizer = args.mixed_precision, args.optim.value
-    if args.deepspeed_plugin:  # whose own config overrules both
+    if args.deepspeed_plugin:  # DeepSpeed's own config overrules both
         from rlhf_trl.run import deepspeed
 
         precision = deepspeed.precision(args)

@@ -175,7 +175,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
         shown = [f"{key} {n:.4g}" for key, n in metrics.items() if not isinstance(n, dict)]
         print(f"{own.strategy}: {', '.join(shown)}", flush=True)
     dataset = Dataset.from_list([_example(rollouts, tokenizer, pair) for pair in pairs])
-    # evaluation answers the held-out prompts, but transformers wants a data set to evaluate on
+    # transformers refuses an eval_strategy without a data set; what is evaluated is `held_out`
     eval_dataset = None if args.eval_strategy == "no" else dataset.select([0])
     trainer = train.build(
         loaded, trainer_class, data, tokenizer, train_dataset=dataset, eval_dataset=eval_dataset
@@ -185,7 +185,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    # a resumed run is refused if other answers are selected now
+    # with the selected answers as its rows: their checksum lets `run` refuse to resume with others
     trained = replace(data, train=dataset)
     report = partial(_report, rollouts=rollouts, metrics=metrics)
     train.run(trainer, loaded, trained, NAME, extra=report, prompts=data.train)
@@ -221,10 +221,10 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     columns, functions = data.train.column_names, []
-    if own.reward_funcs or not own.reward_model:
+    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` refuses
         functions += load_rewards(own.reward_funcs, data.tasks, columns)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
-        if not own.reward_model:
+        if not own.reward_model:  # it rewards every row
             check_all_rewarded(own.reward_funcs, data.train)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
@@ -239,7 +239,7 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     def score() -> list[Any]:
-        if own.reward_model:
+        if own.reward_model:  # loaded only where no rewards are kept; its files name them
             strips_think = own.reward_model_strips_think
             reward = load_reward_model(
                 own.reward_model, tokenizer, args, own.reward_aggregate, strips_think
@@ -256,15 +256,17 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     correctness = correctness_of(own, data)
     if correctness is None:
         return Rollouts(rows, answers, rewards, None), None
+    # every process computes all of them, so nothing has to be gathered
     right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness
 
 
 def correctness_of(own: Any, data: Examples) -> Any:
-    """Return the function that tells right answers: the named one, or the first verifier's; None.
+    """Return the function that tells right answers from wrong ones; None: there is none.
 
-    `own` are the recipe's fields. Questions of the gym have exact_match by default.
+    `own` are the recipe's fields. The function is the one that `correctness` names, by default
+    exact_match for questions of the gym, and else the first of reward_funcs that is a verifier.
     """
     name = own.correctness
     if not name and data.tasks:
@@ -332,7 +334,7 @@ def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -
     own, key = loaded.own, None
     try:
         functions_read = [(function.__name__, reached(function)) for function in functions]
-    except ValueError as error:
+    except ValueError as error:  # a function depends on something that has no hash
         if loaded.trl.process_index == 0:
             print(f"answers: their rewards are not kept for another run: {error}", flush=True)
     else:
@@ -344,7 +346,7 @@ def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -
             rows=_rows_hash(rows),
             answers=sha256(sampled.read_bytes()).hexdigest(),
         )
-    (key,) = broadcast_object_list([key])  # the processes need not pickle values alike
+    (key,) = broadcast_object_list([key])  # hashes of pickled values may differ by process
     if key is None:
         return None
     return sampled.with_stem(f"{sampled.stem.replace('answers', 'rewards')}-{key}")
@@ -364,7 +366,10 @@ def _key(**what: Any) -> str:
 def _rewards(
     functions: list[Any], answers: list[list[Completion]], batch: list[dict[str, Any]], first: int
 ) -> list[list[float]]:
-    """Return the rewards of the answers to a batch of prompts: the sum over the functions."""
+    """Return the rewards of the answers to a batch of prompts: the sum over the functions.
+
+    `answers` are those to all prompts, of which the batch begins at the place `first`.
+    """
     count = len(answers[first])
     completions = [
         completion

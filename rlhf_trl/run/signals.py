@@ -39,7 +39,7 @@ class Signals:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle, in the block, the signals that the parent did not have this process ignore."""
-        vars(self).update(vars(Signals()))
+        vars(self).update(vars(Signals()))  # forget an earlier run of this process
         before = {}
         if threading.current_thread() is threading.main_thread():  # others cannot
             for number in HANDLED:

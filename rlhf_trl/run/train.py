@@ -39,12 +39,15 @@ PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers that have
 
 
 class _WrapperGuard(TrainerCallback):
+    """Checks how the model was wrapped when training begins, and rewinds the record of rollouts."""
+
     def __init__(self, trainer: Any):
         self._trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
         launch.check_wrapper(self._trainer)
         if (record := self._trainer.rollouts) is not None and state.is_world_process_zero:
+            # of a policy-gradient trainer: what it has brought back from its checkpoint
             carried = getattr(self._trainer, "_carried", {})
             record.rewind(state.global_step, carried.get("generation", 0))
 
@@ -140,7 +143,7 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
         args.eval_on_start = not start.is_evaluated
     if "logging_first_step" not in loaded.given:
         args.logging_first_step = True
-    # What a tracker is told by config must not be overruled by transformers' own default.
+    # transformers gives wandb this variable, by default "huggingface", and not the field `project`
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
     load_quietly()
@@ -277,7 +280,7 @@ def build(
 def check_model(loaded: Any) -> None:
     """Refuse a model that writes no answers, unless a reward model is made of it, and float16."""
     args, model, row = loaded.trl, loaded.model, loaded.row
-    if model.model_name_or_path == UNTRAINED:
+    if model.model_name_or_path == UNTRAINED:  # built here, always a float32 language model
         return
     if row is None or ALGORITHMS[row.algorithm].family != "reward_model":
         from rlhf_trl.policies import check_language_model
@@ -496,7 +499,7 @@ def _evaluate_at_end(trainer: Any, last_step: int) -> int:
         length = len(log)
         with _naming_divergence(trainer):
             trainer.evaluate()
-        if kept_step in evaluated_steps:  # it is in the log, in its place
+        if kept_step in evaluated_steps:  # its evaluation in training is in the log already
             del log[length:]
     return kept_step
 
