@@ -126,7 +126,7 @@ def _record_samples(
     for row, completions in zip(rows, answers, strict=True):
         for text, finished, ids in completions:
             samples.append((row["prompt"], text, len(ids), finished, None))
-    store = Store(folder, record, {}, right_answers)
+    store = Store(folder, record, {}, right_answers)  # the facts of the run come when it trains
     is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
     store.write(f"data-{side}", 0, (0, 0.0), samples, is_right, size=count)
     store.flush()

@@ -191,7 +191,9 @@ class CheckedConfig(Written):
             for choice, values in choices.items():
                 chosen[choice] = self.value(choice, default=values[0])
         for choice in choices_by_kind[0]:
-            is_in_block = len(choice) > len(path)  # the others, such as `algorithm`, have a check
+            is_in_block = len(choice) > len(
+                path
+            )  # others, such as `algorithm`, are checked elsewhere
             values = [value for choices in choices_by_kind for value in choices.get(choice, ())]
             if is_in_block and chosen[choice] not in values:
                 self.refuse_choice(chosen[choice], [*dict.fromkeys(values)], choice)
@@ -324,7 +326,7 @@ class CheckedConfig(Written):
             except ValueError as error:
                 message = " ".join(str(error).split())
                 key = _key_at_fault(message, known, value)
-                path = path or ((key,) if key else ())
+                path = path or ((key,) if key else ())  # of a whole config, look for its key
                 name = ".".join(path) or member.__name__
                 raise InputError(f"{self.source(path)}: {name}: {message}") from error
         if isinstance(value, list):

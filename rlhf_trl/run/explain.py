@@ -120,7 +120,7 @@ def _formulation(form: Formulation) -> dict[str, Any]:
         **description,
         "reads": dict(form.reads),
         "trl_trainer": form.trainer,
-        "trl_settings": {
+        "trl_settings": {  # one that depends on the config is a function, whose docstring says how
             name: value.__doc__ if callable(value) else value
             for name, value in form.settings.items()
         },

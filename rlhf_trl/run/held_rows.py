@@ -79,7 +79,7 @@ class HeldRows:
             labels = [row["label"] for row in self._rows]
             before = None if reference is None else reference[0]
             return labeled_scores(resolved, columns[0], before, labels), {}
-        weighs_nll = "nll_weight" in resolved.row.trainer_reads
+        weighs_nll = "nll_weight" in resolved.row.trainer_reads  # else the config may lack it
         nll_weight = self._loaded.trl.nll_weight if weighs_nll else 0.0
         return pair_scores(resolved, *columns, reference, nll_weight), {}
 

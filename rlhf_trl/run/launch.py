@@ -87,7 +87,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
     import torch
     from accelerate.utils import parse_flag_from_env
 
-    launched = parse_flag_from_env("ACCELERATE_USE_CPU")
+    launched = parse_flag_from_env("ACCELERATE_USE_CPU")  # set by a launch with use_cpu or --cpu
     if launched and given.get("use_cpu") is False:
         raise InputError(
             "use_cpu is false in the config and use_cpu true in the accelerate config (or "
@@ -95,7 +95,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
         )
     wants_cpu = given.get("use_cpu") or launched
     if not wants_cpu and torch.accelerator.is_available():
-        return {}
+        return {}  # a GPU: TRL's defaults hold
     if not wants_cpu and processes > 1:
         raise InputError(
             f"{processes} processes were launched on a machine without a GPU, and would train each "
@@ -120,7 +120,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
             "this run is on the CPU; launch with --config_file configs/accelerate/cpu.yaml"
             + (", or write bf16: true in the config." if precision == "bf16" else ".")
         )
-    return {"use_cpu": True, "bf16": bf16}
+    return {"use_cpu": True, "bf16": bf16}  # False, too: TRL's configs have bf16 true by default
 
 
 def check_processes(args: Any, expect: Expect | None = None) -> None:

@@ -61,6 +61,7 @@ def _untie(model: Any) -> bool:
     head = model.get_output_embeddings()
     shared = {id(weight) for weight in model.get_input_embeddings().parameters()}
     tied = False
+    # where an adapter changes the head, PEFT has wrapped it, and the weight is in a module within
     for module in head.modules() if head is not None else ():
         for name, weight in list(module.named_parameters(recurse=False)):
             if id(weight) in shared:

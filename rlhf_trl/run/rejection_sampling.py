@@ -115,6 +115,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     train.check_template(data, tokenizer, args, own.dataset)
+    # a field that SFTConfig lacks, and that generating reads there
     args.max_completion_length = own.max_completion_length
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, loaded.model, args)
@@ -132,13 +133,14 @@ def _round(loaded: Any, number: int, resume: str | None) -> Any:
     """Return what `load_config` would have returned for a round; the last one is the run itself."""
     root = Path(loaded.trl.output_dir)
     own, args, model = copy(loaded.own), copy(loaded.trl), copy(loaded.model)
-    own.answers = own.answers or str(root / "answers")
+    own.answers = own.answers or str(root / "answers")  # one folder for all rounds
     if number > 1:
         model.model_name_or_path = str(root / f"round-{number - 1}" / "model")
     if number == own.rounds:
         return loaded._replace(own=own, trl=args, model=model)
     args.output_dir = str(root / f"round-{number}")
     args.resume_from_checkpoint = resume
+    # what the round's config.yaml gets: a run of one round, which can be repeated by itself
     given = {
         **loaded.given,
         "model_name_or_path": model.model_name_or_path,

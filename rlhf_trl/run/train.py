@@ -363,7 +363,7 @@ def run(
         prompts: rows with those of the answers, where the training rows hold tokens alone.
     """
     folder = Path(trainer.args.output_dir)
-    tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None
+    tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None  # reward models answer none
     if tasks is not None:
         from rlhf_trl.rewards.verifiers import task_metrics
 
@@ -458,7 +458,7 @@ def _keep_config(loaded: Any, folder: Path) -> None:
 def _train(trainer: Any) -> tuple[int, dict[str, float]]:
     """Train; return the last optimizer step, and the `seconds` and `cpu_seconds` it took."""
     args = trainer.args
-    args.eval_on_start &= _can_evaluate(trainer)
+    args.eval_on_start &= _can_evaluate(trainer)  # else transformers refuses it without a data set
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(Watch())
     if not args.disable_tqdm:
