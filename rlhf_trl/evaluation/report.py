@@ -61,7 +61,8 @@ def untaught(log: list[dict], folder: Path) -> list[str]:
             "all completions had equal rewards in every logged step, so rewards preferred none"
         )
     zero = _always(log, "rewards/exact_match/mean", 0.0)
-    if zero and not trained_with(folder / RECORD, "<answer>"):  # else the answers were just wrong
+    # with tags in any completion, the answers were merely wrong
+    if zero and not trained_with(folder / RECORD, "<answer>"):
         sentences.append(
             f"no completion in {RECORD} had <answer> tags, which exact_match reads, so it was 0 "
             "for all; ask for them in dataset.system_prompt, or name another reward"

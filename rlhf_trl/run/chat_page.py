@@ -97,8 +97,9 @@ def serve(*models_and_options: Any, **options: Any) -> None:
         chat.sampled = chat.sampled._replace(temperature=temperature)
         chat.system = system
         chat.turns = dict(turns)
-        for policy in chat.policies:  # the answers read the first, the check of the context args
-            policy.max_completion_length = policy.args.max_completion_length = length
+        for policy in chat.policies:
+            policy.max_completion_length = length  # for its answers
+            policy.args.max_completion_length = length  # for the check that they fit the context
         yield ["", turns, *columns]
         if not text.strip():
             return

@@ -191,9 +191,8 @@ class CheckedConfig(Written):
             for choice, values in choices.items():
                 chosen[choice] = self.value(choice, default=values[0])
         for choice in choices_by_kind[0]:
-            is_in_block = len(choice) > len(
-                path
-            )  # others, such as `algorithm`, are checked elsewhere
+            # keys outside the block, such as `algorithm`, are checked elsewhere
+            is_in_block = len(choice) > len(path)
             values = [value for choices in choices_by_kind for value in choices.get(choice, ())]
             if is_in_block and chosen[choice] not in values:
                 self.refuse_choice(chosen[choice], [*dict.fromkeys(values)], choice)

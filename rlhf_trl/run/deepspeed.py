@@ -8,8 +8,8 @@ from rlhf_trl.errors import InputError
 def innermost_optimizer(args: Any) -> str:
     """Return the name of the optimizer that steps; refuse one that Adam would replace.
 
-    With an offloaded optimizer, `Accelerator.prepare` puts DeepSpeedCPUAdam in the place of any
-    other one, unless zero_force_ds_cpu_optimizer is false.
+    Where the optimizer is offloaded, `Accelerator.prepare` puts one of DeepSpeed's CPU optimizers
+    in its place, by default DeepSpeedCPUAdam, unless zero_force_ds_cpu_optimizer is false.
     """
     config = args.deepspeed_plugin.deepspeed_config
     if "optimizer" in config:  # DeepSpeed's own config overrules `optim`

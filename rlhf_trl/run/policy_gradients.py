@@ -110,7 +110,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
 def _check_names(names: list[str]) -> None:
     """Refuse a reward function whose name stands for another number in logs."""
     taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
-    if len(names) > 1:  # logs call the weighted sum so; a single reward may be called as its sum
+    if len(names) > 1:  # in logs, `reward` is the weighted sum; a single reward is that sum
         taken.add("reward")
     for name in names:
         if name in taken:

@@ -241,7 +241,7 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     def score() -> list[Any]:
-        if own.reward_model:  # loaded only where no rewards are kept; its files name them
+        if own.reward_model:  # loaded only if need be: `_rewards_path` knows it by its files
             strips_think = own.reward_model_strips_think
             reward = load_reward_model(
                 own.reward_model, tokenizer, args, own.reward_aggregate, strips_think

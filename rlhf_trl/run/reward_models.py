@@ -35,7 +35,7 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
     train.check_template(data, tokenizer, args, own.dataset)
-    if isinstance(own.dataset, ProcessData):  # the trainer joins steps as the data were cut
+    if isinstance(own.dataset, ProcessData):  # the trainer cuts steps as the data were cut
         args.step_separator = own.dataset.step_separator
         args.step_split = own.dataset.step_split
     trainer = train.build(loaded, trainer_class, data, tokenizer)

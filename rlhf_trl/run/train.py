@@ -490,7 +490,7 @@ def _evaluate_at_end(trainer: Any, last_step: int) -> int:
     best_checkpoint = trainer.state.best_model_checkpoint
     if trainer.args.load_best_model_at_end and best_checkpoint:
         kept_step = int(best_checkpoint.rpartition("-")[2])
-        trainer.state.global_step = kept_step
+        trainer.state.global_step = kept_step  # the evaluation below is of this step
     evaluated_steps = []
     for entry in log:
         if any(key.startswith("eval_") for key in entry):
