@@ -58,7 +58,8 @@ def _reading(ids: Tensor, counted: list[bool], logits: Tensor) -> Reading:
         logits: (S or more, V) the logits at each token, which predict the next one; those at the
             padding of the batch follow, and are not read.
     """
-    places = torch.tensor(counted[1:], device=ids.device).nonzero().squeeze(1)  # before targets
+    # of the tokens before the counted ones, whose logits predict these
+    places = torch.tensor(counted[1:], device=ids.device).nonzero().squeeze(1)
     targets = ids[places + 1].unsqueeze(1)
     predicted = logits[places].float().log_softmax(-1)
     is_likeliest = predicted.argmax(-1, keepdim=True) == targets
@@ -164,6 +165,7 @@ def pair_scores(
             logps["ref_rejected_logps"] = _completion(of_rejected[place], row)
             chosen_reward = chosen_reward - logps["ref_chosen_logps"]
             rejected_reward = rejected_reward - logps["ref_rejected_logps"]
+        # as DPOTrainer logs it: the difference of two rewards
         margin = beta * float(chosen_reward) - beta * float(rejected_reward)
         scores["rewards/margins"][place] = margin
         scores["pair_accuracy"][place] = 0.5 if margin == 0 else float(margin > 0)
