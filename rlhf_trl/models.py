@@ -18,8 +18,9 @@ from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
-ADAPTER = "adapter_config.json"  # in the folder of one
-USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}  # of from_pretrained
+ADAPTER = "adapter_config.json"  # in the folder of an adapter
+# The options of `from_pretrained` that are not named where it fails.
+USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
 
@@ -126,7 +127,7 @@ def loading(
         yield
     except InputError:
         raise
-    except Exception as error:  # of any kind: it reads what may be anything
+    except Exception as error:  # what it reads may be anything, and so may the error
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"{what} {fault} ({reason}); {remedy}.") from error
     finally:

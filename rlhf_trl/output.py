@@ -16,7 +16,7 @@ from rlhf_trl.errors import InputError
 
 MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is no checkpoint
 LOCK = ".lock"  # names the process that writes to a folder
-RECORD = "rollouts.sqlite"  # of rollouts, which loses what was generated after a checkpoint
+RECORD = "rollouts.sqlite"  # of rollouts; resuming deletes what came after the checkpoint from it
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
@@ -110,7 +110,7 @@ def _check_writable(folder: Path, output_dir: str) -> None:
         probe.unlink()
     except InputError:
         raise
-    except (OSError, ValueError) as error:  # of a byte 0 in its name
+    except (OSError, ValueError) as error:  # ValueError: a byte 0 in its name
         reason = getattr(error, "strerror", error)
         raise InputError(
             f"output_dir: {output_dir!r} cannot be written ({reason}); name another."

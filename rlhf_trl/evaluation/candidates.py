@@ -14,7 +14,8 @@ class RanksCandidates:
 
     reader: Reader
     candidates: Sequence[Mapping[str, Any]] = ()  # `prompt`, `completion`, `finished`, `label`
-    # by the newest evaluation: `rows`, logits and labels, and `scores`, of the candidates
+    # what the newest evaluation has found: `rows`, with logits or scores, and the candidates'
+    # `scores`
     judged: dict[str, list[Any]] | None = None
 
     def ranking(self) -> tuple[list[float], list[bool], list[int]]:

@@ -27,9 +27,9 @@ class Policy(AnswersHeldOut):
     """A policy outside training, which answers and is scored as in the evaluation of a run."""
 
     rewards: Sequence[Callable[..., Any]] = ()  # the run's
-    weights: Sequence[float] | None = None  # of these; None: 1 each
-    scorers: Mapping[str, Callable[..., Any]] = {}  # like them, but no part of the reward
-    columns: Mapping[str, Any] = {}  # beside the prompt, of what `reply` answers
+    weights: Sequence[float] | None = None  # of the rewards; None: 1 each
+    scorers: Mapping[str, Callable[..., Any]] = {}  # like rewards, but no part of their sum
+    columns: Mapping[str, Any] = {}  # what the row of a prompt has beside it in `reply`
 
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
         self.name = name

@@ -34,7 +34,7 @@ def text(
         cells = [(name, line[name]) for name in sizes if name not in beside and line[name] != "-"]
         for are_short, group in groupby(cells, lambda cell: len(cell[1]) <= SHORT):
             texts = [f"{name}: {value}" for name, value in group]
-            if are_short:  # which share a line
+            if are_short:  # short cells share a line, a long one has its own
                 texts = ["; ".join(texts)]
             for cell_text in texts:
                 out += wrapped(cell_text, "    ", width)

@@ -114,16 +114,19 @@ def _read_split(
         f"{of_split} GROUP BY generation",
         (*(f"$.{json.dumps(name)}" for name in names), split),
     ).fetchall()
-    # of the first generation, a prompt; and how many prompts (groups) a generation has
+    # a prompt of the first generation, and how many prompts (groups) a generation has at most
     first_prompt, groups = connection.execute(
         f"SELECT prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} ORDER BY generation",
         (split, split),
     ).fetchone()
-    # one generation in `every` is shown, and of it one prompt in `prompt_every`, but two or more
+    # One generation in `every` is shown, and of it one prompt in `prompt_every`. Generations are
+    # left out first, while more than GENERATIONS are there, and then prompts; but where fewer than
+    # two prompts of a generation would stay, further generations go instead.
     every = max(1, min(ceil(excess), len(curves) // GENERATIONS), ceil(2 * excess / groups))
     prompt_every = max(1, ceil(excess / every))
     shown = []
-    # the last generation is always shown; ids of prompts are hashes, so a remainder draws evenly
+    # The last generation is always looked at. Ids of prompts are hashes, so those with the
+    # remainder of `first_prompt` are an even choice, of which the first generation has one.
     for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
         rows = connection.execute(
             "SELECT group_id, prompt_id, completion, tokens, finished, reward, advantage, rewards "

@@ -19,7 +19,7 @@ from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE
 # What a model of no run is asked with, beside the embedded model's settings.
 PLAIN = "--use_cpu false --max_completion_length 256"
 FEW = 20  # fewer questions may begin alike by chance
-PROMPTS_READ = 1000  # of a run, to see what they share
+PROMPTS_READ = 1000  # so many prompts of a run are read to see what all of them share
 
 
 class Answer(NamedTuple):

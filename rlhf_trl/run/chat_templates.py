@@ -71,7 +71,7 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
         longer = [*before, {**last, "content": f"{last.get('content') or ''} and 12 words"}]
         try:
             unread = ids(messages) == ids(longer)
-        except Exception as error:  # of any kind: it is a program
+        except Exception as error:  # a template is a program, and may raise anything
             raise InputError(
                 f"the chat template fails on the {name} of the first row "
                 f"({reason_in_short(error)}); {remedy}."

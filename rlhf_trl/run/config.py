@@ -303,7 +303,7 @@ class CheckedConfig(Written):
                 if any(fits(reading, member) for member in members):
                     return reading
             if not lists:
-                return value  # which `check` refuses
+                return value  # `check` refuses it
         if not lists:
             self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
         item_kind = (type_args(lists[0]) or (Any,))[0]

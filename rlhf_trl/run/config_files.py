@@ -77,8 +77,8 @@ class Written:
         self.file = str(path)
         self.values: dict[str, Any] = {}
         self._writers: list[str] = []  # files, the deepest base first, and the command line last
-        self._last: dict[Key, int] = {}  # which of them wrote a key last
-        self._decided: dict[Key, tuple[int, Any]] = {}  # which gave it its value, and the value
+        self._last: dict[Key, int] = {}  # the place in that list of who wrote a key last
+        self._decided: dict[Key, tuple[int, Any]] = {}  # of who gave it its value, and the value
         for file, content in _read_files(Path(path)):
             self._writers.append(file)
             self._lay(self.values, content)
@@ -182,7 +182,7 @@ class Written:
             if child is None:  # a block that no file has written
                 child = {}
                 self._note(path[: depth + 1], child)
-            node[place] = child
+            node[place] = child  # also where it was words of the command line, as in `--a '{b: 1}'`
             node = child
         if tail and place == "source" and plain(node.get(place)) != plain(new):
             self._keep_own(node, path[:-1])  # another source is another block, as in files

@@ -41,7 +41,7 @@ class _Results:
 
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # greedy, sampled
     scores: dict[str, Scores] = field(default_factory=dict)
-    # by score, of the rows in its mean, where they are not all 1
+    # by model and score: how rows are weighted in its mean, where not all of them count alike
     weights: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
 

@@ -83,7 +83,7 @@ def _handed_on(sentence: str, path: Path) -> bool:
     try:
         if not file_of_first.exists():
             path.write_text(json.dumps(message), encoding="utf-8")
-    except OSError:  # of a full disk, say; half a file would be another error
+    except OSError:  # such as a full disk; the launcher could not read half a file
         path.unlink(missing_ok=True)
         return False
     return True

@@ -41,7 +41,7 @@ def prepare_preferences(
 ) -> tuple[Examples, Any]:
     """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
     sample = None
-    if not isinstance(own.dataset, FileData):  # whose rows are there already
+    if not isinstance(own.dataset, FileData):  # the rows of a file need not be sampled
         from rlhf_trl.rollouts.sampling import sampler
 
         sample = sampler(model, args, own.dataset, own.rollouts)

@@ -43,7 +43,7 @@ from rlhf_trl.run.resuming import RESUMING
 from rlhf_trl.run.supervised import fix, print_counts
 
 NAME = "rejection sampling"
-TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data, that the chat template gets
+TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data; the chat template reads them
 # What is trained is the answers, as they were sampled.
 FIXED = {"completion_only_loss": True, "assistant_only_loss": False, "chat_template_path": None}
 

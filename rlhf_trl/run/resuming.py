@@ -70,7 +70,10 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
 
 
 def is_evaluated(args: Any, step: int, evaluated: Mapping[int, Path]) -> bool:
-    """Return whether a checkpoint lacks no evaluation: one that failed is saved before its own."""
+    """Return whether nothing is left to evaluate at the step of a checkpoint.
+
+    A run that failed may have saved the checkpoint before the evaluation of its step.
+    """
     due = args.eval_strategy == "steps" and args.eval_steps >= 1 and step % args.eval_steps == 0
     return step in evaluated if due else any(before <= step for before in evaluated)
 

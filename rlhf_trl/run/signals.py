@@ -22,7 +22,7 @@ from rlhf_trl.errors import Stopped
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 COPIES = 2.0  # seconds within which a launcher may forward the Ctrl-C that came directly, too
-exit_at_once = os._exit  # which reward functions do not get
+exit_at_once = os._exit  # kept from here: while rewards are called, `rewards.calls` replaces it
 SET_BY_LAUNCHERS = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
 
 

@@ -35,7 +35,7 @@ from rlhf_trl.run.stopping import Stop
 from rlhf_trl.run.versions import versions
 
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
-PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers that have another name
+PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers with a name unlike theirs
 
 
 class _WrapperGuard(TrainerCallback):
@@ -110,8 +110,8 @@ class _Start:
 def begin(loaded: Any, name: str, note: str | None = None) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
-    `note` is a sentence to print beside that.
-    Of a stage that trains nothing, only its own `output_dir` is claimed, and its config kept there.
+    `note` is one more sentence to print. Where a stage trains nothing, the `output_dir` of its own
+    fields is claimed, and its config is kept there; that is all.
     """
     _find_models(loaded)
     if loaded.trl is None:

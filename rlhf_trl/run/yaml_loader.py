@@ -27,7 +27,7 @@ _SCALARS: dict[str, tuple[str, list[str], Callable[[str], Any]]] = {  # pattern,
 }
 
 
-MOST_VALUES = 100_000  # of a config, with what its aliases repeat
+MOST_VALUES = 100_000  # that a config may have, counting what its aliases repeat
 
 # The value of `key: !unset`: the key that the base file sets is removed.
 UNSET = type("Unset", (), {"__repr__": lambda self: "!unset"})()
