@@ -341,6 +341,7 @@ def _lightly() -> Iterator[None]:
 
 
 def _race(args: argparse.Namespace) -> None:
+    """Race the algorithms, and print the table with its legend."""
     from rlhf_trl.evaluation import tables
     from rlhf_trl.run.race import legend, race
 
@@ -416,6 +417,7 @@ def _merge(args: argparse.Namespace) -> None:
 
 
 def _overoptimize(args: argparse.Namespace) -> None:
+    """Run the campaign's own script, which is no part of the package."""
     from rlhf_trl.run.folders import home
 
     campaign = home() / "recipes" / "experiments" / "2026-11-20-over-optimization"
@@ -466,6 +468,7 @@ def _translate(args: argparse.Namespace) -> None:
 
 
 def _rollouts(args: argparse.Namespace) -> None:
+    """Write the page of runs, by default into the first one's folder and named after the others."""
     from rlhf_trl.rollouts.page import write_page
 
     first, *others = args.runs

@@ -66,6 +66,7 @@ class AnswersHeldOut:
         return metrics
 
     def _scored_answers(self, prefix: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Return the mean of each score where it applies, by prefixed name, and the answers."""
         completions, scores = self.scored(prefix)
         metrics = {}
         for name, values in scores.items():

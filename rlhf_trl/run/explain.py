@@ -151,6 +151,7 @@ def table() -> str:
 
 
 def _lines(family: str, columns: dict[str, str]) -> list[tables.Line]:
+    """Return the lines of a family's table: one for each algorithm and formulation."""
     lines = []
     for name in names(family):
         for kind, form in describe(name)["formulations"].items():

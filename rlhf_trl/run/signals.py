@@ -62,6 +62,10 @@ class Signals:
             self.end(f"before the first step; {self.kept()}")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Note the first signal, and end here unless the run trains; a second Ctrl-C ends at once.
+
+        A SIGINT within `COPIES` seconds of the first one is no second Ctrl-C.
+        """
         if number == signal.SIGINT:
             if time.monotonic() - self.interrupted >= COPIES:
                 say(f"ended at once by a second Ctrl-C; {self.kept()}")

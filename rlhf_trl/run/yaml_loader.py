@@ -48,6 +48,7 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
+        """Read a mapping; refuse keys that are no strings or stand twice, and YAML's merge key."""
         mapping, lines = {}, {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
