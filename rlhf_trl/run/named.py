@@ -18,7 +18,8 @@ from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.stages import stage_of_config
 
-# How to train, on how many processes, does not count here, and might not fit one.
+# Nothing is trained here: these options replace what a config says of it, since settings for
+# several processes might be refused on one.
 NOT_TRAINED = "--eval_strategy no --load_best_model_at_end false --gradient_accumulation_steps 1"
 NO_BATCHES = "--steps_per_generation null --generation_batch_size null"
 

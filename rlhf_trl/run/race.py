@@ -32,6 +32,7 @@ CONDITIONS = ("questions", "questions_fingerprint", "seen", "seen_kind")
 # what decides which questions of the gym are held out
 DRAWN_BY = {"specs": None, "eval_size": GymData.eval_size, "eval_seed": GymData.eval_seed}
 LAST = 10  # logged steps that the final training metrics are averaged over
+# Columns of the table, here and below: their headings, and the keys of what `_read` returns.
 ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
 START = {"start": "start"}  # the first metric of the table before training
 COST = {"CPU s": "train_cpu_seconds"}

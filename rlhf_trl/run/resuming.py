@@ -31,8 +31,8 @@ DECISIVE = {
     "steps_per_generation",
     "world_size",
 }
-RESUMING = ("resume_from_checkpoint", "resume_changed")
-LENGTH = {"max_steps", "num_train_epochs"}
+RESUMING = ("resume_from_checkpoint", "resume_changed")  # fields about resuming, not about the run
+LENGTH = {"max_steps", "num_train_epochs"}  # what makes a finished run a longer one
 
 
 def check_resume(loaded: Any, checkpoint: str) -> None:
