@@ -9,7 +9,7 @@ from rlhf_trl import algorithms, output
 def paper(algorithm: str) -> dict[str, str | None]:
     """Return title, arXiv number and BibTeX of a row's paper; without one, what the row says."""
     where = algorithms.ALGORITHMS[algorithm].paper
-    number = re.split("[: ]", where)[-1]
+    number = re.split("[: ]", where)[-1]  # of "arXiv:NUMBER"
     entries = Path(__file__).parent.joinpath("papers.bib").read_text("utf-8").split("\n\n")
     entry = next((entry.strip() for entry in entries if number in entry), where)
     title = re.search(r"title *= *{{(.*)}}", entry)

@@ -57,12 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.recipe_options and not args.takes_recipe_options:
         parser.error(f"unknown arguments: {' '.join(args.recipe_options)}")
     try:
+        # only `compare` takes two configs, to compare them
         refuse_repeated(words, several=("config",) if args.run is _compare else ())
         args.run(args)
         sys.stdout.flush()
     except InputError as error:
         end(str(error), with_traceback)
     except BrokenPipeError:  # whoever reads has seen enough, as in `rlhf-trl compare | head`
+        # Python flushes stdout once more when it exits, which would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -114,6 +116,7 @@ def _add_drift(commands: _Commands) -> None:
 
 
 def _add_race(commands: _Commands) -> None:
+    """Add `rlhf-trl race` with its options."""
     option = commands.add(
         "race",
         _race,
@@ -232,6 +235,7 @@ def _add_translate(commands: _Commands) -> None:
 
 
 def _add_compare(commands: _Commands) -> None:
+    """Add `rlhf-trl compare` with its options."""
     option = commands.add(
         "compare",
         _compare,
@@ -302,6 +306,7 @@ def _algorithms(args: argparse.Namespace) -> None:
 
 
 def _drift(args: argparse.Namespace) -> None:
+    """Record the installed TRL's surface, or report what moved in it since the recorded one."""
     if args.record and Path(args.record).exists() and not args.overwrite:
         raise InputError(f"--record: {args.record!r} exists; add --overwrite or name another file.")
     with _lightly():
@@ -321,9 +326,9 @@ def _drift(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _lightly() -> Iterator[None]:
-    """Spare a short command what TRL imports for logs, metadata read twice, and collections."""
+    """Make the import of TRL short: no trackers, metadata read once, no garbage collection."""
     absent = [name for name in ("wandb", "trackio") if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))
+    sys.modules.update(dict.fromkeys(absent))  # a module that is None there is not imported
     once = cache(importlib.metadata.packages_distributions)
     gc.disable()
     try:
@@ -336,6 +341,7 @@ def _lightly() -> Iterator[None]:
 
 
 def _race(args: argparse.Namespace) -> None:
+    """Race the algorithms, and print the table with its legend."""
     from rlhf_trl.evaluation import tables
     from rlhf_trl.run.race import legend, race
 
@@ -359,6 +365,7 @@ def _best_of_n(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    """Print the table (or JSON) of `evaluate`, and nothing else, on stdout."""
     from rlhf_trl.models import load_quietly
     from rlhf_trl.output import numbered
     from rlhf_trl.run.evaluate import evaluate
@@ -366,7 +373,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     number = max(numbered(Path("outputs"), "answers-"), default=0) + 1
     answers = args.answers or f"outputs/answers-{number}.jsonl"
     load_quietly()
-    with redirect_stdout(sys.stderr):  # libraries print, too
+    with redirect_stdout(sys.stderr):  # libraries print, too, but stdout is for the result alone
         text = evaluate(
             args.models,
             answers,
@@ -380,6 +387,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _chat(args: argparse.Namespace) -> None:
+    """Talk to models in the terminal, or serve the page."""
     from rlhf_trl.models import load_quietly
     from rlhf_trl.run import chat, chat_page
 
@@ -409,6 +417,7 @@ def _merge(args: argparse.Namespace) -> None:
 
 
 def _overoptimize(args: argparse.Namespace) -> None:
+    """Run the campaign's own script, which is no part of the package."""
     from rlhf_trl.run.folders import home
 
     campaign = home() / "recipes" / "experiments" / "2026-11-20-over-optimization"
@@ -419,9 +428,11 @@ def _overoptimize(args: argparse.Namespace) -> None:
 
 
 def _probe(args: argparse.Namespace) -> None:
+    """Report the properties of a loss function or trainer; a broken one is an error."""
     from rlhf_trl.compare import probe, probe_trainer
     from rlhf_trl.run.yaml_loader import read_word
 
+    # argparse takes the first word for the function, also where --trainer makes it a setting
     words = [*filter(None, [args.function]), *args.settings]
     subject = args.trainer
     if subject is None:
@@ -457,6 +468,7 @@ def _translate(args: argparse.Namespace) -> None:
 
 
 def _rollouts(args: argparse.Namespace) -> None:
+    """Write the page of runs, by default into the first one's folder and named after the others."""
     from rlhf_trl.rollouts.page import write_page
 
     first, *others = args.runs

@@ -161,8 +161,9 @@ def naming(keys: Collection[str], phase: str = "") -> Iterator[None]:
     except InputError:
         raise
     except (ImportError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        said = " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")
-        what = key_named_in(said, keys) or phase
-        if not what:
+        # the first argument, since the text of a KeyError has quotes around it
+        message = " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")
+        what = key_named_in(message, keys) or phase
+        if not what:  # nothing tells the user which key it is about
             raise
-        raise InputError(f"{what}: {said}; write another value, or remove it.") from error
+        raise InputError(f"{what}: {message}; write another value, or remove it.") from error

@@ -18,8 +18,9 @@ from rlhf_trl.output import weights_fault
 from rlhf_trl.tiny import checkpoint_path
 
 EMBEDDED = "tiny"  # the warm-start checkpoint that ships with the package
-ADAPTER = "adapter_config.json"  # in the folder of one
-USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}  # of from_pretrained
+ADAPTER = "adapter_config.json"  # in the folder of an adapter
+# The options of `from_pretrained` that are not named where it fails.
+USUAL = {"dtype", "revision", "device_map", "trust_remote_code", "config"}
 UNTRAINED = "tiny_untrained"  # the same architecture and tokenizer with initial weights
 
 
@@ -32,9 +33,9 @@ def load_quietly() -> None:
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     hidden = are_progress_bars_disabled()
-    transformers.logging.disable_progress_bar()  # and the hub's
+    transformers.logging.disable_progress_bar()  # this hides the hub's bars, too
     if not hidden:
-        enable_progress_bars()
+        enable_progress_bars()  # of the hub only
     notice = "Setting accelerator to CPU"
     logging.getLogger("DeepSpeed").addFilter(lambda record: notice not in record.getMessage())
 
@@ -104,7 +105,7 @@ def model_config(model: Any, args: Any) -> Any:
         model = copy(model)
         with loading(f"model_name_or_path: {str(file)!r}", "name a whole adapter", "has no base"):
             model.model_name_or_path = json.loads(file.read_text())["base_model_name_or_path"]
-        model.model_revision = "main"
+        model.model_revision = "main"  # the revision that was named is the adapter's
     return from_pretrained(AutoConfig, model, args)
 
 
@@ -120,13 +121,13 @@ def loading(
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    if new_head:  # which is no news
+    if new_head:  # transformers would warn that the weights of the head are new
         logging.set_verbosity_error()
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # of any kind: it reads what may be anything
+    except Exception as error:  # what it reads may be anything, and so may the error
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"{what} {fault} ({reason}); {remedy}.") from error
     finally:
@@ -137,15 +138,17 @@ def loading(
 def as_saved(policy: Any) -> Iterator[None]:
     """Refuse models whose weights are not those of their config, and say why one cannot be loaded.
 
-    transformers only warns that it draws the weights that a folder lacks at random, and that it
-    passes over layers. A caller that asks for its `output_loading_info` decides by itself. What
-    `policy` is loaded from, model_name_or_path names.
+    In the block, `from_pretrained` is stricter: transformers only warns that it draws the weights
+    that a folder lacks at random, and that it passes over layers. A caller that asks for its
+    `output_loading_info` decides by itself. `policy` is what model_name_or_path names: errors about
+    it name that key.
     """
     from transformers import PreTrainedModel
 
     load = PreTrainedModel.from_pretrained.__func__
 
     def checked(cls: Any, source: Any, *rest: Any, **options: Any) -> Any:
+        """Load as `from_pretrained` does, and refuse what it only reports."""
         if options.get("output_loading_info"):
             return load(cls, source, *rest, **options)
         where = f"{'model_name_or_path' if source == policy else 'model'}: {source!r}"
@@ -153,14 +156,15 @@ def as_saved(policy: Any) -> Iterator[None]:
         unusual = [key for key, value in options.items() if value is not None and key not in USUAL]
         if "quantization_config" in unusual:
             unusual.append("load_in_8bit or load_in_4bit")
-        if unusual:  # which may be why
+        if unusual:  # these options may be the reason
             fault = f"cannot be loaded with {', '.join(unusual)}"
-        # weights of another size are then in the report, and `_check_weights` tells of them
+        # weights of another size, at which transformers would stop, go into the report as well,
+        # and `_check_weights` refuses them in one sentence
         reporting = {"ignore_mismatched_sizes": True, **options, "output_loading_info": True}
         with loading(where, "correct it, or name another", fault):
             model, report = load(cls, source, *rest, **reporting)
-        if not Path(source, ADAPTER).is_file():  # see check_adapter
-            resized = options.get("ignore_mismatched_sizes", False)
+        if not Path(source, ADAPTER).is_file():  # `check_adapter` does this for adapters
+            resized = options.get("ignore_mismatched_sizes", False)  # the caller wants other sizes
             _check_weights(where, model, report, resized)
         return model
 
@@ -171,11 +175,12 @@ def as_saved(policy: Any) -> Iterator[None]:
 def _check_weights(where: str, model: Any, report: Mapping[str, Any], resized: bool) -> None:
     """Refuse weights that are missing, of another size, or of a layer that the config lacks."""
     missing = set(report["missing_keys"])
-    if "Classification" in type(model).__name__:  # its head is new
+    if "Classification" in type(model).__name__:  # a reward model's head may be new, its base not
         missing = {key for key in missing if key.startswith(f"{model.base_model_prefix}.")}
     mismatched = [] if resized else sorted(report["mismatched_keys"])
     modules = {name for name, _ in model.named_modules()}
-    surplus = []  # of layers beyond those of the model; other weights it may do without
+    # weights of more layers than the config says; others (such as another head) are not needed
+    surplus = []
     for key in report["unexpected_keys"]:
         layers = re.split(r"\.\d+\.", key)[0]  # as in `model.layers.2.mlp.weight`
         if key.endswith("weight") and layers in modules:
@@ -207,6 +212,7 @@ def from_pretrained(auto_class: Any, model: Any, args: Any) -> Any:
     """Return what an auto class loads for a `ModelConfig`, or say in one sentence why not."""
     trust = getattr(args, "trust_remote_code", False)
     name = _path(model)
+    # what looks like a path, and not like `owner/model` on the hub
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
         raise InputError(
             f"model_name_or_path: there is no folder {name!r}; train or copy the model there "

@@ -16,7 +16,7 @@ from rlhf_trl.errors import InputError
 
 MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is no checkpoint
 LOCK = ".lock"  # names the process that writes to a folder
-RECORD = "rollouts.sqlite"  # of rollouts, which loses what was generated after a checkpoint
+RECORD = "rollouts.sqlite"  # of rollouts; resuming deletes what came after the checkpoint from it
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
@@ -24,7 +24,7 @@ AT_END = """
     model merged value_model log.json summary.json learning_curve.png scores.jsonl reward_report.png
     selection.json
 """
-# What is there once a run is finished: the first and the last thing that it writes then, and one.
+# What a finished run has: the first and the last thing that it writes at its end, and its summary.
 FINISHED = "model summary.json learning_curve.png"
 
 
@@ -110,7 +110,7 @@ def _check_writable(folder: Path, output_dir: str) -> None:
         probe.unlink()
     except InputError:
         raise
-    except (OSError, ValueError) as error:  # of a byte 0 in its name
+    except (OSError, ValueError) as error:  # ValueError: a byte 0 in its name
         reason = getattr(error, "strerror", error)
         raise InputError(
             f"output_dir: {output_dir!r} cannot be written ({reason}); name another."
@@ -159,7 +159,8 @@ _held: list[TextIO] = []  # closing a file would release its lock
 def hold(folder: Path) -> None:
     """Keep a folder for this process until it ends, in whichever way; refuse one that is kept.
 
-    With `lockf`, no child that outlives the process keeps the folder, and it may come again.
+    A lock of `lockf` belongs to this process alone: a child that outlives it does not keep the
+    folder, and the process itself may hold the folder again.
     """
     stream = (folder / LOCK).open("a+", encoding="utf-8")
     try:
@@ -170,7 +171,7 @@ def hold(folder: Path) -> None:
             f"output_dir: {str(folder)!r} is in use by another run ({stream.read() or 'unknown'}); "
             "wait until it has ended, or write elsewhere with --output_dir."
         ) from error
-    except OSError:  # a file system without locks
+    except OSError:  # a file system without locks: the run goes on unprotected
         return
     _held.append(stream)
     stream.truncate(0)
@@ -225,7 +226,9 @@ def set_aside(folder: Path, step: int) -> None:
     later = _written_after(folder, step)
     if not later:
         return
-    # with checkpoints among them it is not just a repeat of what was killed
+    # A killed run that goes on from its newest checkpoint repeats a few steps. With a checkpoint
+    # among what is set aside, an older one was chosen: the record, from which what follows is then
+    # deleted, is kept as it is in a copy.
     has_checkpoints = any((path / MANIFEST).exists() for path in later)
     aside = folder / f"earlier-{max(numbered(folder, 'earlier-'), default=0) + 1}"
     for path in later:
@@ -246,7 +249,8 @@ def _written_after(folder: Path, step: int) -> list[Path]:
     later = []
     for prefix in BY_STEP.split():
         for number, path in numbered(folder, prefix).items():
-            # a config-from-step is written where a run resumes
+            # what is numbered `step` was written before, but for config-from-step-N.yaml: it holds
+            # from step N on
             if number > step or (number == step and path.suffix == ".yaml"):
                 later.append(path)
     at_end = [folder / name for name in AT_END.split()]
@@ -265,7 +269,7 @@ def write_manifest(checkpoint: Path, checksums: bool, **facts: Any) -> None:
         if path.is_file() and path.name != MANIFEST:
             checksum = _crc32(path) if checksums else None
             files[str(path.relative_to(checkpoint))] = (path.stat().st_size, checksum)
-    # as it will be read, so that its own checksum is that of what is read
+    # through JSON once, which changes tuples and keys, so that `read_manifest` finds the same sum
     content = json.loads(json.dumps({**facts, "files": files}, default=str))
     write_json(checkpoint / MANIFEST, {**content, "crc32": _sum_of(content)})
 
@@ -311,7 +315,7 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
         return "is not a folder"
     if not (folder / MANIFEST).exists():
         return f"has no {MANIFEST}, which is written last, so it is not whole"
-    name = MANIFEST
+    name = MANIFEST  # the file that is being read, for the last sentence
     try:
         manifest = read_manifest(folder)
         if manifest["save_only_model"]:
@@ -331,6 +335,7 @@ def checkpoint_fault(checkpoint: str | Path) -> str | None:
 
 def weights_fault(folder: Path) -> str | None:
     """Return what is wrong with the model weights in a folder (missing, cut off), or None."""
+    # the last two are what DeepSpeed and FSDP save
     kinds = ("*.safetensors", "pytorch_model*.bin", "global_step*", "pytorch_model_fsdp_*")
     if not any(path for kind in kinds for path in folder.glob(kind)):
         return "has no model weights"
@@ -340,7 +345,7 @@ def weights_fault(folder: Path) -> str | None:
                 return f"lacks the shard {shard}"
     for file in folder.glob("*.safetensors"):
         try:
-            safe_open(file, "numpy")
+            safe_open(file, "numpy")  # reads the header, which says how long the file has to be
         except (OSError, SafetensorError):
             return f"has a cut-off {file.name}"
     return None

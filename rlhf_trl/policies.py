@@ -13,10 +13,10 @@ def load_policy(model: Any, args: Any) -> Any:
     """Return a whole language model that answers, on `args.device`; an adapter with its base."""
     from trl import get_quantization_config
 
-    args_of_policy = copy(args)  # in which `prepare_model` sets how to load it
+    args_of_policy = copy(args)  # a copy: `prepare_model` sets model_init_kwargs in it
     quantization = get_quantization_config(model)
     policy = prepare_model(model, args_of_policy)
-    if isinstance(policy, str):
+    if isinstance(policy, str):  # a name or folder; the untrained embedded model is built already
         check_language_model(model, args)
         options = args_of_policy.model_init_kwargs
         if quantization is not None:
@@ -39,6 +39,8 @@ def check_language_model(model: Any, args: Any) -> None:
     config = model_config(model, args)
     names = config.architectures or ["none"]
     kind = getattr(transformers, names[0], None)
+    # without `can_generate` it cannot: bool() is False; with auto_map, the model comes with code of
+    # its own, whose class is not among those of transformers
     if getattr(kind, "can_generate", bool)() or getattr(config, "auto_map", None):
         return
     what = f"an architecture that transformers does not have ({names[0]})"
@@ -76,8 +78,8 @@ def load_language_model(source: str, **options: Any) -> Any:
             f"{source} is an adapter of another kind of model ({config.task_type or base_class}), "
             "which writes no answers; name one of a language model (CAUSAL_LM)."
         )
-    # Not by AutoPeftModelForCausalLM, which adds rows to the embeddings of a base that has fewer
-    # than its tokenizer has tokens; training does not.
+    # AutoPeftModelForCausalLM would add rows to the embeddings of a base that has fewer than its
+    # tokenizer has tokens. Training adds none, so base and adapter are loaded one by one.
     base_options = {**options, "revision": config.revision}
     with fitting_adapter(source):
         base = AutoModelForCausalLM.from_pretrained(config.base_model_name_or_path, **base_options)

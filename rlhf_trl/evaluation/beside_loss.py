@@ -17,11 +17,11 @@ class AnswersBesideLoss(AnswersHeldOut):
         """Evaluate as the trainer does, and answer; without an `eval_dataset`, only answer."""
         if eval_dataset is None and self.eval_dataset is None:
             return super().evaluate(None, ignore_keys, metric_key_prefix)
-        self._answers = []
+        self._answers = []  # `evaluation_loop` below fills it
         metrics = super(AnswersHeldOut, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         scores = [*getattr(self, "scores", ()), "length", "cut_off"]
         sampled_scores = [f"sampled_{name}" for name in scores]
-        # not the Trainer's own, such as runtimes
+        # prefixes of what is told; the Trainer's own metrics, such as runtimes, are not
         known = ("loss", "pair_accuracy", "rewards/", "logps/", *scores, *sampled_scores)
         reported = {}
         for key, value in metrics.items():

@@ -132,6 +132,7 @@ def _compare(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
     labels = first.labels
     groups = metrics.prompt_groups(first.prompts)
     sizes = metrics.budgets(groups)
+    # equal scores choose at random, and the labels as scores choose a right one if there is any
     table = {"random": _row([0.0] * len(labels), labels, groups, sizes)}
     if any(answer is not None for answer in first.answers):  # else there is nothing to vote on
         votes = metrics.majority_by_budget(first.answers, labels, groups, sizes)
@@ -161,6 +162,7 @@ def _row(
 
 def _table(seeds: list[dict[str, dict[str, float]]]) -> list[Line]:
     """Return mean and spread over seeds; a dash where a seed lacks the number."""
+    # the oracle has every column, unlike the majority; seeds may have other numbers of candidates
     columns = [c for c in seeds[0]["oracle"] if all(c in seed["oracle"] for seed in seeds)]
     lines = []
     for name in seeds[0]:

@@ -14,7 +14,8 @@ class RanksCandidates:
 
     reader: Reader
     candidates: Sequence[Mapping[str, Any]] = ()  # `prompt`, `completion`, `finished`, `label`
-    # by the newest evaluation: `rows`, logits and labels, and `scores`, of the candidates
+    # what the newest evaluation has found: `rows`, with logits or scores, and the candidates'
+    # `scores`
     judged: dict[str, list[Any]] | None = None
 
     def ranking(self) -> tuple[list[float], list[bool], list[int]]:
@@ -28,7 +29,7 @@ class RanksCandidates:
         rows, processes = self.candidates, self.accelerator.num_processes
         if not rows:
             return []
-        share = -(-len(rows) // processes)
+        share = -(-len(rows) // processes)  # rounded up: rows come again where the last ones end
         first = share * self.accelerator.process_index
         places = [place % len(rows) for place in range(first, first + share)]
         texts = [self._encode(self.processing_class, rows[place]) for place in places]

@@ -57,7 +57,7 @@ class AnswersHeldOut:
             return metrics
         was_training = self.model.training
         metrics, answers = self._scored_answers(metric_key_prefix)
-        self.log(dict(metrics))  # a copy: it adds the epoch
+        self.log(dict(metrics))  # a copy, since `log` adds the epoch to what it gets
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
@@ -66,6 +66,7 @@ class AnswersHeldOut:
         return metrics
 
     def _scored_answers(self, prefix: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Return the mean of each score where it applies, by prefixed name, and the answers."""
         completions, scores = self.scored(prefix)
         metrics = {}
         for name, values in scores.items():
@@ -172,6 +173,7 @@ class AnswersHeldOut:
             "template": self.template,
         }
         completed = []  # place of a row, its greedy and its sampled completion
+        # the model is made ready as in GRPOTrainer's own generation
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -193,6 +195,7 @@ class AnswersHeldOut:
                 completed += zip(batch, greedy, sampled, strict=True)
         greedy_by_place: dict[int, Completion] = {}
         sampled_by_place: dict[int, Completion] = {}
+        # a row that fills a share is there twice; its last completion stays, on every process
         for place, one_greedy, one_sampled in gather_object(completed):
             greedy_by_place[place] = one_greedy
             sampled_by_place[place] = one_sampled
@@ -234,6 +237,7 @@ def named_rewards(
     apply, becomes None.
     """
     rewards, weights = rewards.cpu(), weights.cpu()
+    # `nansum` makes 0 of a row in which no reward applies; that row has no reward
     total = (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
     lengths = torch.tensor([len(one.ids) for one in answers])
     finished = torch.tensor([one.finished for one in answers])

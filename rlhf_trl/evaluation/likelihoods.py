@@ -54,9 +54,11 @@ def _reading(ids: Tensor, counted: list[bool], logits: Tensor) -> Reading:
 
     Args:
         ids: (S,) tokens.
-        counted: (S,) which of them count; before the first there is nothing to predict it from.
-        logits: (S or more, V) the logits behind each token.
+        counted: (S,) which of them count; the first never does, as nothing predicts it.
+        logits: (S or more, V) the logits at each token, which predict the next one; those at the
+            padding of the batch follow, and are not read.
     """
+    # of the tokens before the counted ones, whose logits predict these
     places = torch.tensor(counted[1:], device=ids.device).nonzero().squeeze(1)
     targets = ids[places + 1].unsqueeze(1)
     predicted = logits[places].float().log_softmax(-1)
@@ -66,9 +68,10 @@ def _reading(ids: Tensor, counted: list[bool], logits: Tensor) -> Reading:
 
 
 def answer_scores(answers: Readings) -> tuple[Scores, list[int]]:
-    """Return loss and token accuracy of answers, means over their tokens, and the tokens of each.
+    """Return loss and token accuracy of each answer, and the number of its tokens.
 
-    Weighted by these counts, their means are those over all tokens, as in training.
+    Both are means over the answer's tokens. Weighted by these numbers, the means over answers are
+    those over all tokens, as in training.
     """
     scores = {
         "loss": [answer and -float(answer.logps.mean()) for answer in answers],
@@ -87,7 +90,8 @@ def labeled_scores(
 ) -> Scores:
     """Return implicit rewards and log-probabilities of labeled answers: `chosen` if desirable.
 
-    KTO's loss is none of an answer, since its reference point is a mean over others, and left out.
+    KTO's loss is left out: its reference point is a mean over other answers, so that one answer by
+    itself has no loss.
 
     Args:
         resolved: the row, whose beta scales the rewards.
@@ -123,8 +127,8 @@ def pair_scores(
 
     The accuracy is 1 where the chosen answer has the larger implicit reward, and 1/2 in a tie.
     Loss, accuracy and margin are left out where the row reads a reference and there is none. The
-    loss is left out in formulation "trl", whose own loss fields decide it, and where it is none of
-    a pair (KTO).
+    loss is left out in formulation "trl", where TRL's own loss fields decide it, and for KTO, whose
+    loss is not one of a pair.
 
     Args:
         resolved: the row with its parameters.
@@ -154,13 +158,14 @@ def pair_scores(
             "policy_chosen_logps": _completion(chosen_reading, row),
             "policy_rejected_logps": _completion(rejected_reading, row),
         }
-        chosen_reward, rejected_reward = logps.values()
+        chosen_reward, rejected_reward = logps.values()  # implicit rewards, still without beta
         if row.reference:
             of_chosen, of_rejected = reference
             logps["ref_chosen_logps"] = _completion(of_chosen[place], row)
             logps["ref_rejected_logps"] = _completion(of_rejected[place], row)
             chosen_reward = chosen_reward - logps["ref_chosen_logps"]
             rejected_reward = rejected_reward - logps["ref_rejected_logps"]
+        # as DPOTrainer logs it: the difference of two rewards
         margin = beta * float(chosen_reward) - beta * float(rejected_reward)
         scores["rewards/margins"][place] = margin
         scores["pair_accuracy"][place] = 0.5 if margin == 0 else float(margin > 0)

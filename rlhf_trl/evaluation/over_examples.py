@@ -88,10 +88,11 @@ class OverExamples:
             examples = self._evaluated
         finally:
             self._evaluated = None
-        if has_length(dataloader.dataset):  # the first ones come again where they fill a batch
+        if has_length(dataloader.dataset):
+            # on several processes, the first examples come again to fill the last batches
             examples = examples[: self._count(dataloader.dataset)]
         if examples:
-            self._batch_metrics().clear()
+            self._batch_metrics().clear()  # those of single batches, which the loop has added
             loss = self._on_one_batch(examples)
             output.metrics[f"{metric_key_prefix}_loss"] = loss.item()
         return output
@@ -104,7 +105,9 @@ class OverExamples:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._with_reference(self._prepare_inputs(inputs))
         recorder = Recorder(model)
+        # a copy, since `inputs` are kept below and a loss may take something out of them
         result = super().prediction_step(recorder, dict(inputs), prediction_loss_only, ignore_keys)
+        # a loss may call the model several times; calls of which it reads nothing are dropped
         calls = [(type(output), self._kept(output)) for output in recorder.outputs]
         self._output_classes = [kind for kind, fields in calls if fields]
         outputs = [fields for _, fields in calls if fields]
@@ -157,7 +160,10 @@ class OverExamples:
         return [Example(rows[n], [of_call[n] for of_call in rows_of_calls]) for n in range(count)]
 
     def _apart(self, batch: Batch, count: int) -> list[dict[str, Any]]:
-        """Return the part of each of `count` examples: (k, ...) of the k B rows of a tensor."""
+        """Return the part of each of `count` examples: (k, ...) of the k B rows of a tensor.
+
+        What is no tensor, or a scalar, holds for the whole batch, and goes into every part.
+        """
         parts: list[dict[str, Any]] = [{} for _ in range(count)]
         for name, value in batch.items():
             if not isinstance(value, Tensor):
@@ -165,13 +171,14 @@ class OverExamples:
             elif value.dim() == 0:
                 values = [value.cpu()] * count
             elif value.dim() > 3 or len(value) % count:
-                continue  # an image
+                continue  # images, which only the model reads
             elif self.lists_in_a_row:
                 values = value.cpu().unflatten(0, (count, -1))
             else:
                 values = value.cpu().unflatten(0, (-1, count)).transpose(0, 1)
             for part, own in zip(parts, values, strict=True):
-                part[name] = own.clone() if isinstance(own, Tensor) else own  # not the whole batch
+                # a view would keep the memory of the whole batch
+                part[name] = own.clone() if isinstance(own, Tensor) else own
         return parts
 
     def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -186,6 +193,7 @@ class OverExamples:
                 joined = torch.stack(values).mean()
             else:
                 joined = _padded(values, -100 if name.endswith("labels") else 0)
+                # back in the order of rows that `_apart` took apart
                 joined = joined if self.lists_in_a_row else joined.transpose(0, 1)
                 joined = joined.flatten(0, 1)
             batch[name] = joined.to(self.args.device)
@@ -206,7 +214,11 @@ def _padded(values: Sequence[Tensor], filler: int) -> Tensor:
 
 @contextmanager
 def _outside_of_data_loaders(accelerator: Any) -> Iterator[None]:
-    """Let `gather_for_metrics` cut nothing off: training's loader may stand at its last batch."""
+    """Let `gather_for_metrics` cut nothing off, as it does at the last batch of a data loader.
+
+    An evaluation may come while training's loader stands at its last batch. [None] is what
+    accelerate has where no loader is in use.
+    """
     state = accelerator.gradient_state
     loaders, state.dataloader_references = state.dataloader_references, [None]
     try:

@@ -41,7 +41,7 @@ class RewardProgress(ProgressCallback):
         for key in ("reward", "loss"):
             if logs.get(key) is not None:
                 self.training_bar.set_postfix({key: f"{logs[key]:.3f}"}, refresh=False)
-                break
+                break  # the loss stands there only where there is no reward
         for key, name in SCORES_OF_ANSWERS.items():
             if {f"eval_{key}", f"eval_sampled_{key}"} <= logs.keys():
                 self.training_bar.write(

@@ -61,6 +61,7 @@ def untaught(log: list[dict], folder: Path) -> list[str]:
             "all completions had equal rewards in every logged step, so rewards preferred none"
         )
     zero = _always(log, "rewards/exact_match/mean", 0.0)
+    # with tags in any completion, the answers were merely wrong
     if zero and not trained_with(folder / RECORD, "<answer>"):
         sentences.append(
             f"no completion in {RECORD} had <answer> tags, which exact_match reads, so it was 0 "
@@ -139,7 +140,7 @@ def learning_curve(path: Path, log: list[dict], evaluations: dict[int, dict], ti
         sides = {"chosen": "tab:green", "rejected": "tab:red"}
     figure = Figure(figsize=(7, 9 if sides else 4), layout="constrained")
     top, *below = figure.subplots(1 + len(sides), 1, squeeze=False)[:, 0]
-    dot = "." if len(_points(log, key)[0]) < 30 else ""  # a line through one point is not seen
+    dot = "." if len(_points(log, key)[0]) < 30 else ""  # a line of a single point is not visible
     top.plot(*_points(log, key), f"{dot}-", color="tab:blue", label=f"training {key}")
     if any("reward_with_penalties" in entry for entry in log):
         points = _points(log, "reward_with_penalties")
@@ -194,7 +195,8 @@ def _points(log: list[dict], key: str) -> tuple[list[int], list[float]]:
 def training_metrics(log: list[dict]) -> dict[int, dict[str, Any]]:
     """Return the first and the last log of training with a headline, in the form of evaluations.
 
-    The very last one has no loss, but what was measured since the one before, if anything was.
+    The Trainer's last log, its summary, has no loss. TRL adds to it what was measured since the
+    log before, if anything, so that it may have a headline or none.
     """
     logged = [entry for entry in log if entry.keys() & HEADLINES.keys()]
     return {
@@ -210,10 +212,11 @@ def headline(evaluations: dict[int, dict], tasks: set[str], seed: int) -> str:
     """Return the last line of a run: of its evaluations, or of `training_metrics`."""
     if not evaluations:
         return f"trained with seed {seed}; nothing is held out or logged"
-    ends = [end["metrics"] for end in _ends(evaluations).values()]  # one or two
+    # the first and the last evaluation; one where they are the same
+    ends = [end["metrics"] for end in _ends(evaluations).values()]
     measured = ends[0].keys() & ends[-1].keys()
     prefix = "eval_" if any(key.startswith("eval_") for key in measured) else ""
-    # the share of cut-off answers where nothing else was measured
+    # last, what every evaluation by answering has: the share of answers that were cut off
     names = {f"{prefix}{key}": name for key, name in {**HEADLINES, "cut_off": "cut off"}.items()}
     key = next(key for key in names if key in measured)
     values = " -> ".join(f"{end[key]:.3f}" for end in ends)

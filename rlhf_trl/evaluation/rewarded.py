@@ -44,7 +44,8 @@ class RewardedAnswers(AnswersHeldOut):
             completions = [[{"role": "assistant", "content": text}] for text in texts]
         else:
             completions = texts
-        pending = self._pending_extra_logs, self._pending_metrics  # of the next generation
+        # reward functions may log something, which TRL would add to the logs of the next generation
+        pending = self._pending_extra_logs, self._pending_metrics
         self._pending_extra_logs, self._pending_metrics = defaultdict(list), defaultdict(list)
         self._finished = [answers[i].finished for i in share]
         rewards = super()._calculate_rewards(
@@ -54,7 +55,7 @@ class RewardedAnswers(AnswersHeldOut):
             [answers[i].ids for i in share],
         )
         self._pending_extra_logs, self._pending_metrics = pending
-        per_func = rewards[: len(rows)]
+        per_func = rewards[: len(rows)]  # TRL gathers all shares, which end with repeated rows
         named = named_rewards(
             per_func, self.reward_weights, self.reward_func_names, answers, self.args
         )

@@ -62,7 +62,9 @@ class _Panels(TrainerCallback):
         """Return the rows with the prompts of a step's panel."""
         config = self._config
         first = 0
-        if config.choice == "round_robin":  # by the step, so that a resumed run goes on alike
+        if config.choice == "round_robin":
+            # counted from the step, so that a resumed run goes on alike; the panel before training
+            # has the prompts of the first one
             first = max(step // config.every - 1, 0) * config.count
         return [self._rows[(first + n) % len(self._rows)] for n in range(config.count)]
 

@@ -27,9 +27,9 @@ class Policy(AnswersHeldOut):
     """A policy outside training, which answers and is scored as in the evaluation of a run."""
 
     rewards: Sequence[Callable[..., Any]] = ()  # the run's
-    weights: Sequence[float] | None = None  # of these; None: 1 each
-    scorers: Mapping[str, Callable[..., Any]] = {}  # like them, but no part of the reward
-    columns: Mapping[str, Any] = {}  # beside the prompt, of what `reply` answers
+    weights: Sequence[float] | None = None  # of the rewards; None: 1 each
+    scorers: Mapping[str, Callable[..., Any]] = {}  # like rewards, but no part of their sum
+    columns: Mapping[str, Any] = {}  # what the row of a prompt has beside it in `reply`
 
     def __init__(self, name: str, config: Any, args: Any, conversational: bool):
         self.name = name
@@ -72,7 +72,7 @@ class Policy(AnswersHeldOut):
         if self.rewards:
             functions = {function.__name__: function for function in self.rewards}
             rewards = called(functions, rows, answers)
-            columns = [
+            columns = [  # with NaN, as TRL has it, where a reward does not apply
                 [math.nan if value is None else value for value in values]
                 for values in rewards.values()
             ]
@@ -81,14 +81,15 @@ class Policy(AnswersHeldOut):
                 torch.tensor(columns).T, weights, list(rewards), answers, self.args
             )
             for name, values in total.items():
-                scores.setdefault(name, values)
+                scores.setdefault(name, values)  # as in training, a score of the task goes first
         return scores | called(self.scorers, rows, answers)
 
     @torch.no_grad()
     def kl(self, other: "Policy", answers: Completions) -> list[float]:
         """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`).
 
-        It is over all logits, from which the answers were sampled, be they more than the tokens.
+        It is over all logits, as answers are sampled from all. A model may have more logits than
+        its tokenizer has tokens.
 
         Args:
             other: the policy that the KL is to.
@@ -117,7 +118,8 @@ class Policy(AnswersHeldOut):
                     f"{logits.shape[1]}, of which some can be sampled from {self.name} only, so "
                     "that the KL is infinite; name a model with as many."
                 )
-            logits = pad(logits, (0, missing), value=-1e9)  # never sampled
+            # what this policy has no logit for, it never samples; -inf would make 0 * inf = NaN
+            logits = pad(logits, (0, missing), value=-1e9)
             kls.append(float(exact(logits, other_logits).sum()))
         return kls
 
@@ -130,11 +132,11 @@ class Policy(AnswersHeldOut):
 def mean_and_error(
     values: Sequence[float | None], groups: Sequence[int], weights: Sequence[float] | None = None
 ) -> tuple[float | None, float | None]:
-    """Return mean and standard error of what is not None, where values of a group go together.
+    """Return mean and standard error of the values that are not None, clustered by group.
 
     se^2 = G / (G - 1) sum_g (sum_{i in g} w_i (x_i - mean))^2 / (sum_i w_i)^2; with one value in
-    each of the G groups and equal `weights` (None), that is the usual one. None: no value, or no
-    second group.
+    each of the G groups and equal `weights` (None), that is the usual one. The mean is None without
+    a value, and the error without a second group.
     """
     places = [place for place, value in enumerate(values) if value is not None]
     if not places:
@@ -144,6 +146,7 @@ def mean_and_error(
     group_of = [groups[place] for place in places]
     count = len(set(group_of))
     total = sum(w.tolist())
+    # summed one by one, as in `AnswersHeldOut`: the mean is that of the run bit for bit
     mean = sum(value * weight for value, weight in zip(x.tolist(), w.tolist(), strict=True)) / total
     if count == 1:
         return mean, None

@@ -14,7 +14,7 @@ ROUNDING = 1e-6  # of a mean or deviation of equal rewards
 class Watch(TrainerCallback):
     """Warns when training runs on without learning anything, once until that changes."""
 
-    # by metric, where all of it is a sign: its share is 1
+    # messages by metric: at the value 1, it is a sign of standstill
     signs = {  # noqa: RUF012 - read only
         "frac_reward_zero_std": (
             "every group of completions got equal rewards for %d logged steps up to step %d, so "
@@ -26,7 +26,7 @@ class Watch(TrainerCallback):
             "%d; raise max_completion_length, or check that the model knows its eos token."
         ),
     }
-    # by metric, where nothing of it is a sign: it is 0
+    # messages by metric: at the value 0, it is a sign of standstill
     signs_at_zero = {  # noqa: RUF012 - read only
         "reward_std": (
             "all completions got equal rewards for %d logged steps up to step %d, so that rewards "
@@ -43,9 +43,9 @@ class Watch(TrainerCallback):
         self._streak = dict.fromkeys([*self.signs, *self.signs_at_zero], 0)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Count logged steps in a row on which a sign of standstill is total."""
+        """Count for each sign the logged steps in a row that show it, and warn at PATIENCE."""
         logs = dict(logs or {})
-        if logs.get("frac_reward_zero_std") == 1.0:  # which says the same, group by group
+        if logs.get("frac_reward_zero_std") == 1.0:  # one warning about equal rewards is enough
             logs.pop("reward_std", None)
         for messages, total in ((self.signs, 1.0), (self.signs_at_zero, 0.0)):
             for key in messages.keys() & logs.keys():

@@ -34,7 +34,7 @@ def text(
         cells = [(name, line[name]) for name in sizes if name not in beside and line[name] != "-"]
         for are_short, group in groupby(cells, lambda cell: len(cell[1]) <= SHORT):
             texts = [f"{name}: {value}" for name, value in group]
-            if are_short:  # which share a line
+            if are_short:  # short cells share a line, a long one has its own
                 texts = ["; ".join(texts)]
             for cell_text in texts:
                 out += wrapped(cell_text, "    ", width)
@@ -64,7 +64,7 @@ def that_fit(lines: Sequence[Line], width: int | None = None) -> tuple[list[Line
     width = width or shutil.get_terminal_size().columns
     taken: list[str] = []
     left_out: list[str] = []
-    room = width + 2
+    room = width + 2  # two spaces stand behind each column but the last
     for name, size in _sizes(lines).items():
         if size + 2 <= room or not taken:  # the first one is taken in any case
             taken.append(name)
@@ -86,7 +86,7 @@ def side_by_side(lines: Sequence[Line], width: int | None = None) -> str:
         return text(lines, width=width)
     first, *names = lines[0]
     first_width = _sizes(lines)[first]
-    full_widths = {}  # of columns whose cells wrap at two spaces only
+    full_widths = {}  # what each column needs if its cells wrap at two spaces only
     for name in names:
         parts = [part for line in lines for part in line[name].split("  ")]
         full_widths[name] = max(len(part) for part in (name[:UNBROKEN], *parts))
@@ -118,8 +118,9 @@ def _wrapped_table(
     sizes = {name: min(size, SHORT) for name, size in full_widths.items()}
     spare = width - first_width - sum(2 + size for size in sizes.values())
     wide = [name for name, size in full_widths.items() if size > SHORT]
-    for name in wide:  # they share what is left
+    for name in wide:  # they share the room that is left, or, if it is negative, what is lacking
         sizes[name] = min(full_widths[name], max(8, SHORT + spare // len(wide)))
+    # rows of cells, each of which is a list of lines
     rows = [[[first], *(_heading(name, size) for name, size in sizes.items())]]
     for line in lines:
         rows.append([[line[first]], *(_cell(line[name], size) for name, size in sizes.items())])

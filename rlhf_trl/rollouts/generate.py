@@ -74,11 +74,11 @@ def _conversational(rows: Rows) -> bool:
 def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any = None) -> None:
     """Stop before loading the model if a prompt plus its completion cannot fit the context.
 
-    `model` is the `ModelConfig` that names it, and `config` what transformers says of it, which is
-    looked up where it is None.
+    `model` is the `ModelConfig` that names it, and `config` its transformers config; None: look it
+    up.
     """
     if config is None and model.model_name_or_path == UNTRAINED:
-        return
+        return  # it has no config.json to look up
     config = config or model_config(model, args)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
@@ -91,7 +91,7 @@ def check_prompts(rows: Rows, tokenizer: Any, model: Any, args: Any, config: Any
         _batches(rows), "lengths of prompts", -(-len(rows) // 1000), disable=hide_bar
     ):
         texts = prompt_texts(tokenizer, batch, template)
-        # a token has at least one byte, so most texts need no look
+        # a token has at least one byte, so a text of few bytes fits and need not be tokenized
         texts = [text for text in texts if len(text.encode()) > room]
         if not texts:
             continue
@@ -175,7 +175,7 @@ def generate(
         num_return_sequences=count,
         eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
-        disable_compile=True,
+        disable_compile=True,  # as GRPOTrainer generates
         **(sampling._asdict() if samples else {}),
     )
     inputs = tokenizer(
@@ -183,7 +183,7 @@ def generate(
         return_tensors="pt",
         padding=True,
         padding_side="left",
-        add_special_tokens=not _conversational(rows),  # the template has them
+        add_special_tokens=not _conversational(rows),  # a chat template writes them itself
     )
     with neutral(model):
         output = model.generate(
@@ -196,7 +196,7 @@ def generate(
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     is_end = torch.isin(ids, torch.tensor(ends, device=ids.device))
     finished = is_end.any(dim=1).tolist()
-    # behind an end there is only padding, which may be the same token
+    # count tokens up to the first end; behind it is padding, which may be an end token itself
     ends_before = is_end.cumsum(dim=1) - is_end.long()
     lengths = (ends_before == 0).sum(dim=1).tolist()
     return [

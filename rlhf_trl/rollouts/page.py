@@ -36,7 +36,8 @@ def _fitting(run: str | Path) -> dict[str, Any]:
     path = Path(run, RECORD)
     if not path.is_file():
         raise InputError(f"{run}: there is no {RECORD}; name the folder of a run that generated.")
-    # where nothing can be written there is no writer, and no room for what WAL needs
+    # SQLite cannot read a WAL file in a folder where it may not write, unless it is told that
+    # nobody changes the file
     mode = "ro" if os.access(run, os.W_OK) else "ro&immutable=1"
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     limit = LIMIT
@@ -45,6 +46,7 @@ def _fitting(run: str | Path) -> dict[str, Any]:
             content = _read(connection, limit)
             size = len(_dump(content).encode())
             while limit > ROW and size > LIMIT:
+                # in proportion, and 5 % less, since samples are not all of one size
                 limit = int(0.95 * limit * LIMIT / size)
                 content = _read(connection, limit)
                 size = len(_dump(content).encode())
@@ -60,7 +62,10 @@ def _dump(value: Any) -> str:
 
 
 def _read(connection: sqlite3.Connection, limit: float) -> dict[str, Any]:
-    """Return prompts and splits; the splits share `limit` bytes, the small ones first."""
+    """Return prompts and splits, which share `limit` bytes.
+
+    The smallest split comes first; what it leaves of its share goes to the larger ones.
+    """
     sizes = connection.execute(
         f"SELECT split, SUM(LENGTH(CAST(completion AS BLOB)) + {ROW}) FROM rollouts GROUP BY split"
     ).fetchall()
@@ -84,7 +89,7 @@ def _answers(connection: sqlite3.Connection) -> dict[int, list[str]]:
     """Return the right answers by prompt; a prompt may stand in several rows of the data."""
     answers: dict[int, list[str]] = {}
     table = "SELECT 1 FROM sqlite_master WHERE name = 'answers'"
-    if connection.execute(table).fetchone():  # not where none are known
+    if connection.execute(table).fetchone():  # a run without known answers has no such table
         for key, answer in connection.execute("SELECT prompt_id, answer FROM answers"):
             answers.setdefault(key, []).append(answer)
     return answers
@@ -109,14 +114,19 @@ def _read_split(
         f"{of_split} GROUP BY generation",
         (*(f"$.{json.dumps(name)}" for name in names), split),
     ).fetchall()
+    # a prompt of the first generation, and how many prompts (groups) a generation has at most
     first_prompt, groups = connection.execute(
         f"SELECT prompt_id, (SELECT MAX(group_id) + 1 {of_split}) {of_split} ORDER BY generation",
         (split, split),
     ).fetchone()
-    # one generation in so many is shown, and of its prompts one in so many, but two or more
+    # One generation in `every` is shown, and of it one prompt in `prompt_every`. Generations are
+    # left out first, while more than GENERATIONS are there, and then prompts; but where fewer than
+    # two prompts of a generation would stay, further generations go instead.
     every = max(1, min(ceil(excess), len(curves) // GENERATIONS), ceil(2 * excess / groups))
     prompt_every = max(1, ceil(excess / every))
     shown = []
+    # The last generation is always looked at. Ids of prompts are hashes, so those with the
+    # remainder of `first_prompt` are an even choice, of which the first generation has one.
     for generation, step in dict.fromkeys(row[:2] for row in (*curves[::every], curves[-1])):
         rows = connection.execute(
             "SELECT group_id, prompt_id, completion, tokens, finished, reward, advantage, rewards "
@@ -144,7 +154,10 @@ def _sample(row: tuple[Any, ...], names: list[str], prompts: dict[int, int]) -> 
 
 
 def _names(connection: sqlite3.Connection, split: str) -> list[str]:
-    """Return the names of all rewards, in order; a resumed run may go on with other ones."""
+    """Return the names of all rewards, in order; a resumed run may go on with other ones.
+
+    All samples of a generation have the same rewards, so its first one tells.
+    """
     rows = connection.execute(
         "SELECT rewards FROM rollouts WHERE split = ? AND sample = 0 ORDER BY generation", (split,)
     )

@@ -101,7 +101,7 @@ def kept_samples(
         for outcome in outcomes:
             origin_in_file = {key: outcome.pop(key) for key in origin}
             present.append((outcome["question"], origin_in_file))
-    except (KeyError, TypeError, AttributeError):  # not as it was written
+    except (KeyError, TypeError, AttributeError):  # lines that `make` has not written
         present = None
     if present != expected:
         raise InputError(
@@ -126,7 +126,7 @@ def _record_samples(
     for row, completions in zip(rows, answers, strict=True):
         for text, finished, ids in completions:
             samples.append((row["prompt"], text, len(ids), finished, None))
-    store = Store(folder, record, {}, right_answers)
+    store = Store(folder, record, {}, right_answers)  # the facts of the run come when it trains
     is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
     store.write(f"data-{side}", 0, (0, 0.0), samples, is_right, size=count)
     store.flush()
@@ -148,9 +148,10 @@ def sample_completions(
 ) -> list[list[Completion]]:
     """Sample `count` completions of each row, the same ones on any number of processes.
 
-    Every process samples all of them with a whole model, under ZeRO-3 too, and none waits for
-    another until the launch times out; or it samples those batches that it is `dealt`, each of
-    which then has a seed of its own. The caller's random state is left alone.
+    Every process has a whole model, under ZeRO-3 too, and samples all completions: if one sampled
+    for all, the others could wait until the launch times out. With `dealt`, the processes share the
+    batches, and each batch has a seed of its own, whoever samples it. The caller's random state is
+    left alone.
     """
     tokenizer = load_tokenizer(model, args)
     check_prompts(rows, tokenizer, model, args)
@@ -170,7 +171,7 @@ def sample_completions(
         )
         return [answers[start : start + count] for start in range(0, len(answers), count)]
 
-    # `generate` too would wait for the others under ZeRO-3
+    # around `generate`, too: under ZeRO-3, transformers would let it wait for other processes
     with whole_weights(args), seeded(seed, args.device):
         return in_batches(answer, args, rows, count, dealt)
 
@@ -199,7 +200,7 @@ def in_batches(
 
 def kept(path: Path, make: Callable[[], list[Any]]) -> list[Any]:
     """Return the lines of a JSON file, none if it is broken; all processes make it if need be."""
-    (is_there,) = broadcast_object_list([path.exists()])
+    (is_there,) = broadcast_object_list([path.exists()])  # as the main process sees it
     if not is_there:
         lines = make()
         if PartialState().is_main_process:

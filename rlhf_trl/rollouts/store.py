@@ -63,10 +63,12 @@ class Store:
         self._config = config
         self._facts = facts
         self._answers = answers
-        self._jobs: queue.Queue[Job | None] = queue.Queue(16)
+        self._jobs: queue.Queue[Job | None] = queue.Queue(16)  # None ends the thread
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._every = config.every  # 0: nothing more is kept
+        # Generations of training are kept whose number is a multiple of this. `_thin` doubles it;
+        # 0: nothing more is kept, not even of evaluations.
+        self._interval = config.every
 
     def write(
         self,
@@ -95,7 +97,8 @@ class Store:
         steps_before, epochs_before = when
 
         def job(connection: sqlite3.Connection) -> None:
-            if not self._every or (split.startswith("train") and generation % self._every):
+            """Insert the samples, in the thread that holds the connection."""
+            if not self._interval or (split.startswith("train") and generation % self._interval):
                 return
             prompts: dict[int, str] = {}
             rows = []
@@ -120,6 +123,7 @@ class Store:
                     "rewards": json.dumps(by_name),
                 }
                 rows.append(row)
+            # a resumed run, or a second evaluation at a step, records a generation again
             _delete(connection, "split = ? AND generation = ?", split, generation)
             connection.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?)", prompts.items())
             connection.executemany(INSERT, rows)
@@ -164,14 +168,15 @@ class Store:
             ) from self._error
 
     def _work(self) -> None:
+        """Do the jobs of the queue until None comes, each in a transaction; this is the thread."""
         connection = None
         while (job := self._jobs.get()) is not None:
             try:
-                if self._error is None:
+                if self._error is None:  # after an error, the queue is only emptied
                     connection = connection or self._open()
                     with connection:
                         job(connection)
-            except Exception as error:  # raised where the run notices
+            except Exception as error:  # `_check` raises it, in the thread of the run
                 self._error = error
             self._jobs.task_done()
         if connection is not None:
@@ -188,7 +193,7 @@ class Store:
         file_systems = {
             Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)
         }
-        folders = self.path.resolve().parents  # from the nearest one up
+        folders = self.path.resolve().parents  # from the nearest one up, to the first mount point
         file_system = next(
             (file_systems[folder] for folder in folders if folder in file_systems), ""
         )
@@ -201,21 +206,29 @@ class Store:
                 connection.executescript(ANSWERS)
                 connection.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", answers)
             thinned = connection.execute("SELECT value FROM run WHERE key = 'thinned'").fetchone()
-        if thinned:  # an earlier start has reached the cap: go on keeping as few generations
-            self._every *= int(thinned[0])
+        if thinned:  # before it was resumed, the run had reached the cap: keep as few generations
+            self._interval *= int(thinned[0])
         return connection
 
     def _thin(self, connection: sqlite3.Connection) -> None:
-        """Let go of generations until the file fits the cap."""
-        pages = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, "
-        pages += "pragma_freelist_count, pragma_page_size"
-        while self._every and connection.execute(pages).fetchone()[0] > self._config.cap * 1e9:
-            self._every *= 2
-            if _delete(connection, "split LIKE 'train%' AND generation % ?", self._every):
-                _write_facts(connection, {"thinned": self._every // self._config.every})
+        """Delete every other kept generation of training, until the file fits the cap.
+
+        Where none is left to delete, nothing more is recorded. `thinned` tells a resumed run by
+        which factor generations have become rarer.
+        """
+        # what is deleted leaves free pages in the file, which are used again and do not count
+        used_bytes = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, "
+        used_bytes += "pragma_freelist_count, pragma_page_size"
+        cap = self._config.cap * 1e9
+        while self._interval and connection.execute(used_bytes).fetchone()[0] > cap:
+            self._interval *= 2
+            if _delete(connection, "split LIKE 'train%' AND generation % ?", self._interval):
+                _write_facts(connection, {"thinned": self._interval // self._config.every})
             else:
-                self._every = 0
-            kept = f"1 in {self._every} generations of training" if self._every else "nothing more"
+                self._interval = 0
+            kept = "nothing more"
+            if self._interval:
+                kept = f"1 in {self._interval} generations of training"
             print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
 
 

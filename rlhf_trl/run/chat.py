@@ -19,7 +19,7 @@ from rlhf_trl.tiny.tokenizer import CHAT_TEMPLATE
 # What a model of no run is asked with, beside the embedded model's settings.
 PLAIN = "--use_cpu false --max_completion_length 256"
 FEW = 20  # fewer questions may begin alike by chance
-PROMPTS_READ = 1000  # of a run, to see what they share
+PROMPTS_READ = 1000  # so many prompts of a run are read to see what all of them share
 
 
 class Answer(NamedTuple):
@@ -66,13 +66,14 @@ class Chat:
                 score = load_reward_model(named_judge.path, tokenizer, loaded.trl)
                 policy.scorers = {"score": score}
         self.sampled = _sampling_of(loaded, temperature)
+        # what is typed has no row: it gets the template arguments of the first one
         if run_config and "chat_template_kwargs" in data.train.column_names:
             for policy in self.policies:
                 policy.columns = {"chat_template_kwargs": data.train[0]["chat_template_kwargs"]}
         prompts = data.train["prompt"][:PROMPTS_READ]
         self.system, self.system_note = _system_message(prompts if self.messages else [])
         self.frame = _frame(map(completion_text, prompts)) if run_config else ("", "")
-        if history is None:
+        if history is None:  # models of the embedded one's kind are known by its chat template
             history = self.policies[0].processing_class.chat_template != CHAT_TEMPLATE
         self.history = self.messages and history
         self.turns: dict[str, list[dict[str, str]]] = {}  # by policy: questions and greedy answers
@@ -86,7 +87,7 @@ class Chat:
         tokens as they come.
         """
         start, end = self.frame
-        is_framed = bool(start) and text.startswith(start)
+        is_framed = bool(start) and text.startswith(start)  # a whole question was typed
         question = text if is_framed else f"{start}{text}{end}"
         for policy in self.policies:
             turns = [*self.turns.get(policy.name, []), {"role": "user", "content": question}]
@@ -96,6 +97,7 @@ class Chat:
                 if self.system:
                     prompt = [{"role": "system", "content": self.system}, *turns]
             policy.check([{"prompt": prompt, **policy.columns}])
+            # both answers see the same turns; only the greedy one becomes a turn itself
             for method, sampling in (("greedy", GREEDY), ("sampled", self.sampled)):
                 stream = streamer(policy, method) if streamer else None
                 reply, scores = policy.reply(prompt, sampling, stream)
@@ -123,10 +125,10 @@ def forget(chat: Chat) -> str:
 
 
 def _system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
-    """Return the system message that most prompts begin with, and a sentence about it.
+    """Return the system message to send, and a sentence about it.
 
-    Where they have several, that is the commonest one. Both are empty where there is none, and the
-    message is where most prompts have none.
+    The message is the commonest one of the prompts, or "" where most prompts have none. The
+    sentence is "" where no prompt has one.
     """
     firsts = [prompt[0] for prompt in prompts]
     messages = Counter(first["content"] for first in firsts if first["role"] == "system")
@@ -142,14 +144,19 @@ def _system_message(prompts: Sequence[list[dict[str, str]]]) -> tuple[str, str]:
 
 
 def _frame(texts: Iterable[str]) -> tuple[str, str]:
-    """Return the words that all texts begin with, and those that they then end with."""
+    """Return the words that all texts begin with, and those that they then end with.
+
+    `commonprefix` compares any strings, character by character. It may end within a word, whose
+    letters are taken off again.
+    """
     texts = list(dict.fromkeys(texts))
     if len(texts) < FEW:
         return "", ""
-    letters = ascii_letters + digits  # what is shared ends between two words
+    letters = ascii_letters + digits
     start = commonprefix(texts).rstrip(letters)  # noqa: RUF071
     if not start:
         return "", ""
+    # without their start, so that no character is in both; reversed, an end is a prefix
     reversed_ends = [text[len(start) :][::-1] for text in texts]
     return start, commonprefix(reversed_ends)[::-1].lstrip(letters)  # noqa: RUF071
 
@@ -185,5 +192,5 @@ def talk(chat: Chat) -> None:
             return
         except KeyboardInterrupt:
             print("\nstopped; Ctrl-D ends")
-        except InputError as error:
+        except InputError as error:  # such as turns that are too long, as they would be next time
             print(f"error: {error}{forget(chat)}")

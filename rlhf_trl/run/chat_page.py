@@ -46,7 +46,7 @@ def turn(chat: Chat, text: str) -> Iterator[dict[str, list[str]]]:
             if page_closed.is_set():
                 raise InterruptedError  # ends the generation
             texts[-1] += piece
-            if piece:
+            if piece:  # it is "" while a word is not complete
                 updates.put(True)
 
         return _Stream(policy.processing_class, extend)
@@ -98,7 +98,8 @@ def serve(*models_and_options: Any, **options: Any) -> None:
         chat.system = system
         chat.turns = dict(turns)
         for policy in chat.policies:
-            policy.max_completion_length = policy.args.max_completion_length = length
+            policy.max_completion_length = length  # for its answers
+            policy.args.max_completion_length = length  # for the check that they fit the context
         yield ["", turns, *columns]
         if not text.strip():
             return

@@ -22,7 +22,7 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
     """
     first = data.train[0]
     _check_first(first, tokenizer, _arguments(first, args))
-    turns = getattr(config, "turns", "last")
+    turns = getattr(config, "turns", "last")  # only the block of SFT can ask for "all"
     for side, rows in (("train", data.train), ("held-out", data.held_out)):
         if not rows or not may_hold_tools(rows):
             continue
@@ -31,7 +31,7 @@ def check_template_reads(data: Examples, tokenizer: Any, args: Any, config: Any)
             counts.update(_left_out(row, tokenizer, args, turns))
         if empty := counts.pop(EMPTY_ANSWER, 0):
             place = "chat_template.jinja in the model's folder"
-            if hasattr(args, "chat_template_path"):
+            if hasattr(args, "chat_template_path"):  # a field of some of TRL's configs only
                 place = f"chat_template_path, or {place}"
             raise InputError(
                 f"dataset: {empty} of {len(rows)} {side} rows of {config.path} have "
@@ -71,7 +71,7 @@ def _check_first(row: Mapping[str, Any], tokenizer: Any, arguments: Mapping[str,
         longer = [*before, {**last, "content": f"{last.get('content') or ''} and 12 words"}]
         try:
             unread = ids(messages) == ids(longer)
-        except Exception as error:  # of any kind: it is a program
+        except Exception as error:  # a template is a program, and may raise anything
             raise InputError(
                 f"the chat template fails on the {name} of the first row "
                 f"({reason_in_short(error)}); {remedy}."
@@ -89,7 +89,7 @@ def _left_out(row: Mapping[str, Any], tokenizer: Any, args: Any, turns: str) -> 
         return []
     arguments = _arguments(row, args)
     texts = _texts(tokenizer, conversations, arguments)
-    if texts is None:  # the trainer is going to say why
+    if texts is None:  # the template refuses this row, and the trainer is going to say why
         return []
     left_out = []
     if has_tools and texts == _texts(tokenizer, conversations, {**arguments, "tools": None}):

@@ -138,7 +138,8 @@ def load_config(
 
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
-    shared = trl_fields.keys() & {"algorithm", "formulation"}  # of our recipes, and of our classes
+    # our config classes declare these fields as our recipes do, and get the recipe's values below
+    shared = trl_fields.keys() & {"algorithm", "formulation"}
     if twice := own_fields.keys() & (trl_fields.keys() - shared | model_fields.keys()):
         raise TypeError(f"{own.__name__} declares fields that TRL has: {', '.join(sorted(twice))}")
     config.refuse_unknown(config.values, {**own_fields, **trl_fields, **model_fields}, ())
@@ -186,10 +187,11 @@ class CheckedConfig(Written):
             return kinds[0]
         choices_by_kind = [_choices(kind, path) for kind in kinds]
         chosen: dict[Key, Any] = {}
-        for choices in reversed(choices_by_kind):  # the first kind decides the default
+        for choices in reversed(choices_by_kind):  # the first kind comes last: its default stays
             for choice, values in choices.items():
                 chosen[choice] = self.value(choice, default=values[0])
         for choice in choices_by_kind[0]:
+            # keys outside the block, such as `algorithm`, are checked elsewhere
             is_in_block = len(choice) > len(path)
             values = [value for choices in choices_by_kind for value in choices.get(choice, ())]
             if is_in_block and chosen[choice] not in values:
@@ -198,7 +200,7 @@ class CheckedConfig(Written):
             {choice: values for choice, values in choices.items() if chosen[choice] not in values}
             for choices in choices_by_kind
         ]
-        # where the choices of no kind hold, the first one's fields tell what is wrong
+        # where no kind has all its choices met, the first kind's fields tell what is wrong
         place = unmet_by_kind.index({}) if {} in unmet_by_kind else 0
         known = fields_of(kinds[place])
         for key in [key for key in block if key not in known]:
@@ -207,7 +209,7 @@ class CheckedConfig(Written):
                 if key in fields_of(kind):
                     needed |= unmet
             if any(self.decided_after(choice, (*path, key)) for choice in needed):
-                del block[key]
+                del block[key]  # it was written for a choice that has been replaced since
             elif needed:
                 choice, values = next(iter(needed.items()))
                 name = ".".join(choice)
@@ -236,11 +238,11 @@ class CheckedConfig(Written):
             if field.default is MISSING and field.default_factory is MISSING and name not in values:
                 self.fail((*path, name), f"is missing; write {describe(kind)}")
         checked = {}
-        # what has choices decides what else may be given
+        # fields with choices (such as `algorithm`) first: they decide what other fields may be
         for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):
             value, (kind, field) = values[key], known[key]
             checked[key] = self.check(value, kind, (*path, key))
-            rules = {} if path else self.rules.get(key, {})
+            rules = {} if path else self.rules.get(key, {})  # TRL's fields are at the top level
             items = checked[key] if isinstance(checked[key], list) else [checked[key]]
             for item in items:
                 if wanted := instead(item, {**rules, **field.metadata}):
@@ -256,7 +258,8 @@ class CheckedConfig(Written):
         members = members_of(kind)
         if isinstance(value, Words):
             value = self._value_of_words(value, kind, path)
-        if isinstance(value, str) and path[-1].endswith("_kwargs"):  # TRL takes JSON for a mapping
+        if isinstance(value, str) and path[-1].endswith("_kwargs"):
+            # TRL reads such a text as JSON later; one that holds no mapping fits nothing here
             members = [dict] if not isinstance(read_word(value), dict) else members
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
@@ -268,7 +271,8 @@ class CheckedConfig(Written):
         if is_dataclass(member):
             block = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             return self.check_block(value, fields_of(block), path)
-        item_kind = (type_args(member) or (Any,))[-1]  # TRL's tuples are of one type, too
+        # of a mapping, the type of its values; the items of TRL's tuples are all of one type
+        item_kind = (type_args(member) or (Any,))[-1]
         if isinstance(value, list):
             return [self.check(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
         if isinstance(value, dict):
@@ -280,7 +284,11 @@ class CheckedConfig(Written):
         return float(value) if member is float else value
 
     def _value_of_words(self, words: Words, kind: Any, path: Key) -> Any:
-        """Return the plain value that command-line words have for a field of this type."""
+        """Return the plain value that command-line words have for a field of this type.
+
+        Several words make a list. One word is read as YAML where a type of the field fits that,
+        else as text, else as a list of one. No word at all, as in a bare `--bf16`, is true.
+        """
         members = members_of(kind)
         if not words and bool not in members and Any not in members:
             self.fail(path, f"has no value; write {describe(kind)}")
@@ -295,7 +303,7 @@ class CheckedConfig(Written):
                 if any(fits(reading, member) for member in members):
                     return reading
             if not lists:
-                return value  # which `check` refuses
+                return value  # `check` refuses it
         if not lists:
             self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
         item_kind = (type_args(lists[0]) or (Any,))[0]
@@ -317,7 +325,7 @@ class CheckedConfig(Written):
             except ValueError as error:
                 message = " ".join(str(error).split())
                 key = _key_at_fault(message, known, value)
-                path = path or ((key,) if key else ())
+                path = path or ((key,) if key else ())  # of a whole config, look for its key
                 name = ".".join(path) or member.__name__
                 raise InputError(f"{self.source(path)}: {name}: {message}") from error
         if isinstance(value, list):
@@ -332,7 +340,8 @@ class CheckedConfig(Written):
 def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
     """Return which key a library's message is about, or None where it does not say.
 
-    Without backticks (transformers' own), it is the first key that it spells, or whose value.
+    Messages of transformers have no backticks: there it is the first of the `given` keys that the
+    message spells, or else whose value it spells.
     """
     if "`" in message:
         return key_named_in(message, known)
@@ -343,7 +352,7 @@ def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str |
 
 
 def _choices(kind: Any, path: Key) -> dict[Key, list[Any]]:
-    """Return what chooses a dataclass among those that a block may be, and its allowed values."""
+    """Return the keys that decide whether a block is of this `kind`, with the values it needs."""
     choices: dict[Key, list[Any]] = {}
     for name, (field_kind, _) in fields_of(kind).items():
         if values := choices_of(field_kind):
@@ -369,7 +378,8 @@ def _check_algorithm(config: CheckedConfig, run: Any) -> None:
         other = algorithms.ALGORITHMS[name].formulations.get(formulation)
         if other:
             others[name] = other
-    passing = values if formulation == "trl" else ()  # TRL's fields, which its config knows, go on
+    # stock TRL computes formulation trl and reads its own loss fields, so all of them may be given
+    passing = values if formulation == "trl" else ()
     try:
         algorithms.resolve(row, values, others, passing)
     except algorithms.FieldError as error:
@@ -379,9 +389,12 @@ def _check_algorithm(config: CheckedConfig, run: Any) -> None:
 
 
 def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: Known) -> None:
-    """Say which num_generations divide the generation batch, where the given one does not."""
+    """Refuse a num_generations that does not divide the generation batch, and name those that do.
+
+    TRL refuses it, too, but does not say which would do.
+    """
     if not {"num_generations", "generation_batch_size", "steps_per_generation"} <= known.keys():
-        return
+        return  # a recipe that generates nothing in training
 
     def value(name: str) -> Any:
         return args.get(name, known[name][1].default)
@@ -399,7 +412,7 @@ def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: 
         )
     generations = value("num_generations") or 0
     if batch <= 0 or generations < 1 or batch % generations:
-        divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]
+        divisors = [str(n) for n in range(2, batch + 1) if batch % n == 0]  # TRL wants 2 or more
         remedy = f"write {one_of(divisors)}, or change" if divisors else "raise"
         config.fail(
             ("num_generations",),

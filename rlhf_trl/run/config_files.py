@@ -35,7 +35,7 @@ class Words(tuple[str, ...]):
 def read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, Words]]]:
     """Return the path after `--config`, and the other options in order."""
     options: list[tuple[str, list[str]]] = []
-    equals = "="  # a value behind = is all that an option has; no value goes before the first one
+    equals = "="  # true where no bare word may follow: after --key=value, and before any option
     for word in argv:
         if re.match("--?$|-[A-Za-z]", word):
             raise InputError(f"{COMMAND_LINE}: {word} is not an option; options start with --.")
@@ -46,7 +46,7 @@ def read_command_line(argv: list[str]) -> tuple[str, list[tuple[str, Words]]]:
             raise InputError(f"{COMMAND_LINE}: {word!r} belongs to no option; write --key value.")
         else:
             options[-1][1].append(word)
-    refuse_repeated(argv, several=("config",))  # which has a sentence of its own
+    refuse_repeated(argv, several=("config",))  # a second --config gets its own sentence below
     config_words = [words for name, words in options if name == "config"]
     others = [(name, Words(words)) for name, words in options if name != "config"]
     if len(config_words) == 1 and len(config_words[0]) == 1 and config_words[0][0]:
@@ -77,8 +77,8 @@ class Written:
         self.file = str(path)
         self.values: dict[str, Any] = {}
         self._writers: list[str] = []  # files, the deepest base first, and the command line last
-        self._last: dict[Key, int] = {}  # which of them wrote a key last
-        self._decided: dict[Key, tuple[int, Any]] = {}  # which gave it its value, and the value
+        self._last: dict[Key, int] = {}  # the place in that list of who wrote a key last
+        self._decided: dict[Key, tuple[int, Any]] = {}  # of who gave it its value, and the value
         for file, content in _read_files(Path(path)):
             self._writers.append(file)
             self._lay(self.values, content)
@@ -101,7 +101,7 @@ class Written:
                 if not isinstance(below, dict):
                     block[key] = {}
                 elif value.get("source", below.get("source")) != below.get("source"):
-                    # what was there is gone, so nothing is left to remove
+                    # another source empties the block, which does what its !unset keys ask for
                     value = {k: v for k, v in value.items() if v is not UNSET or k not in below}
                     block[key] = {}
                     self._forget((*path, key))
@@ -110,7 +110,10 @@ class Written:
                 block[key] = copied(value)
 
     def _note(self, path: Key, value: Any) -> None:
-        """Remember that the last of the writers wrote the key at `path`, and all keys in it."""
+        """Remember that the last of the writers wrote the key at `path`, and all keys in it.
+
+        Who writes a value that the key has already does not decide it.
+        """
         writer = len(self._writers) - 1
         self._last[path] = writer
         if path not in self._decided or self._decided[path][1] != value:
@@ -131,7 +134,7 @@ class Written:
         return max(parts, default=-1)
 
     def decided_after(self, choice: Key, path: Key) -> bool:
-        """Whether a choice got its value from who came after the last that wrote the key."""
+        """Whether a choice got its value from a later writer than the last one of the key."""
         writer, _ = self._decided.get(choice, (-1, None))
         return writer > self._last_writer(path)
 
@@ -159,7 +162,7 @@ class Written:
         """Set one option of the command line; dots lead into blocks, mappings and lists."""
         head, *tail = option.split(".")
         head = head.replace("-", "_")
-        if head.startswith("no_") and not tail and not new:
+        if head.startswith("no_") and not tail and not new:  # a bare `--no_x` is `--x false`
             head, new = head.removeprefix("no_"), False
         path = (head, *tail)
         node: Any = self.values
@@ -174,15 +177,15 @@ class Written:
             elif not isinstance(node, dict):
                 raise InputError(f"{here} neither a mapping nor a list.")
             if depth == len(path) - 1:
-                break
+                break  # `node` is now what holds the key, and `place` is the key in it
             child = plain(node[place] if isinstance(node, list) else node.get(place))
-            if child is None:
+            if child is None:  # a block that no file has written
                 child = {}
                 self._note(path[: depth + 1], child)
-            node[place] = child
+            node[place] = child  # also where it was words of the command line, as in `--a '{b: 1}'`
             node = child
         if tail and place == "source" and plain(node.get(place)) != plain(new):
-            self._keep_own(node, path[:-1])
+            self._keep_own(node, path[:-1])  # another source is another block, as in files
         node[place] = new
         self._note(path, plain(new))
 
@@ -194,11 +197,11 @@ class Written:
             self._forget((*path, key))
 
     def rename(self, old: str, new: str) -> None:
-        """Take the old name of a key for the new one; what was written later wins."""
+        """Move the value of a key's old name to its new name; what was written later wins."""
         if old not in self.values:
             return
         value = self.values.pop(old)
-        wrote_old = self._last_writer((old,))
+        wrote_old = self._last_writer((old,))  # the number of its writer, the later the larger
         wrote_new = self._last_writer((new,))
         if new not in self.values or wrote_old > wrote_new:
             self.values[new] = value

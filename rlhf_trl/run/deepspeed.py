@@ -6,9 +6,13 @@ from rlhf_trl.errors import InputError
 
 
 def innermost_optimizer(args: Any) -> str:
-    """Return the name of the optimizer that steps; refuse one that Adam would replace."""
+    """Return the name of the optimizer that steps; refuse one that Adam would replace.
+
+    Where the optimizer is offloaded, `Accelerator.prepare` puts one of DeepSpeed's CPU optimizers
+    in its place, by default DeepSpeedCPUAdam, unless zero_force_ds_cpu_optimizer is false.
+    """
     config = args.deepspeed_plugin.deepspeed_config
-    if "optimizer" in config:  # which overrules `optim`
+    if "optimizer" in config:  # DeepSpeed's own config overrules `optim`
         return config["optimizer"]["type"]
     device = config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none")
     if device == "none" or not config.get("zero_force_ds_cpu_optimizer", True):

@@ -27,6 +27,6 @@ def save_boundary(trainer: Any, restore: Callable[[], None] | None) -> str:
             restore()
             save_resumable(trainer.args)
             trainer._save_checkpoint(trainer.model_wrapped, None)
-        except Exception as error:
+        except Exception as error:  # the error that ends the run must still be reported
             failed = f" (step {step} could not be saved: {reason_in_short(error)})"
     return f"{signals.kept()}{failed}."

@@ -41,7 +41,7 @@ class _Results:
 
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # greedy, sampled
     scores: dict[str, Scores] = field(default_factory=dict)
-    # by score, of the rows in its mean, where they are not all 1
+    # by model and score: how rows are weighted in its mean, where not all of them count alike
     weights: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ def evaluate(
             "models": numbers,
         }
         return json.dumps(content, indent=2)
-    legend = ""  # goes on behind that of the table
+    legend = ""  # further parts of the line that `table` ends with
     if held.needs_reference:
         legend += f"; rewards: relative to {start}, the run's start"
     if reference:
@@ -134,7 +134,7 @@ def _answer(
     rewards, scorers = None, {}
     for model in models:
         policy = run.load(model)
-        if rewards is None:  # the same for all models
+        if rewards is None:  # loaded once, with the first model, and used for all
             tokenizer = policy.processing_class
             rewards = load_reward_functions(run.loaded.own, run.loaded.trl, run.data, tokenizer)
             if judge:
@@ -152,7 +152,7 @@ def _answer(
             scores["sampled_kl"] = policy.kl(reference, sampled)
         if held.noun:
             scores_of_rows, results.weights[model.word] = held.scores(policy)
-            scores = scores_of_rows | scores
+            scores = scores_of_rows | scores  # they come first in the table
         results.scores[model.word] = scores
         results.answers[model.word] = shown(run.rows, greedy, sampled)
         del policy  # before the next one is loaded

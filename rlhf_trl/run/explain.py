@@ -120,7 +120,7 @@ def _formulation(form: Formulation) -> dict[str, Any]:
         **description,
         "reads": dict(form.reads),
         "trl_trainer": form.trainer,
-        "trl_settings": {
+        "trl_settings": {  # one that depends on the config is a function, whose docstring says how
             name: value.__doc__ if callable(value) else value
             for name, value in form.settings.items()
         },
@@ -151,6 +151,7 @@ def table() -> str:
 
 
 def _lines(family: str, columns: dict[str, str]) -> list[tables.Line]:
+    """Return the lines of a family's table: one for each algorithm and formulation."""
     lines = []
     for name in names(family):
         for kind, form in describe(name)["formulations"].items():
@@ -217,18 +218,20 @@ def _in_full(form: Formulation) -> list[str]:
         if function == "none":
             continue
         line = f"  {part}: {function}"
-        if function == "token_mean" and "normalized_over" in description:  # others add up
+        # a mean over tokens depends on the batch it is taken over; the other aggregations are
+        # means over completions or prompts, which come out the same however they are split
+        if function == "token_mean" and "normalized_over" in description:
             line += f", normalized over the {description['normalized_over']}"
         equation, place = ours(module, function)
         lines += [line, f"    {equation}", f"    {place}"]
         counterpart = in_trl(form, function)
         if counterpart:
             lines.append(f"    TRL: {counterpart}")
-    if description.get("kl", "none") != "none":
+    if description.get("kl", "none") != "none":  # only policy gradients have the key
         sign = "" if form.kl_sign == "chapter" else ", with the code's sign"
         estimator = {**form.reads, **form.constants}["kl_estimator"]
         lines.append(f"  KL: beta * {estimator} in the {form.kl}{sign}")
-    if "logps" in description:
+    if "logps" in description:  # of direct alignment
         lines.append(f"  log-probabilities: {form.logps} over the tokens of a completion")
         lines.append(f"  reference policy: {'read' if form.reference else 'not read'}")
     lines.append(f"  reads: {_pairs(form.reads)}")

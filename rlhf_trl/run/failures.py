@@ -30,7 +30,7 @@ def report(error: BaseException, with_traceback: bool) -> None:
     Of several processes, all but the first wait before they report an error: if the first one meets
     the same error, it reports it, and the launcher ends the others.
     """
-    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # of this machine
     if isinstance(error, KeyboardInterrupt):
         if is_first:
             print(
@@ -43,7 +43,7 @@ def report(error: BaseException, with_traceback: bool) -> None:
     if isinstance(error, InputError):
         _end(str(error), with_traceback)
     message = " ".join(str(error).split())
-    if re.search(UNWRITABLE, message):  # of no type of its own where tokenizers writes
+    if re.search(UNWRITABLE, message):  # by its words: tokenizers raises a plain Exception
         _end(
             f"a file could not be written ({message}); checkpoints saved before are whole: make "
             "room, then --resume_from_checkpoint auto goes on.",
@@ -83,7 +83,7 @@ def _handed_on(sentence: str, path: Path) -> bool:
     try:
         if not file_of_first.exists():
             path.write_text(json.dumps(message), encoding="utf-8")
-    except OSError:  # of a full disk, say; half a file would be another error
+    except OSError:  # such as a full disk; the launcher could not read half a file
         path.unlink(missing_ok=True)
         return False
     return True

@@ -44,6 +44,7 @@ def finish(
     held_out = getattr(trainer, "held_out", ())
     log = trainer.state.log_history
     evaluations = report.read_evaluations(folder / "evaluations")
+    # with load_best_model_at_end, later evaluations are of a model that is not kept
     until_kept = {step: end for step, end in evaluations.items() if step <= kept_step}
     questions = _questions(data)
     seen, kind = examples_seen(trainer, data.train, kept_step)
@@ -58,7 +59,7 @@ def finish(
             "seen": seen,
             "seen_kind": kind,
             "processes": args.world_size,
-            "held_out": len(held_out or data.held_out or ()),
+            "held_out": len(held_out or data.held_out or ()),  # prompts answered, or examples
             "questions": len(questions),
             "questions_fingerprint": fingerprint(questions),
             "passed_over": data.tasks.passed_over if data.tasks is not None else 0,

@@ -21,8 +21,11 @@ def model_folder(field: str, name: str) -> str:
     """
     folder = Path(name)
     if folder.is_dir():
-        of_a_run = not any((folder / file).is_file() for file in ("config.json", ADAPTER))
-        return str(folder / "model") if of_a_run and (folder / "model").is_dir() else name
+        is_model = any((folder / file).is_file() for file in ("config.json", ADAPTER))
+        is_run = not is_model and (folder / "model").is_dir()
+        return str(folder / "model") if is_run else name
+    # a name on the hub: `model` or `owner/model`, unless it begins like a path or its first part
+    # is a folder here
     if (
         name.count("/") < 2
         and name[:1] not in "./~"

@@ -16,10 +16,7 @@ DECIDED = {  # what of `generation_kwargs` is decided elsewhere
 
 
 def check_generation_kwargs(loaded: Any) -> None:
-    """Refuse options of `generate` that do not exist, are out of range or contradict a field.
-
-    A temperature there is that of sampling alone; the field is that of log-probabilities, too.
-    """
+    """Refuse options of `generate` that do not exist, are out of range or contradict a field."""
     known = vars(GenerationConfig())
     for key, value in loaded.trl.generation_kwargs.items():
         name = f"generation_kwargs.{key}"
@@ -28,7 +25,9 @@ def check_generation_kwargs(loaded: Any) -> None:
         number = isinstance(value, int | float)
         if number and (wanted := instead(value, RULES.get(key, {}))):
             raise InputError(f"{name} is {value}; write {wanted}.")
+        # two temperatures are no contradiction: this one is for sampling alone, and TRL divides
+        # the logits of log-probabilities by the field's
         if key != "temperature" and loaded.given.get(key, value) != value:
             raise InputError(f"{name} is {value}, and {key} {loaded.given[key]}; remove one.")
-        if key not in known and not loaded.trl.use_vllm:  # which has options of its own
+        if key not in known and not loaded.trl.use_vllm:  # vLLM has options of its own
             raise InputError(f"{name} is no option of generate{nearest(key, known)}; remove it.")

@@ -37,7 +37,7 @@ class HeldRows:
     def __init__(self, loaded: Loaded, data: Examples, rows: Sequence[Row]):
         self._loaded = loaded
         self._rows = rows
-        self._sides: tuple[str, ...] = ()
+        self._sides: tuple[str, ...] = ()  # the columns of the completions to read
         self.noun: str | None = None
         self._reference: tuple[list[Any], Columns] | None = None  # its texts and readings
         if data.tasks is not None or not isinstance(loaded.own.dataset, FileData):
@@ -79,7 +79,7 @@ class HeldRows:
             labels = [row["label"] for row in self._rows]
             before = None if reference is None else reference[0]
             return labeled_scores(resolved, columns[0], before, labels), {}
-        weighs_nll = "nll_weight" in resolved.row.trainer_reads
+        weighs_nll = "nll_weight" in resolved.row.trainer_reads  # else the config may lack it
         nll_weight = self._loaded.trl.nll_weight if weighs_nll else 0.0
         return pair_scores(resolved, *columns, reference, nll_weight), {}
 
@@ -108,7 +108,7 @@ def compared_texts(tokenizer: Any, row: Row, sides: Sequence[str], args: Any) ->
         return None
     prompt, completions = fitting
     if len(completions) == 2 and completions[0] == completions[1]:
-        return None
+        return None  # a pair without contrast, which training drops as `fitting.fit` does
     return [Text(prompt + ids, [False] * len(prompt) + [True] * len(ids)) for ids in completions]
 
 
@@ -133,7 +133,7 @@ def answer_text(tokenizer: Any, row: Row, loaded: Loaded) -> list[Text] | None:
         keeps_end = args.truncation_mode == "keep_end"
         kept = slice(-args.max_length, None) if keeps_end else slice(args.max_length)
         ids, counted = ids[kept], counted[kept]
-    # the first token of all is predicted from nothing, so that it never counts
+    # the first token of a text is predicted from nothing, so it never counts
     return [Text(ids, counted)] if any(counted[1:]) else None
 
 
@@ -142,7 +142,8 @@ def _tokens(
 ) -> tuple[list[int], list[list[int]], list[list[int] | None]]:
     """Tokenize a row as TRL does, with the prompt alone and with the completion of each side.
 
-    The completion starts where the tokens of the prompt alone end to be the same, as in TRL.
+    The completion starts at the first token that differs from those of the prompt alone, as in TRL:
+    some chat templates end a prompt alone with more than they write before a completion.
 
     Args:
         tokenizer: the model's.

@@ -68,7 +68,7 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
 
     if "algorithm" in recipe_fields:
         name = recipe_fields["algorithm"].default
-    else:
+    else:  # a recipe without rows, whose tiny config has the name of its script
         name = Path(sys.argv[0]).stem
     tiny_config = home() / "configs" / "tiny" / f"{name}.yaml"
     shown = [key for key in config_fields if key not in {*trainer_fields, *RENAMED}]
@@ -111,9 +111,9 @@ def _trainer_fields(own: type, config_fields: Helps, everything: bool) -> Helps:
 
 
 def _loss_fields(own: type, config_fields: Helps) -> Helps:
-    """Return the fields that the algorithms of a recipe read, its own algorithm before all.
+    """Return the fields that the algorithms of a recipe read; those of its default one come first.
 
-    The default is that of the first algorithm that reads the field, which is named with it.
+    The default shown is that of the first algorithm that reads the field, which is named with it.
     """
     own_fields = fields_of(own)
     algorithm_field = own_fields["algorithm"][1]
@@ -136,9 +136,9 @@ def _field_lines(key: str, field_help: FieldHelp, width: int) -> list[str]:
     The meaning begins in a column of its own, where that leaves it room.
     """
     takes = f"{field_help.kind} = {field_help.default}"
-    breaks_choices = len(takes) > width - 32  # a line may then break after each of them
+    breaks_choices = len(takes) > width - 32  # the type and default alone fill a line
     if breaks_choices:
-        takes = takes.replace("|", "| ")
+        takes = takes.replace("|", "| ")  # `wrap` may then break a line after each choice
     column = 27 if width >= 100 else 13
     lines = wrap(
         f"{takes:{column}} {field_help.meaning}",
@@ -225,7 +225,8 @@ def _declarations() -> Mapping[str, _Declaration]:
 def _config_fields(name: str) -> Helps:
     """Return the fields of a config class and of those that it extends; of an unknown one, none.
 
-    What a field does is said where it is declared, or, by TRL, in the docstring of its class.
+    What a field does stands at its declaration, or, in TRL's classes, in their docstrings, as in
+    ``name (`type`, *optional*): meaning.``.
     """
     helps: Helps = {}
     if name not in _declarations():

@@ -38,7 +38,8 @@ def recipe(main: Callable[[], None]) -> None:
                 check_deepspeed()
                 main()
         finally:
-            for bar in [*getattr(tqdm, "_instances", ())]:  # what is said next has its own line
+            # an open progress bar would share its line with the sentence that is printed next
+            for bar in [*getattr(tqdm, "_instances", ())]:
                 bar.close()
     except (KeyboardInterrupt, Exception) as error:
         from rlhf_trl.run import failures
@@ -86,7 +87,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
     import torch
     from accelerate.utils import parse_flag_from_env
 
-    launched = parse_flag_from_env("ACCELERATE_USE_CPU")
+    launched = parse_flag_from_env("ACCELERATE_USE_CPU")  # set by a launch with use_cpu or --cpu
     if launched and given.get("use_cpu") is False:
         raise InputError(
             "use_cpu is false in the config and use_cpu true in the accelerate config (or "
@@ -94,7 +95,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
         )
     wants_cpu = given.get("use_cpu") or launched
     if not wants_cpu and torch.accelerator.is_available():
-        return {}
+        return {}  # a GPU: TRL's defaults hold
     if not wants_cpu and processes > 1:
         raise InputError(
             f"{processes} processes were launched on a machine without a GPU, and would train each "
@@ -119,7 +120,7 @@ def cpu_settings(given: Mapping[str, Any], processes: int) -> dict[str, Any]:
             "this run is on the CPU; launch with --config_file configs/accelerate/cpu.yaml"
             + (", or write bf16: true in the config." if precision == "bf16" else ".")
         )
-    return {"use_cpu": True, "bf16": bf16}
+    return {"use_cpu": True, "bf16": bf16}  # False, too: TRL's configs have bf16 true by default
 
 
 def check_processes(args: Any, expect: Expect | None = None) -> None:
@@ -178,11 +179,12 @@ def check_wrapper(trainer: Any) -> None:
 def describe_launch(args: Any, name: str, kind: str = "examples") -> str:
     """Return the first line of a run: device, processes, dtype, optimizer and batch arithmetic.
 
-    `kind` is what the examples are called that a run without generations learns from.
+    `kind` says what the training examples are called, such as "pairs"; a run that generates its
+    completions while it trains does not read it.
     """
     processes = args.world_size
     precision, optimizer = args.mixed_precision, args.optim.value
-    if args.deepspeed_plugin:  # whose own config overrules both
+    if args.deepspeed_plugin:  # DeepSpeed's own config overrules both
         from rlhf_trl.run import deepspeed
 
         precision = deepspeed.precision(args)

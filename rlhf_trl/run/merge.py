@@ -33,13 +33,13 @@ def merge(word: str, output: str | None = None) -> tuple[Path, float]:
         model = load_language_model(str(source), dtype="float32").eval()
     torch.manual_seed(0)
     ids = torch.randint(len(model.get_input_embeddings().weight), (8, 32))
-    apart = model(input_ids=ids).logits
+    apart = model(input_ids=ids).logits  # of base and adapter, before they are merged
     tied = _untie(model.get_base_model())
     merged = model.merge_and_unload(safe_merge=True)
     if tied:
         _tie_if_equal(merged)
     gap = float((merged(input_ids=ids).logits - apart).abs().max() / apart.abs().max())
-    if not gap <= TOLERANCE:
+    if not gap <= TOLERANCE:  # also true of NaN
         raise InputError(
             f"{word}: merged, its logits differ by {gap:.1e} of the largest, more than "
             f"{TOLERANCE:g}, so nothing is written; use the adapter as it is."
@@ -61,6 +61,7 @@ def _untie(model: Any) -> bool:
     head = model.get_output_embeddings()
     shared = {id(weight) for weight in model.get_input_embeddings().parameters()}
     tied = False
+    # where an adapter changes the head, PEFT has wrapped it, and the weight is in a module within
     for module in head.modules() if head is not None else ():
         for name, weight in list(module.named_parameters(recurse=False)):
             if id(weight) in shared:

@@ -18,7 +18,8 @@ from rlhf_trl.run.folders import home
 from rlhf_trl.run.options import join_options
 from rlhf_trl.run.stages import stage_of_config
 
-# How to train, on how many processes, does not count here, and might not fit one.
+# Nothing is trained here: these options replace what a config says of it, since settings for
+# several processes might be refused on one.
 NOT_TRAINED = "--eval_strategy no --load_best_model_at_end false --gradient_accumulation_steps 1"
 NO_BATCHES = "--steps_per_generation null --generation_batch_size null"
 
@@ -71,6 +72,7 @@ def named(word: str, reward_model: bool = False) -> Named:
         )
     model, run = _model_and_run(word, folder)
     model_config = _model_config(word, model)
+    # a whole model names its architecture, an adapter PEFT's task type, such as SEQ_CLS
     classes = [*(model_config.get("architectures") or []), str(model_config.get("task_type"))]
     if not reward_model and any(name.endswith(("Classification", "_CLS")) for name in classes):
         raise InputError(
@@ -78,7 +80,7 @@ def named(word: str, reward_model: bool = False) -> Named:
             "--reward_model, or compare reward models with rlhf-trl best-of-n."
         )
     base = Path(model_config.get("base_model_name_or_path") or "")
-    if base.is_absolute() and not base.is_dir():
+    if base.is_absolute() and not base.is_dir():  # other bases may be names on the hub
         raise InputError(
             f"{word} is an adapter whose base model {base} is gone; put it back, or write its new "
             f"path as base_model_name_or_path into {model / ADAPTER}."
@@ -132,10 +134,10 @@ def load_run(config: str, words: Sequence[str] = ()) -> tuple[Loaded, Examples]:
             "--config."
         )
     fixed_options = NOT_TRAINED.split()
-    if stage.prompted:  # a batch that any number of generations divides
+    if stage.prompted:  # TRL refuses a batch that the number of generations does not divide
         batch = 2 * values.get("num_generations", 8)
         fixed_options += [*NO_BATCHES.split(), "--per_device_train_batch_size", str(batch)]
     loaded = stage.load(join_options(words, ["--config", config, *fixed_options]))
-    if not hasattr(loaded.trl, "max_completion_length"):  # TRL's SFTConfig; it is the recipe's
+    if not hasattr(loaded.trl, "max_completion_length"):  # SFTConfig has none, its recipe does
         loaded.trl.max_completion_length = loaded.own.max_completion_length
     return loaded, stage.part("examples")(loaded.own)

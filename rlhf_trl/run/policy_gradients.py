@@ -32,6 +32,7 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
         check_generation_kwargs(loaded)
     train.begin(loaded, loaded.row.label, on_policy_note(loaded))
     check_reward_model(own)
+    # the columns of right answers are read as texts, whatever types the file gives them
     data = train.read(args, load_prompts, own.dataset, answer_columns(own))
     if isinstance(own.dataset, FileData):
         from rlhf_trl.data.columns import check_unread
@@ -45,7 +46,8 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, model, args)
     trainer = train.build(loaded, trainer_class, data, tokenizer, reward_funcs=rewards)
-    if data.tasks is None and data.held_out is not None:
+    if data.tasks is None and data.held_out is not None:  # `train.run` does it for the gym's tasks
+        # no scores beside the rewards, which the trainer gives held-out answers anyway
         trainer.held_out, trainer.scores = data.held_out.to_list(), {}
     with watched(args, own.reward_timeout):
         train.run(trainer, loaded, data, loaded.row.label)
@@ -54,14 +56,14 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
 def on_policy_note(loaded: Any) -> str | None:
     """Say what of an algorithm does nothing in a run whose ratios never leave 1; None: all acts.
 
-    TRL takes the log-probabilities of the update itself for the old ones where a generation ends
-    with an accumulation window.
+    Every ratio is 1 where each generation is used up within one accumulation step: TRL then takes
+    the log-probabilities of the update itself for the old ones.
     """
     args = loaded.trl
     if loaded.row is None or not hasattr(args, "steps_per_generation"):
         return None
     if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
-        return None
+        return None  # the weights change while a generation is in use
     name = loaded.row.algorithm
     nearest = nearest_row(name, loaded.row.formulation)
     if nearest is None or not nearest.inactive_at_ratio_1:
@@ -82,10 +84,10 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     if not hasattr(own, "reward_funcs"):  # a recipe that learns from data, not from rewards
         return []
     rewards = []
-    if own.reward_funcs or not own.reward_model:
+    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` refuses
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
-        if not own.reward_model:
+        if not own.reward_model:  # it rewards every row
             check_all_rewarded(own.reward_funcs, data.train)
     if own.reward_model:
         from rlhf_trl.rewards.from_model import load_reward_model
@@ -108,7 +110,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
 def _check_names(names: list[str]) -> None:
     """Refuse a reward function whose name stands for another number in logs."""
     taken = {"length", "cut_off", *PENALTIES, WITH_PENALTIES}
-    if len(names) > 1:  # the sum; that of a single reward is this reward
+    if len(names) > 1:  # in logs, `reward` is the weighted sum; a single reward is that sum
         taken.add("reward")
     for name in names:
         if name in taken:

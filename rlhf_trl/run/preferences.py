@@ -18,6 +18,7 @@ def train_preferences(loaded: Any, trainer_class: Any, unpaired: bool = False) -
     train.check_template(data, tokenizer, loaded.trl, loaded.own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
     rule = f"max_length {trainer.args.max_length}, overlong: {trainer.args.overlong}"
+    # what the trainer has done to rows that do not fit: by side, how many for which reason
     for side, counts in trainer.fitted.items():
         if not trainer.is_world_process_zero():
             continue
@@ -40,7 +41,7 @@ def prepare_preferences(
 ) -> tuple[Examples, Any]:
     """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
     sample = None
-    if not isinstance(own.dataset, FileData):  # whose rows are there already
+    if not isinstance(own.dataset, FileData):  # the rows of a file need not be sampled
         from rlhf_trl.rollouts.sampling import sampler
 
         sample = sampler(model, args, own.dataset, own.rollouts)

@@ -18,13 +18,13 @@ def end_with_launcher() -> None:
     launcher = os.getppid()
     try:
         words = Path(f"/proc/{launcher}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except FileNotFoundError:  # it has died already
+    except FileNotFoundError:  # the parent has died already: take it for a launcher, and end below
         words = ["torchrun"]
-    # as in `python -m accelerate.commands.launch` or `python .../bin/torchrun`
+    # its first words, as in `python -m accelerate.commands.launch` or `python .../bin/torchrun`
     if not LAUNCHERS & {Path(word).name.partition(".")[0] for word in words[:5]}:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != launcher:  # it died before it could be asked for
+    if os.getppid() != launcher:  # it died before the signal was asked for, so none will come
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -38,7 +38,7 @@ def shared_store(rank: int, key: str, value: str) -> Any:
 
     host, store = os.environ["MASTER_ADDR"], None
     if rank == 0:
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)  # 0: any free port
         store.set(key, value)
     (port,) = broadcast_object_list([store and store.port])
     return store or TCPStore(host, port, is_master=False)

@@ -33,6 +33,7 @@ CONDITIONS = ("questions", "questions_fingerprint", "seen", "seen_kind")
 # what decides which questions of the gym are held out
 DRAWN_BY = {"specs": None, "eval_size": GymData.eval_size, "eval_seed": GymData.eval_seed}
 LAST = 10  # logged steps that the final training metrics are averaged over
+# Columns of the table, here and below: their headings, and the keys of what `_read` returns.
 ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
 START = {"start": "start"}  # the first metric of the table before training
 COST = {"CPU s": "train_cpu_seconds"}
@@ -121,7 +122,7 @@ def _command(name: str, config: str | None, seed: int, iterations: int) -> tuple
     Arguments as in `race`; `name` is that of a row, or of another config in configs/tiny.
     """
     path = config or str(home() / "configs" / "tiny" / f"{name}.yaml")
-    if config or not Path(path).is_file():
+    if config or not Path(path).is_file():  # then `name` has to be that of a row
         algorithm(name)  # refuses an unknown one
     if not Path(path).is_file():
         raise InputError(f"{name}: {path} is not a file; name a config with --config.")
@@ -140,7 +141,8 @@ def _command(name: str, config: str | None, seed: int, iterations: int) -> tuple
 def _check_before(runs: list[tuple[Path, str, list[str]]]) -> None:
     """Refuse to train runs on the gym's tasks whose configs hold out different questions.
 
-    Which ones a file holds out is known when it has been read (see `_check_questions`).
+    Data from files are not checked here: which rows they hold out is known only when a run has
+    read them (see `_check_questions`).
     """
     held_out: dict[str, dict[str, Any]] = {}  # by the name of an algorithm
     for folder, _, words in runs:
@@ -189,7 +191,7 @@ def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
     to_train = [run for run in runs if not _is_done(*run)]
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda run: _train(*run), to_train))
-    for run in runs:  # a config may have been edited meanwhile
+    for run in runs:  # refuses results of a config that was edited while the others trained
         _is_done(*run)
 
 
@@ -251,8 +253,10 @@ def _train(folder: Path, recipe: str, words: list[str]) -> None:
         text=True,
     )
     if done.returncode:
-        output = RuntimeError(f"what the run printed:\n{done.stdout}")  # seen with --traceback
+        # the cause of the error below, which `rlhf-trl race --traceback` shows
+        output = RuntimeError(f"what the run printed:\n{done.stdout}")
         raise InputError(f"{' '.join(words)} failed: {_failure_in(done.stdout)}") from output
+    # the run wrote the temporary folder into its config
     config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
     write_whole(part / "config.yaml", config)
     write_json(part / ASKED, request)
@@ -276,8 +280,9 @@ def _read(folder: Path) -> dict[str, Any]:
             "move that folder away to train it again."
         )
     log = json.loads((folder / "log.json").read_text())
+    # later steps are no part of the model that is kept
     trained = [entry for entry in log if entry["step"] <= summary["model_step"]]
-    for entry in trained:  # CISPO has a name of its own for the share of weights cut
+    for entry in trained:  # CISPO's share of clipped weights has another name in TRL's logs
         entry["clipped"] = entry.get("clip_ratio/region_mean", entry.get("cispo_clip_ratio"))
     final = {}
     for key in TRAINING.values():
@@ -367,7 +372,7 @@ def draw(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
         draw_band(axis, curves[name], name, color="tab:blue")
         axis.set_title(name, fontsize="medium")
         axis.xaxis.get_major_locator().set_params(integer=True)
-    for axis in axes:
+    for axis in axes:  # the panels that are left over
         axis.set_axis_off()
     # reward models answer nothing; their curve is that of the candidates that they choose
     has_answers = any("eval_exact_match" in run for runs in results.values() for run in runs)

@@ -17,7 +17,8 @@ def read_fields(
     """Return the checked values of a YAML file whose keys belong to any of several dataclasses.
 
     The first of the `classes` that has a field decides its type; keys to `ignore` may hold
-    anything. `words` has, by key, what takes the place of booleans that its type does not have.
+    anything. `words` says, by key, what to read in place of true and false where the key's type has
+    no booleans.
     """
     config = CheckedConfig(path)
     values = config.values

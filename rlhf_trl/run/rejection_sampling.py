@@ -43,7 +43,7 @@ from rlhf_trl.run.resuming import RESUMING
 from rlhf_trl.run.supervised import fix, print_counts
 
 NAME = "rejection sampling"
-TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data, that the chat template gets
+TEMPLATE_COLUMNS = ("chat_template_kwargs", "tools")  # of the data; the chat template reads them
 # What is trained is the answers, as they were sampled.
 FIXED = {"completion_only_loss": True, "assistant_only_loss": False, "chat_template_path": None}
 
@@ -115,6 +115,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
     train.check_held_out(args, data.held_out)
     tokenizer = load_tokenizer(loaded.model, args, data.conversational)
     train.check_template(data, tokenizer, args, own.dataset)
+    # a field that SFTConfig lacks, and that generating reads there
     args.max_completion_length = own.max_completion_length
     for rows in (data.train, data.held_out or []):
         check_prompts(rows, tokenizer, loaded.model, args)
@@ -132,13 +133,14 @@ def _round(loaded: Any, number: int, resume: str | None) -> Any:
     """Return what `load_config` would have returned for a round; the last one is the run itself."""
     root = Path(loaded.trl.output_dir)
     own, args, model = copy(loaded.own), copy(loaded.trl), copy(loaded.model)
-    own.answers = own.answers or str(root / "answers")
+    own.answers = own.answers or str(root / "answers")  # one folder for all rounds
     if number > 1:
         model.model_name_or_path = str(root / f"round-{number - 1}" / "model")
     if number == own.rounds:
         return loaded._replace(own=own, trl=args, model=model)
     args.output_dir = str(root / f"round-{number}")
     args.resume_from_checkpoint = resume
+    # what the round's config.yaml gets: a run of one round, which can be repeated by itself
     given = {
         **loaded.given,
         "model_name_or_path": model.model_name_or_path,
@@ -175,7 +177,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
         shown = [f"{key} {n:.4g}" for key, n in metrics.items() if not isinstance(n, dict)]
         print(f"{own.strategy}: {', '.join(shown)}", flush=True)
     dataset = Dataset.from_list([_example(rollouts, tokenizer, pair) for pair in pairs])
-    # evaluation answers the held-out prompts, but transformers wants a data set to evaluate on
+    # transformers refuses an eval_strategy without a data set; what is evaluated is `held_out`
     eval_dataset = None if args.eval_strategy == "no" else dataset.select([0])
     trainer = train.build(
         loaded, trainer_class, data, tokenizer, train_dataset=dataset, eval_dataset=eval_dataset
@@ -185,7 +187,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     if data.tasks is None and data.held_out is not None:
         trainer.held_out = data.held_out.to_list()
         trainer.scores = {} if correctness is None else {correctness.__name__: correctness}
-    # a resumed run is refused if other answers are selected now
+    # with the selected answers as its rows: their checksum lets `run` refuse to resume with others
     trained = replace(data, train=dataset)
     report = partial(_report, rollouts=rollouts, metrics=metrics)
     train.run(trainer, loaded, trained, NAME, extra=report, prompts=data.train)
@@ -221,10 +223,10 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
     columns, functions = data.train.column_names, []
-    if own.reward_funcs or not own.reward_model:
+    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` refuses
         functions += load_rewards(own.reward_funcs, data.tasks, columns)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
-        if not own.reward_model:
+        if not own.reward_model:  # it rewards every row
             check_all_rewarded(own.reward_funcs, data.train)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
@@ -239,7 +241,7 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
         return sample_completions(model, args, rows, count, args.seed, sampling, dealt=True)
 
     def score() -> list[Any]:
-        if own.reward_model:
+        if own.reward_model:  # loaded only if need be: `_rewards_path` knows it by its files
             strips_think = own.reward_model_strips_think
             reward = load_reward_model(
                 own.reward_model, tokenizer, args, own.reward_aggregate, strips_think
@@ -256,15 +258,17 @@ def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any
     correctness = correctness_of(own, data)
     if correctness is None:
         return Rollouts(rows, answers, rewards, None), None
+    # every process computes all of them, so nothing has to be gathered
     right = in_batches(partial(_rewards, [correctness], answers), args, rows, count, dealt=False)
     labels = [[value == 1 for value in row] for row in right]
     return Rollouts(rows, answers, rewards, labels), correctness
 
 
 def correctness_of(own: Any, data: Examples) -> Any:
-    """Return the function that tells right answers: the named one, or the first verifier's; None.
+    """Return the function that tells right answers from wrong ones; None: there is none.
 
-    `own` are the recipe's fields. Questions of the gym have exact_match by default.
+    `own` are the recipe's fields. The function is the one that `correctness` names, by default
+    exact_match for questions of the gym, and else the first of reward_funcs that is a verifier.
     """
     name = own.correctness
     if not name and data.tasks:
@@ -332,7 +336,7 @@ def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -
     own, key = loaded.own, None
     try:
         functions_read = [(function.__name__, reached(function)) for function in functions]
-    except ValueError as error:
+    except ValueError as error:  # a function depends on something that has no hash
         if loaded.trl.process_index == 0:
             print(f"answers: their rewards are not kept for another run: {error}", flush=True)
     else:
@@ -344,7 +348,7 @@ def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -
             rows=_rows_hash(rows),
             answers=sha256(sampled.read_bytes()).hexdigest(),
         )
-    (key,) = broadcast_object_list([key])  # the processes need not pickle values alike
+    (key,) = broadcast_object_list([key])  # hashes of pickled values may differ by process
     if key is None:
         return None
     return sampled.with_stem(f"{sampled.stem.replace('answers', 'rewards')}-{key}")
@@ -364,7 +368,10 @@ def _key(**what: Any) -> str:
 def _rewards(
     functions: list[Any], answers: list[list[Completion]], batch: list[dict[str, Any]], first: int
 ) -> list[list[float]]:
-    """Return the rewards of the answers to a batch of prompts: the sum over the functions."""
+    """Return the rewards of the answers to a batch of prompts: the sum over the functions.
+
+    `answers` are those to all prompts, of which the batch begins at the place `first`.
+    """
     count = len(answers[first])
     completions = [
         completion

@@ -31,8 +31,8 @@ DECISIVE = {
     "steps_per_generation",
     "world_size",
 }
-RESUMING = ("resume_from_checkpoint", "resume_changed")
-LENGTH = {"max_steps", "num_train_epochs"}
+RESUMING = ("resume_from_checkpoint", "resume_changed")  # fields about resuming, not about the run
+LENGTH = {"max_steps", "num_train_epochs"}  # what makes a finished run a longer one
 
 
 def check_resume(loaded: Any, checkpoint: str) -> None:
@@ -45,6 +45,7 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
         )
     print(f"resuming from {checkpoint}", flush=True)
     manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
+    # what the manifest of an earlier version does not hold counts as unchanged
     changed = changed_fields(loaded, manifest.get("given", loaded.given))
     versions_before = manifest.get("versions", {})
     for library, now in versions().items():
@@ -69,7 +70,10 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
 
 
 def is_evaluated(args: Any, step: int, evaluated: Mapping[int, Path]) -> bool:
-    """Return whether a checkpoint lacks no evaluation: one that failed is saved before its own."""
+    """Return whether nothing is left to evaluate at the step of a checkpoint.
+
+    A run that failed may have saved the checkpoint before the evaluation of its step.
+    """
     due = args.eval_strategy == "steps" and args.eval_steps >= 1 and step % args.eval_steps == 0
     return step in evaluated if due else any(before <= step for before in evaluated)
 
@@ -77,7 +81,7 @@ def is_evaluated(args: Any, step: int, evaluated: Mapping[int, Path]) -> bool:
 def steps_left(loaded: Any, checkpoint: str | None) -> bool:
     """Tell whether there are steps to train after a checkpoint, or beyond a finished run."""
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
-    if checkpoint is None:
+    if checkpoint is None:  # a finished run that kept none cannot be made longer
         longer = changed_fields(loaded, read_config(folder / "config.yaml")).keys() & LENGTH
         if longer:
             raise InputError(
@@ -88,6 +92,8 @@ def steps_left(loaded: Any, checkpoint: str | None) -> bool:
     state = json.loads(Path(checkpoint, "trainer_state.json").read_text())
     if args.max_steps > 0:
         return state["global_step"] < args.max_steps
+    # num_train_epochs decides: the checkpoint has the number of steps that it came to then, and
+    # another one now may come to more
     before = output.read_manifest(checkpoint).get("given", loaded.given)
     longer = changed_fields(loaded, before).keys() & LENGTH
     return state["global_step"] < state["max_steps"] or bool(longer)

@@ -35,7 +35,7 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     train.begin(loaded, loaded.row.label)
     data, tokenizer = prepare_rewards(own, args, model)
     train.check_template(data, tokenizer, args, own.dataset)
-    if isinstance(own.dataset, ProcessData):
+    if isinstance(own.dataset, ProcessData):  # the trainer cuts steps as the data were cut
         args.step_separator = own.dataset.step_separator
         args.step_split = own.dataset.step_split
     trainer = train.build(loaded, trainer_class, data, tokenizer)
@@ -74,12 +74,13 @@ def write_scores(trainer: Any, folder: Path, title: str) -> None:
     if scores:
         write_candidates(folder, trainer.candidates, scores)
         panels["candidates"] = trainer.ranking()
+    # a row is (logits, labels) of a trace, or the scores of the answers to a prompt
     if trainer.reader.algorithm == "prm" and any(labels for _, labels in rows):
         probabilities = [good(logits).tolist() for logits, _ in rows]
         predicted = [judged_class(logits) for logits, _ in rows]
         labeled = [trainer.meaning(labels) for _, labels in rows]
         panels["steps"] = (probabilities, predicted, labeled)
-    elif not trainer.reader.per_token:  # a row holds the scores of its answers, the best one first
+    elif not trainer.reader.per_token:  # the best answer comes first
         best = [row[0] for row in rows]
         worst = [row[-1] for row in rows]
         panels["pairs"] = (best, worst)

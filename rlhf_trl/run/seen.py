@@ -19,6 +19,7 @@ def examples_seen(trainer: Any, rows: "Dataset", step: int) -> tuple[int, str]:
     from trl import GRPOConfig
 
     args = trainer.args
+    # where the config's class does not decide the kind, the first known column of the rows does
     kind = kind_of_config(args) or next(KINDS[name] for name in KINDS if name in rows.column_names)
     batch = args.train_batch_size * args.world_size
     if isinstance(args, GRPOConfig):

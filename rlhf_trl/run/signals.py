@@ -22,7 +22,7 @@ from rlhf_trl.errors import Stopped
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 COPIES = 2.0  # seconds within which a launcher may forward the Ctrl-C that came directly, too
-exit_at_once = os._exit  # which reward functions do not get
+exit_at_once = os._exit  # kept from here: while rewards are called, `rewards.calls` replaces it
 SET_BY_LAUNCHERS = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
 
 
@@ -62,6 +62,10 @@ class Signals:
             self.end(f"before the first step; {self.kept()}")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Note the first signal, and end here unless the run trains; a second Ctrl-C ends at once.
+
+        A SIGINT within `COPIES` seconds of the first one is no second Ctrl-C.
+        """
         if number == signal.SIGINT:
             if time.monotonic() - self.interrupted >= COPIES:
                 say(f"ended at once by a second Ctrl-C; {self.kept()}")

@@ -98,7 +98,7 @@ class Stop(TrainerCallback):
             from rlhf_trl.run.early_checkpoints import save_resumable
 
             save_resumable(args)
-            args.save_strategy = SaveStrategy.STEPS  # of "best", an evaluation would decide
+            args.save_strategy = SaveStrategy.STEPS  # with "best", an evaluation sets should_save
             control.should_save = self._stopping = True
 
     @contextmanager

@@ -27,11 +27,12 @@ def train_supervised(loaded: Any, trainer_class: Any) -> None:
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     names_a_template = args.chat_template_path is not None or own.chat_template_fallback is not None
     needs_own_template = data.conversational and not names_a_template
-    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)
+    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)  # refuses one without
     if data.conversational:
         if tokenizer.chat_template is None and own.chat_template_fallback is not None:
             donor = _with_template(tokenizer, own.chat_template_fallback, "chat_template_fallback")
             tokenizer.chat_template = donor.chat_template
+        # SFTTrainer takes over the template of chat_template_path; it is checked here, before
         templated = _with_template(tokenizer, args.chat_template_path)
         _check_template(templated, args)
         train.check_template(data, templated, args, own.dataset)

@@ -35,16 +35,19 @@ from rlhf_trl.run.stopping import Stop
 from rlhf_trl.run.versions import versions
 
 TRACKERS = ("tensorboard", "trackio", "wandb")  # each an extra of this package
-PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers that have another name
+PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}  # of trackers with a name unlike theirs
 
 
 class _WrapperGuard(TrainerCallback):
+    """Checks how the model was wrapped when training begins, and rewinds the record of rollouts."""
+
     def __init__(self, trainer: Any):
         self._trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
         launch.check_wrapper(self._trainer)
         if (record := self._trainer.rollouts) is not None and state.is_world_process_zero:
+            # of a policy-gradient trainer: what it has brought back from its checkpoint
             carried = getattr(self._trainer, "_carried", {})
             record.rewind(state.global_step, carried.get("generation", 0))
 
@@ -107,8 +110,8 @@ class _Start:
 def begin(loaded: Any, name: str, note: str | None = None) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
-    `note` is a sentence to print beside that.
-    Of a stage that trains nothing, only its own `output_dir` is claimed, and its config kept there.
+    `note` is one more sentence to print. Where a stage trains nothing, the `output_dir` of its own
+    fields is claimed, and its config is kept there; that is all.
     """
     _find_models(loaded)
     if loaded.trl is None:
@@ -140,7 +143,7 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
         args.eval_on_start = not start.is_evaluated
     if "logging_first_step" not in loaded.given:
         args.logging_first_step = True
-    # What a tracker is told by config must not be overruled by transformers' own default.
+    # transformers gives wandb this variable, by default "huggingface", and not the field `project`
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
     load_quietly()
@@ -277,7 +280,7 @@ def build(
 def check_model(loaded: Any) -> None:
     """Refuse a model that writes no answers, unless a reward model is made of it, and float16."""
     args, model, row = loaded.trl, loaded.model, loaded.row
-    if model.model_name_or_path == UNTRAINED:
+    if model.model_name_or_path == UNTRAINED:  # built here, always a float32 language model
         return
     if row is None or ALGORITHMS[row.algorithm].family != "reward_model":
         from rlhf_trl.policies import check_language_model
@@ -360,7 +363,7 @@ def run(
         prompts: rows with those of the answers, where the training rows hold tokens alone.
     """
     folder = Path(trainer.args.output_dir)
-    tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None
+    tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None  # reward models answer none
     if tasks is not None:
         from rlhf_trl.rewards.verifiers import task_metrics
 
@@ -455,7 +458,7 @@ def _keep_config(loaded: Any, folder: Path) -> None:
 def _train(trainer: Any) -> tuple[int, dict[str, float]]:
     """Train; return the last optimizer step, and the `seconds` and `cpu_seconds` it took."""
     args = trainer.args
-    args.eval_on_start &= _can_evaluate(trainer)
+    args.eval_on_start &= _can_evaluate(trainer)  # else transformers refuses it without a data set
     trainer.add_callback(_WrapperGuard(trainer))
     trainer.add_callback(Watch())
     if not args.disable_tqdm:
@@ -487,7 +490,7 @@ def _evaluate_at_end(trainer: Any, last_step: int) -> int:
     best_checkpoint = trainer.state.best_model_checkpoint
     if trainer.args.load_best_model_at_end and best_checkpoint:
         kept_step = int(best_checkpoint.rpartition("-")[2])
-        trainer.state.global_step = kept_step
+        trainer.state.global_step = kept_step  # the evaluation below is of this step
     evaluated_steps = []
     for entry in log:
         if any(key.startswith("eval_") for key in entry):
@@ -496,7 +499,7 @@ def _evaluate_at_end(trainer: Any, last_step: int) -> int:
         length = len(log)
         with _naming_divergence(trainer):
             trainer.evaluate()
-        if kept_step in evaluated_steps:  # it is in the log, in its place
+        if kept_step in evaluated_steps:  # its evaluation in training is in the log already
             del log[length:]
     return kept_step
 

@@ -27,7 +27,7 @@ _SCALARS: dict[str, tuple[str, list[str], Callable[[str], Any]]] = {  # pattern,
 }
 
 
-MOST_VALUES = 100_000  # of a config, with what its aliases repeat
+MOST_VALUES = 100_000  # that a config may have, counting what its aliases repeat
 
 # The value of `key: !unset`: the key that the base file sets is removed.
 UNSET = type("Unset", (), {"__repr__": lambda self: "!unset"})()
@@ -48,6 +48,7 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
+        """Read a mapping; refuse keys that are no strings or stand twice, and YAML's merge key."""
         mapping, lines = {}, {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)

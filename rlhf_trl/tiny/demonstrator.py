@@ -73,6 +73,7 @@ def demonstrate(
     """
     own = MIXTURES.get(task, MIXTURES["*"])
     weights = own if mixture is None else mixture
+    # `mixture` comes from the caller, so its kinds and weights are checked
     for kind, weight in weights.items():
         if kind not in own:
             raise InputError(
@@ -103,6 +104,7 @@ def _malformed(answer: str, rng: random.Random) -> str:
 
 
 def _copied(question: str, answer: str, rng: random.Random) -> str:
+    """The word of a `spell_backward` question, which is its answer read backward."""
     return answer[::-1]
 
 
