@@ -68,6 +68,7 @@ def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
     check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
+    # columns that have one of our names, for which another column is to be read
     replaced = [name for name in columns if name in there and name not in columns.values()]
     dataset = dataset.remove_columns(replaced)
     dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})

@@ -32,7 +32,7 @@ def load_prompts(
     data.train = data.train.map(lambda _: column, desc=description)
     if data.held_out is not None:
         data.held_out = data.held_out.map(lambda _: column, desc=description)
-    if data.tasks is not None:
+    if data.tasks is not None:  # evaluation reads the rows of the tasks
         for row in data.tasks.held_out:
             row.update(column)
     return data

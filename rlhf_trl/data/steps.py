@@ -48,7 +48,7 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
             f"dataset.specs: the steps of task {task!r} have no rule that labels them; use "
             f"{', '.join(SPELLED)}, or a data set with labels by source: path."
         )
-    if len(steps) == 1:
+    if len(steps) == 1:  # the form has two at least, the last one </answer>
         return [BAD]
     labels: list[int] = []
     spelled = ""  # the letters so far
