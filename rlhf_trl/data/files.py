@@ -180,7 +180,7 @@ def _source(
 ) -> dict[str, Any]:
     """Return the arguments of `load_dataset` but the split; `_files` returned kind and files."""
     lines = forms(reader)[0].lines if reader else ()  # of a reader of line files: their names
-    # of a folder, load_dataset finds the files by their suffix in small letters
+    # of a folder, load_dataset reads only files whose suffix is in small letters
     has_odd_suffix = any(file.suffix != file.suffix.lower() for file in files)
     if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
         source = {"path": "text", **_line_files(path, split, lines)}

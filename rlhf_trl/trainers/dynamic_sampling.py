@@ -143,7 +143,7 @@ class DynamicSampling:
                 "ended": self._ended[i],
                 "logps": None if logps is None else logps[i],
                 "extra": {column: values[i] for column, values in extra.items()},
-                "metrics": dict(means),
+                "metrics": means,
             }
             for i, row in enumerate(inputs)
         ]

@@ -197,7 +197,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         """Generate and score with TRL; return its batch with the row's advantages, recorded."""
         output = super()._generate_and_score_completions(inputs)
-        self._scored = None
+        self._scored = None  # the rollout's, which no loss reads
         per_func, training = self._rewards_per_func, self.model.training
         pairs = zip(self._completion_ids, self._ended, strict=True)
         endings = torch.tensor([(len(ids), ended) for ids, ended in pairs], device=per_func.device)
@@ -273,7 +273,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
-        score = super()._get_per_token_logps_and_entropies
+        score = super()._get_per_token_logps_and_entropies  # ours would keep the result
         names = inspect.signature(score).parameters
         extra = {name: output[name] for name in names if name in output}  # images, if there are any
         extra["batch_size"] = self.args.per_device_train_batch_size
@@ -320,10 +320,11 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         window = self.args.gradient_accumulation_steps
-        new = self._buffered_inputs is not before
+        new = self._buffered_inputs is not before  # there is another generation
         if new and self._counts_window() and window <= self._generate_every:
             counts = torch.stack([loss_mask(batch).sum() for batch in self._buffered_inputs])
-            counts = self.accelerator.reduce(counts, reduction="sum")
+            counts = self.accelerator.reduce(counts, reduction="sum")  # of each micro-batch
+            # all of them in a row are trained on `num_iterations` times
             self._window_tokens = counts.repeat(self.num_iterations).view(-1, window).sum(dim=1)
         return inputs
 
@@ -406,13 +407,13 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         super()._save_state(folder)
         if self.args.save_only_model:
             return
-        used = self._step % self._generate_every > 0
+        in_use = self._step % self._generate_every > 0  # parts of the generation are left
         state = {
             "world_size": self.args.world_size,
             "carried": self._carried,
             "step": self._step,
-            "buffered_inputs": self._buffered_inputs if used else None,
-            "window_tokens": self._window_tokens if used else None,
+            "buffered_inputs": self._buffered_inputs if in_use else None,
+            "window_tokens": self._window_tokens if in_use else None,
         }
         torch.save(state, folder / STATE_FILE.format(self.args.process_index))
 

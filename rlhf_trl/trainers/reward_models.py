@@ -172,7 +172,8 @@ class BookRewardTrainer(_OnRewardTrainer):
     @with_signature_of(RewardTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
-        self._ranked = self.lists_in_a_row = self.reader.algorithm == "kwise"
+        self._ranked = self.reader.algorithm == "kwise"
+        self.lists_in_a_row = self._ranked  # for OverExamples; pairs are all chosen, all rejected
         if self._stock:
             self._reads_last = False
             super().__init__(model, args=args, **kwargs)
@@ -180,8 +181,8 @@ class BookRewardTrainer(_OnRewardTrainer):
         check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         tokenizer = self.processing_class
-        ends_pad = tokenizer.pad_token_id == tokenizer.eos_token_id
-        self._reads_last = ends_pad
+        # where the end token pads, it would not be read: see `reading_last_tokens`
+        self._reads_last = tokenizer.pad_token_id == tokenizer.eos_token_id
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = self._collating(collate_ranked)
 
@@ -192,7 +193,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
-            dataset = dataset.remove_columns("margin")
+            dataset = dataset.remove_columns("margin")  # the book's code takes none
         if not self._ranked:
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
@@ -234,7 +235,7 @@ class BookRewardTrainer(_OnRewardTrainer):
                 loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
                 rewards = torch.stack(outputs.logits.squeeze(-1).chunk(2), 1)
         if not self.model.training:
-            self._rows = rewards.float().tolist()  # at last those of all examples
+            self._rows = rewards.float().tolist()  # the last call of OverExamples has all examples
         return (loss, outputs) if return_outputs else loss
 
     def _batch_size(self, inputs):
