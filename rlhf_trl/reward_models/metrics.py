@@ -239,11 +239,12 @@ def majority_by_budget(
         """Return the mean over the most frequent answers of a subset of candidates."""
         votes: dict[Hashable, list[bool]] = {}  # by answer, whether each is right
         for place in subset:
-            if answers[place] is None:
+            if answers[place] is None:  # a key of its own, which no answer, a string, equals
                 votes["none", place] = [False]
             else:
                 votes.setdefault(answers[place], []).append(bool(labels[place]))
         most = max(map(len, votes.values()))
+        # of each most frequent answer: the share of its candidates that are right
         shares = [sum(rights) / most for rights in votes.values() if len(rights) == most]
         return sum(shares) / len(shares)
 
@@ -280,6 +281,7 @@ def step_metrics(
     truths = [_classes(trace, f"labels of trace {i}") for i, trace in enumerate(labels)]
     for i, (guess, true) in enumerate(zip(guesses, truths, strict=True)):
         _same_length(**{f"predicted of trace {i}": guess, f"labels of trace {i}": true})
+    # a trace without steps has none in both
     guesses = [trace for trace in guesses if len(trace)]
     truths = [trace for trace in truths if len(trace)]
     if not truths:

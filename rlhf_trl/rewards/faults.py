@@ -83,7 +83,10 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
 
 
 def where(sample: dict[str, Any], index: int | None = None) -> str:
-    """Return the step and the completion at `index`; None: the batch, which may hold only one."""
+    """Return words for the step and the completion at `index`, or for the batch (None).
+
+    A batch of one is named as its only completion. Of a batch, the first completion is shown.
+    """
     state = sample.get("trainer_state")
     step = f"at step {state.global_step} " if state is not None else ""
     prompts = sample.get("prompts") or sample.get("prompt")

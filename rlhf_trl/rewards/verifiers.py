@@ -58,7 +58,8 @@ def _verifier(
                 rewards.append(float(is_right(completion_text(completion), right, tasks[place])))
             return rewards
 
-        reward.__name__ = name
+        reward.__name__ = name  # by which TRL logs it
+        # `loading` reads these to check right answers before a run
         vars(reward).update(read_right_answer=read, read_ahead=ahead)
         return reward
 
@@ -148,7 +149,7 @@ def answer_text(answer: Any) -> str:
             f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; "
             "write texts or numbers (not all like dates), or name a function of your own."
         )
-    # where another cell is empty, a column of whole numbers is read as 12.0
+    # in a column with an empty cell, the whole number 12 is read as 12.0
     return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
 
 
