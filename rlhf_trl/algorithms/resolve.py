@@ -121,7 +121,7 @@ class RowConfig:
         stock = {f.name: _default(f) for f in fields(stock_class)}  # TRL's fields, its defaults
         for f in fields(args):
             value = getattr(args, f.name)
-            rules = {**f.metadata, **EARLY.get(f.name, {})}
+            rules = {**f.metadata, **EARLY.get(f.name, {})}  # ranges and choices
             if f.name not in stock and (wanted := instead(value, rules)):
                 raise FieldError(f.name, f"is {value!r}; write {wanted}")
         is_stock = args.formulation == "trl"

@@ -30,7 +30,7 @@ def with_finished(
     async def waiting(**columns: Any) -> Any:
         return await function(**{**dict.fromkeys(names, finished()), **columns})
 
-    # TRL awaits a reward function only if it is a coroutine function itself
+    # a coroutine function stays one, as TRL awaits these only
     waits = map(inspect.iscoroutinefunction, (function, type(function).__call__))
     return waiting if any(waits) else wrapper
 

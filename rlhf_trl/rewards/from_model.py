@@ -163,18 +163,18 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
 
 def _check_characters(path: str, own_tokenizer: Any, tokenizer: Any) -> None:
     """Refuse a reward model that reads a character that the policy can write as something else."""
-
-    def lost(kind: Any) -> set[str]:
-        """Return the ASCII characters that a tokenizer does not give back as they were."""
-        characters = string.ascii_letters + string.digits + string.punctuation
-        ids = {c: kind(c, add_special_tokens=False)["input_ids"] for c in characters}
-        return {c for c in characters if kind.decode(ids[c]).strip() != c}
-
-    if only := sorted(lost(own_tokenizer) - lost(tokenizer)):
+    if only := sorted(_lost_characters(own_tokenizer) - _lost_characters(tokenizer)):
         raise InputError(
             f"reward_model: the tokenizer of {path!r} cannot write {''.join(only)!r}, which the "
             "policy's can; name a reward model whose tokenizer fits."
         )
+
+
+def _lost_characters(tokenizer: Any) -> set[str]:
+    """Return the ASCII characters that a tokenizer does not give back as they were."""
+    characters = string.ascii_letters + string.digits + string.punctuation
+    ids = {c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in characters}
+    return {c for c in characters if tokenizer.decode(ids[c]).strip() != c}
 
 
 def _check_fit(path: str, own_tokenizer: Any, prompts: list[Any], completions: list[Any]) -> None:

@@ -69,7 +69,7 @@ class DynamicSampling:
     def _with_contrast(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Tensor]:
         """Return this process' rows, sampled until they teach something, and all rewards."""
         self._check_plain(inputs)
-        size, share = self.num_generations, len(inputs)
+        size, share = self.num_generations, len(inputs)  # of a group, and of this process
         rows, rewards = self._roll_out(inputs)
         missing = self._without_contrast(rewards)
         is_gathered = bool(missing)  # else each process keeps its own rows

@@ -123,8 +123,8 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
         self._unrecorded = {}
-        self._ahead: list[dict[str, Any]] = []
-        self._window_tokens: Tensor | None = None
+        self._ahead: list[dict[str, Any]] = []  # generations of a window that are not yet used
+        self._window_tokens: Tensor | None = None  # of each window that a generation feeds
         super().__init__(model, args=args, **kwargs)
         self.reward_funcs = [
             with_finished(function, lambda: self._finished, only_by_name=self._stock)
