@@ -372,6 +372,7 @@ def _check_finite(label: str, name: str, tensor: Tensor, counted: Tensor | None 
 
 
 def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse log-probabilities of completions whose shapes or values are impossible."""
     unpaired = "policy_kl_logps" in tensors
     rejected = "R" if unpaired else "B"  # KTO's may be more or fewer than the chosen, or none
     shapes = dict.fromkeys(tensors, "B")
@@ -380,7 +381,7 @@ def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
     _check_shapes(row.label, tensors, shapes, empty="BR" if unpaired else "")
     for name, tensor in tensors.items():
         _check_finite(row.label, name, tensor)
-        # the code's constant holds log-probabilities below 0
+        # ORPO's row of the code has a constant, `max_logp`, that keeps them below 0
         has_odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
         if has_odds and (tensor >= 0).any():
             why = "a probability of 1 has infinite odds"

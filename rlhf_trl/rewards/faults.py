@@ -60,6 +60,7 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
     count = len(sample["completions"])
 
     def raises(places: list[int]) -> bool:
+        """Tell whether the function raises the same error for the completions at these places."""
         rows = {
             key: [value[place] for place in places]
             if isinstance(value, list) and len(value) == count

@@ -51,6 +51,7 @@ def load_reward_model(
         finished: list[bool] | None = None,
         **_: Any,
     ) -> list[float]:
+        """Score completions; `prompts`, texts or messages, are those of the completions."""
         nonlocal checked_texts
         if strip_think:
             completions = [without_thoughts(completion) for completion in completions]

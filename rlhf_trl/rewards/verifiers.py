@@ -34,6 +34,8 @@ def _verifier(
     """
 
     def reward_of(is_right: Callable[[str, Any, str], bool]) -> RewardFunc:
+        """Make a reward of `is_right`, which takes a completion's text, what was read, a task."""
+
         @wraps(is_right)
         def reward(
             completions: list[Any],
@@ -43,7 +45,7 @@ def _verifier(
             **_: Any,
         ) -> list[float | None]:
             rewards: list[float | None] = []
-            tasks = task or [""] * len(completions)
+            tasks = task or [""] * len(completions)  # data of one's own name no tasks
             for place, (completion, cell) in enumerate(zip(completions, answer, strict=True)):
                 if cell is None:
                     rewards.append(None)
