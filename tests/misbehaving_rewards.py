@@ -360,7 +360,7 @@ def seeds_torch_as_the_run_does(completions, **columns):
 @case("seeded random, which training draws from")
 def seeds_python(completions, **columns):
     """Seed Python's own generator, and draw from it."""
-    random.seed(0)
+    random.seed(7)  # not that of the run, whose state is as fresh
     random.random()
     return good(completions)
 
@@ -368,7 +368,7 @@ def seeds_python(completions, **columns):
 @case("seeded numpy.random, which training draws from")
 def seeds_numpy(completions, **columns):
     """Seed numpy's generator."""
-    np.random.seed(0)
+    np.random.seed(7)
     return good(completions)
 
 

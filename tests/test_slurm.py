@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parent.parent / "scripts" / "slurm.sh"
 STAND_INS = {
     "srun": 'shift\nSLURM_NODEID=1 exec "$@"\n',  # its one option
-    "scontrol": '[ "$1" = show ] && printf "first\\nsecond\\n"\necho "$@" >> scontrol.log\n',
+    "scontrol": 'echo "$@" >> scontrol.log\n[ "$1" != show ] || printf "first\\nsecond\\n"\n',
     ".venv/bin/python": 'echo python "$@"; . ./waits\n',
     ".venv/bin/accelerate": 'echo accelerate "$@" "$PET_SIGNALS_TO_HANDLE"; . ./waits\n',
     # as a run does that gets the signal

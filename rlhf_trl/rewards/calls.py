@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class Calls:
         if self._watcher is not None:
             self._watcher.kill()
             self._watcher.communicate()
+        self._current.clear()
         os.close(self._file)
         self._path.unlink(missing_ok=True)
 
@@ -116,7 +118,8 @@ class Calls:
         if not self.is_here():
             os.write(STDERR, b"error: a reward function has forked, and its child returned\n")
             self._exit(1)
-        del self._current[call.told["number"]]
+        if self._current.pop(call.told["number"], None) is None:
+            return  # a coroutine that is left when the run is over
         self._write()
         if not self._current:
             call.changed = self._before.bring_back()
@@ -219,6 +222,10 @@ def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str
         call.fault = call.fault or f"called sys.exit({stop.code!r})"
     except KeyboardInterrupt:  # of its own: Ctrl-C raises none in a recipe
         call.fault = "raised KeyboardInterrupt"
+    except CancelledError:
+        if call.is_late:  # not by the function
+            raise
+        call.fault = "raised CancelledError"
     finally:
         calls.end(call)
     calls.check(call)
