@@ -22,16 +22,21 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
 
     @contextmanager
     def named(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the arguments for a call; what it raises becomes an error with the function's name.
+
+        `sample` are the arguments as TRL gives them.
+        """
         from rlhf_trl.rewards.calls import in_call
 
         try:
             with in_call(name, sample, waits) as arguments:
                 yield arguments
-        except InputError:  # says itself what to do
+        except InputError:  # of `in_call`, or the function's own: says itself what to do
             raise
         except Exception as error:
             from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
 
+            # a coroutine cannot be called anew here
             at_fault = None if waits else culprit_in_time(function, name, sample, error)
             raise InputError(
                 f"reward function {name!r} raised {type(error).__name__}: {error}"
@@ -55,9 +60,11 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
 
 
 def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | None]:
+    """Return rewards as a list, or refuse them; `name` and `sample` are those of the call."""
     if hasattr(rewards, "tolist"):  # a tensor or an array
         rewards = rewards.tolist()
     is_list = isinstance(rewards, list | tuple) and len(rewards) == len(sample["completions"])
+    # the places of wrong rewards; None: what was returned is no list of the right length
     wrong = [n for n, reward in enumerate(rewards) if not _is_right(reward)] if is_list else [None]
     if not wrong:
         return list(rewards)
