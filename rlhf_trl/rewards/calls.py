@@ -106,9 +106,7 @@ class Calls:
             f"{batch_file}; fix it, then --resume_from_checkpoint auto goes on.",
         }
         batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
-        if (
-            not self._current
-        ):  # calls that go on at once are compared with what was before the first
+        if not self._current:  # the first of calls that go on at once, which are compared together
             self._before = Surroundings()
         self._current[self._count] = call = Call(told, batch, waits)
         self._write()
