@@ -16,7 +16,7 @@ BLANK = "an empty prompt or answer"
 UNRATED = "no rated step"
 
 PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
-# the one under which the answers were sampled, as in the book's code (train_orm.py)
+# the system prompt under which the answers were sampled, as in the book's code (train_orm.py)
 ROLLOUT_SYSTEM = (
     "Solve the math problem step by step. End with exactly one line in the form "
     "#### <number>. Do not write anything after that line."
@@ -29,11 +29,11 @@ PAIR = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES}
 
 
 class WrongRow(ValueError):
-    """What is wrong with a row, and what to write; who called knows where the row is."""
+    """What is wrong with a row, and what to write; the caller knows where the row is."""
 
 
 class Misfit(WrongRow):
-    """What a row of another kind has where a reader looks."""
+    """A row of another kind than a reader reads: a column has another value than it expects."""
 
     def __init__(self, column: str, value: Any, wanted: str):
         super().__init__(f"{column} is {value!r:.80}, which is no {wanted}")

@@ -58,7 +58,7 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     """DPOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     default_row = "dpo"
-    trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
+    trainers = ("DPOTrainer", "CPOTrainer")  # SimPO, a row of TRL's CPOTrainer, is computed here
 
     beta: float | None = of_the_row("beta", "direct_alignment")
     label_smoothing: float | None = of_the_row("label_smoothing")
@@ -96,7 +96,7 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
 class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
-    reference_names: ClassVar[tuple[str, ...]] = ()  # the reference's log-probabilities, as TRL's
+    reference_names: ClassVar[tuple[str, ...]] = ()  # TRL's for its log-probabilities
 
     def _take(self, args: Any, model: Any) -> Any:
         args = super()._take(args, model)
@@ -108,7 +108,7 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
         fields = ("overlong", "interleave_labels")
         return any(getattr(self.args, name, None) is not None for name in fields)
 
-    # Calls _compute_loss, which has no seam: reference log-probabilities are given, ours recorded.
+    # Calls _compute_loss, which reads the reference's log-probabilities and returns no policy's.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
         """Return what TRL's `compute` does, whose metrics stay, and all that the model returned."""
         outputs = []

@@ -75,7 +75,7 @@ class OnTRL:
     loss is TRL's. A checkpoint is whole once it holds a manifest (see `output`), written last.
     """
 
-    told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
+    told: Mapping[str, Any] = MappingProxyType({})  # further facts for manifests
     save_checksums = True  # in manifests
     rollouts: Any = None  # the record, a `Store` that the main process writes
     config_class: ClassVar[type]

@@ -57,7 +57,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         if not self._counts_examples():  # TRL's loss and its rule for over-long pairs
             super().__init__(model, args=args, **kwargs)
             return
-        # what the config holds while TRL's trainer is made: our rule for over-long pairs is later
+        # what the config holds while TRL's trainer is made: it cuts nothing, our rule does later
         meanwhile: dict[str, Any] = {"max_length": _NO_LIMIT}
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
             meanwhile["model_init_kwargs"] = {"device_map": None, **(args.model_init_kwargs or {})}
@@ -70,7 +70,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         for name, dataset in datasets.items():
             if self._stock:
                 _check_no_tools(dataset)
-            elif _is_whole(dataset):  # ORPOTrainer would tokenize all its rows, which comes after
+            elif _is_whole(dataset):  # ORPOTrainer would tokenize all rows; `_fitted` does
                 kwargs[name] = dataset.select([0])
         with fields_set(args, meanwhile):
             super().__init__(model, args=args, **kwargs)

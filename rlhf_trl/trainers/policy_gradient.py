@@ -62,7 +62,7 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
 
     default_row: ClassVar[str] = "grpo"
 
-    # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
+    # TRL's fields that a row reads or fixes: TRL's default could not be told from the user's value.
     epsilon: float | None = of_the_row("epsilon")
     epsilon_high: float | None = of_the_row("epsilon_high")
     sapo_temperature_pos: float | None = of_the_row("sapo_temperature_pos")
@@ -83,7 +83,7 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
     missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
     # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("soft_punish_cache")
-    # then groups without contrast are kept; 0: never, in formulation code they are dropped (DAPO)
+    # afterwards groups without contrast are kept; 0: no rounds, and formulation code drops them
     dynamic_sampling_rounds: int | None = of_the_row("dynamic_sampling_rounds")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms.

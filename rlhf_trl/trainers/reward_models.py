@@ -78,7 +78,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
 
     reader: Reader  # how texts are read and scored
     left_out: dict[str, int]  # rows that were too long, by data set
-    on_answers: Any = None  # called on the main process with step, metrics and []
+    on_answers: Any = None  # called on the main process with step, metrics, and [] for answers
 
     def _take(self, args: Any, model: Any) -> Any:
         args = super()._take(args, model)
@@ -161,7 +161,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
         if self.args.should_save:
             folder = output_dir or self.args.output_dir
             self.reader.save(folder)
-            self.model.config.save_pretrained(folder)  # with an adapter alone, nobody else does
+            self.model.config.save_pretrained(folder)  # PEFT does not, of an adapter
 
 
 class BookRewardTrainer(_OnRewardTrainer):
