@@ -304,8 +304,13 @@ def mapping_hint(
 ) -> str:
     """Say how to map columns, with those that by their name may mean what is lacking.
 
-    `taken` are the names in the data set that are read already. Where several columns of it may
-    mean one thing, none is suggested.
+    Where several columns of the data set may mean one of ours, none is suggested.
+
+    Args:
+        lacking: columns of ours that the data set lacks.
+        there: columns of the data set.
+        taken: those of them that are read already, by our names.
+        dataset: its rows, for the types of its columns.
     """
     free = [name for name in there if name not in taken.values()]
     if not free:

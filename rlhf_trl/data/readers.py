@@ -103,7 +103,8 @@ def split_prompt(row: Row) -> Row | str:
     """Take the prompt out of conversations, or say why they cannot be learned from.
 
     The prompt is all but the last message, which is the answer of the assistant; two sides have the
-    same prompt. A text beside messages becomes one.
+    same prompt. A text beside messages becomes one. A row whose sides are not all conversations is
+    returned as it is.
     """
     sides = [name for name in SIDES if name in row]
     prompt = row.get("prompt")

@@ -188,10 +188,13 @@ def ranking_by_budget(
 def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
     """Return the share of prompts with a right candidate among their n best scored, by n.
 
-    1 - C(m - c, k) / C(m, k), or 1 where one of the better ones is right, mean over prompts: of the
-    n best, k are among the m that share the lowest score of them, of which c are right; each is
-    chosen with equal probability. n runs from 1 to the candidates that every prompt has. The
-    arguments are those of `ranking_metrics`; with equal scores it is that of a random choice.
+    Where candidates share the lowest score among the n best, it is drawn which of them belong to
+    the n. Let m candidates of a prompt have this score, of which c are right, and let k of them be
+    drawn. A right one is among the n best with probability 1 if a candidate with a higher score is
+    right, and else with probability 1 - C(m - c, k) / C(m, k). The result is the mean over prompts.
+
+    n runs from 1 to the candidates that every prompt has. The arguments are those of
+    `ranking_metrics`; with equal scores the result is that of a random choice.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
@@ -203,9 +206,9 @@ def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, 
         if is_right[better].any():
             return 1.0
         tied_right = is_right[own_scores == lowest]
-        tied, tied_wrong = len(tied_right), int((~tied_right).sum())
-        chosen = n - int(better.sum())  # of those that are tied
-        return 1 - math.comb(tied_wrong, chosen) / math.comb(tied, chosen)
+        tied, tied_wrong = len(tied_right), int((~tied_right).sum())  # m, m - c
+        drawn = n - int(better.sum())  # k
+        return 1 - math.comb(tied_wrong, drawn) / math.comb(tied, drawn)
 
     fewest = min(map(len, prompts), default=0)
     curve = {}

@@ -239,7 +239,7 @@ def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str
         call.fault = "raised CancelledError"
     finally:
         calls.end(call)
-    calls.check(call)
+    calls.check(call)  # raises if anything was caught above
 
 
 def described(about: dict[str, Any]) -> str:

@@ -116,8 +116,12 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
                 "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
             )
         verifier = VERIFIERS[base]
-        # whatever the column is called, a verifier reads it as `answer`
-        return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
+
+        def compared(completions: list[Any], **sample: Any) -> list[float | None]:
+            """Hand the column to the verifier as `answer`, whatever it is called."""
+            return verifier(completions, **{**sample, ANSWER: sample[column]})
+
+        return compared
     if base not in ("format", "gym_score"):
         return None
     if colon:

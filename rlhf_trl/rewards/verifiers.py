@@ -27,14 +27,20 @@ RewardFunc = Callable[..., Any]
 def _verifier(
     name: str, read: Callable[[str], Any], ahead: int | None = None
 ) -> Callable[[Callable[..., bool]], RewardFunc]:
-    """Make a reward of what compares a text with the right answer to a task; no answer: None.
+    """Return a decorator that makes a reward function of a comparison with the right answer.
 
-    It gets the right answer as `read` returns it, which says as `NotRead` what is wrong with it.
-    So many rows (None: all) are read `ahead` of a run. `name` is that in `reward_funcs` and logs.
+    The reward is 1 where the comparison is true, 0 where it is false, and None where the right
+    answer is null.
+
+    Args:
+        name: of the reward in `reward_funcs` and in logs.
+        read: makes of a right answer, a text, what the comparison takes; what it cannot read is a
+            `NotRead`, which says why.
+        ahead: of so many rows of a data set, right answers are read before a run; None: of all.
     """
 
     def reward_of(is_right: Callable[[str, Any, str], bool]) -> RewardFunc:
-        """Make a reward of `is_right`, which takes a completion's text, what was read, a task."""
+        """Make a reward; `is_right` takes a completion's text, the right answer and the task."""
 
         @wraps(is_right)
         def reward(

@@ -375,7 +375,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             right = ((predicted == labels) & counted).sum()
             counts = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
             self._logged["accuracy"].append((counts[0] / counts[1].clamp(min=1)).item())
-            if not self.model.training and self.reader.algorithm == "prm":
+            if not self.model.training and self.reader.algorithm == "prm":  # for `_row_metrics`
                 rows = zip(logits.float().cpu(), labels.cpu(), counted.cpu(), strict=True)
                 self._rows = [(x[is_step], y[is_step].tolist()) for x, y, is_step in rows]
         return (loss, outputs) if return_outputs else loss
