@@ -322,7 +322,9 @@ def _answers_in(file: Path, name: str) -> list[Any]:
 
 
 def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path]]:
-    """Return the kind of a file, or of those in a folder, and the files; None: a hub name.
+    """Return the kind of a file, or of those in a folder, and the files.
+
+    The kind is None of a hub name, and of a folder without such files, which load_dataset reads.
 
     Raises:
         InputError: there is no such file, it is of another kind, or a folder has several kinds.

@@ -269,6 +269,7 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     dataset = renamed(dataset, where, columns, tuple(shapes))
     dropped = {}
     if "completions" in dataset.column_names:
+        # numbered: `_ranked_row` may refuse a row, of which some are left out here
         ranked = converted(dataset, _by_score, where, numbered=True, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(ranked)}
         if not len(ranked):

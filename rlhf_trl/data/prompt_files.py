@@ -38,7 +38,7 @@ TAKEN = (
 
 
 def read_prompt_files(config: FileData, answers: Sequence[str]) -> Examples:
-    """Read prompts, with all columns beside them; those of `answers` hold texts."""
+    """Read prompts, with all columns beside them; cells of `answers` stay as they are written."""
     data = read_sides(config, None, checked_prompts, "prompts", answers=answers)
     _note_empty_answers(data, answers)
     return data

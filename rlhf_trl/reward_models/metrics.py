@@ -156,15 +156,17 @@ def ranking_by_budget(
 ) -> dict[int, float]:
     """Return best-of-n for several n: how often the best scored of n candidates is right.
 
-    sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts: the exact mean over all
-    subsets of n candidates without repetition, ties with equal probability. Of a prompt's N
-    candidates, c_k have the k-th lowest distinct score or a lower one, and m_k is the share of
-    right ones among those with the k-th score. The k-th score is the best one in the subsets that
-    have no higher score, C(c_k, n), but not only lower ones, C(c_{k-1}, n).
+    sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts
+
+    This is the exact mean over all subsets of n of a prompt's N candidates; of candidates that
+    share the best score each is chosen with equal probability. There, c_k counts the candidates
+    with the k-th lowest distinct score or a lower one, and m_k is the share of right ones among
+    those with the k-th score. In C(c_k, n) subsets no score is higher than the k-th; in C(c_{k-1},
+    n) of these all are lower; in the others the k-th score is the best.
 
     With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
-    The arguments are those of `ranking_metrics`, and the n; one that exceeds the candidates of some
-    prompt is left out, one below 1 an InputError.
+    The arguments are those of `ranking_metrics`, and the `sizes` n: one that exceeds the candidates
+    of some prompt is left out, one below 1 is an InputError.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
@@ -228,8 +230,9 @@ def majority_by_budget(
 ) -> dict[int, float]:
     """Return how often the most frequent of n answers is right, for several n.
 
-    mean over prompts and subsets S of n candidates of mean over the answers a that are most
-    frequent in S of the share of S's candidates with answer a that are right.
+    In a subset of n candidates, each of the most frequent answers counts the same, by the share of
+    the candidates with this answer that are right. The result is the mean over the subsets of a
+    prompt, then over prompts.
 
     A candidate without an answer votes for itself alone and never counts as right. Where a prompt
     has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them

@@ -159,7 +159,7 @@ class Reader:
     def outputs(
         self, model: Any, tokenizer: Any, texts: Sequence[Encoded], batch: int, device: Any
     ) -> list[Tensor]:
-        """Return the model's logits: () of a whole text, (places,) or (places, classes).
+        """Return the model's logits of each text: a scalar, or (S,) or (S, 3) of its S places.
 
         A classifier of whole texts whose config names no pad token reads their last token.
 

@@ -51,7 +51,7 @@ def _verifier(
             **_: Any,
         ) -> list[float | None]:
             rewards: list[float | None] = []
-            tasks = task or [""] * len(completions)  # data of one's own name no tasks
+            tasks = task or [""] * len(completions)  # a file need not have this column
             for place, (completion, cell) in enumerate(zip(completions, answer, strict=True)):
                 if cell is None:
                     rewards.append(None)

@@ -295,7 +295,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             order = kto_order(
                 dataset["label"], dataset["prompt_ids"], batch, args.seed, interleaved
             )
-            counts["left over"] = len(dataset) - len(order)
+            counts["left over"] = len(dataset) - len(order)  # one would be a batch of its own
             dataset = dataset.select(order)
         self.fitted[dataset_name] = counts
         return rotated(dataset, batch)
