@@ -69,7 +69,7 @@ class Formulation:
         """Refuse a value that a parameter cannot have."""
         if (name, None) not in PARAMETERS:  # in no family: only a user's own row reads it
             return
-        if value is None and self.reads[name] is None:
+        if value is None and self.reads[name] is None:  # its default
             return
         known = parameter(name, self.family)
         if known.choices:

@@ -124,6 +124,7 @@ def read_examples(
         except BadRows as error:
             bad |= error.reasons
             places = _places(rows, bad)
+            # too many, or all of them
             if len(bad) > config.skip_bad or len(bad) == len(rows.dataset):
                 raise BadRows(path, bad, places) from error
             dataset = without_rows(dataset, list(bad))

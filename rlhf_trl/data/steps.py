@@ -55,7 +55,7 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
     right = ""  # those without letters that only repeat
     for n, step in enumerate(steps):
         letters = step
-        if n == 0:
+        if n == 0:  # without the opening it has no letters, and is bad
             letters = step.removeprefix(OPENING) if step.startswith(OPENING) else ""
         is_closing = n > 0 and n == len(steps) - 1 and step == CLOSING
         if n > 0 and labels[-1] == BAD:

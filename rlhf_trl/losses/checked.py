@@ -405,7 +405,7 @@ def _check_reads(
     """Refuse optional `tensors` that the row does not read, and ask for those it needs."""
     reads: set[str] = set()
     needs: dict[str, str] = {}  # and what for
-    if row.ratio != "none" or (row.kl == "reward" and has_beta):
+    if row.ratio != "none" or (row.kl == "reward" and has_beta):  # a KL of the rollout
         reads.add("old_logps")
     if row.kl != "none" and has_beta:
         reads.add("ref_logps")

@@ -98,7 +98,8 @@ def _panels_of_candidates(
 ) -> list[Panel]:
     """Return the panels of candidates: distribution, coverage or calibration, best-of-n.
 
-    Scores are `calibrated` only where they all lie between 0 and 1.
+    A calibration is drawn if it is wanted (`calibrated`) and the scores may be probabilities: all
+    lie between 0 and 1.
     """
     scores, labels = metrics.finite(scores, "scores"), np.asarray(labels, bool)
     sides = {"right": scores[labels], "wrong": scores[~labels]}
@@ -108,6 +109,7 @@ def _panels_of_candidates(
     elif calibrated and scores.min() >= 0 and scores.max() <= 1:
         fit = metrics.calibration(scores, labels)
         panels.append(partial(_calibration, event="right", fit=fit))
+    # by labels as scores, right candidates are chosen; by equal scores, any
     by_name = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
     sizes = metrics.budgets(groups)
     curves = {

@@ -131,7 +131,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             for function in self.reward_funcs
         ]
         if "epsilon_high" in self._parameters:
-            offset = row.trl_offset.get("epsilon_high", 0)
+            offset = row.trl_offset.get("epsilon_high", 0)  # where TRL means the bound itself
             self.epsilon_high = self._parameters["epsilon_high"] + offset
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")

@@ -73,7 +73,7 @@ class BookPPOConfig(BookGRPOConfig):
         deepspeed_keys = plugin.deepspeed_config.keys() if plugin else set()
         ignoring = " and ".join(sorted({"optimizer", "scheduler"} & deepspeed_keys))
         for name in ("value_learning_rate", "value_warmup_steps"):
-            if ignoring and getattr(self, name) != getattr(BookPPOConfig, name):
+            if ignoring and getattr(self, name) != getattr(BookPPOConfig, name):  # the default
                 raise InputError(
                     f"{name} needs parameter groups, and the DeepSpeed config's own "
                     f"{ignoring} would ignore them; remove one of the two."
