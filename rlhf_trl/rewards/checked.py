@@ -13,10 +13,10 @@ LARGEST = 1e16  # float32 holds the sum of a million squares of it
 
 
 def checked(function: RewardFunc, name: str) -> RewardFunc:
-    """Wrap a reward function so that a broken result stops the run with one sentence.
+    """Wrap a reward function so that an exception or a broken result stops the run, in a sentence.
 
-    Right is one number per completion, which float32 can sum, or None: TRL reads it as "this does
-    not apply here".
+    A result is a list with one number per completion, which float32 can sum, or None: TRL reads it
+    as "this does not apply here".
     """
     waits = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
@@ -55,6 +55,7 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         return _validated(rewards, name, kwargs)
 
     wrapped = wraps(function)(waiting if waits else wrapper)
+    # TRL logs it by this: without the module of a dotted path
     wrapped.__name__ = name.rpartition(".")[2]
     return wrapped
 

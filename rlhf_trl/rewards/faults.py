@@ -75,7 +75,7 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
 
     suspects = [place for place in range(count) if raises([place])]
     others = [place for place in range(count) if place not in suspects]
-    if not others:
+    if not others:  # all raise alone, as they would where the function raises for any batch
         return None
     for place in suspects:
         if raises(sorted([place, *others])):
