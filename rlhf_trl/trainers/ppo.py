@@ -94,7 +94,7 @@ class BookPPOTrainer(BookGRPOTrainer):
     """
 
     config_class = BookPPOConfig
-    _policy_groups: int  # so many first groups of the optimizer value_warmup_steps holds still
+    _policy_groups: int  # how many first groups of the optimizer are the policy's, for the warmup
 
     @with_signature_of(GRPOTrainer.__init__)
     def __init__(self, **kwargs: Any):
