@@ -57,7 +57,7 @@ class Calls:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._path = file_of(args)
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        # os._exit raises nothing, so that nobody would learn which function called it
+        # so that os._exit in a function raises: it would end the run at once, even as a success
         self._exit = os._exit
         os._exit = self._exit_unless_called
         # Only a process that is alone saves something when it is interrupted; another is killed.
