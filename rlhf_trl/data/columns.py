@@ -519,7 +519,7 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
 
     features = dict(dataset.features)
     sides = [name for name in SIDES if name in features]
-    # columns of lists, which are messages, and Json, which may hold some
+    # columns of lists, which should be messages, and Json, which may hold some
     chats = {name for name in features if not isinstance(features[name], Value | dict)}
     has_chats = "prompt" in chats or set(sides) <= chats
     if not sides or not has_chats:
