@@ -67,9 +67,9 @@ class Formulation:
 
     def _check(self, name: str, value: Any) -> None:
         """Refuse a value that a parameter cannot have."""
-        if (name, None) not in PARAMETERS:  # a user's row may read what no row of ours does
+        if (name, None) not in PARAMETERS:  # in no family: only a user's own row reads it
             return
-        if value is None and self.reads[name] is None:
+        if value is None and self.reads[name] is None:  # its default
             return
         known = parameter(name, self.family)
         if known.choices:

@@ -127,7 +127,7 @@ _TABLE = (
 PARAMETERS: Mapping[tuple[str, Family | None], Parameter] = {
     (parameter.name, parameter.family): parameter for parameter in _TABLE
 }
-"""The table, by name and by the family that means something of its own by the name."""
+"""The table, by name and family; None: all families but those with an entry of their own."""
 
 
 EARLY: Mapping[str, Mapping[str, Any]] = {

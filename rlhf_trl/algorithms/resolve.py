@@ -121,7 +121,7 @@ class RowConfig:
         stock = {f.name: _default(f) for f in fields(stock_class)}  # TRL's fields, its defaults
         for f in fields(args):
             value = getattr(args, f.name)
-            rules = {**f.metadata, **EARLY.get(f.name, {})}
+            rules = {**f.metadata, **EARLY.get(f.name, {})}  # ranges and choices
             if f.name not in stock and (wanted := instead(value, rules)):
                 raise FieldError(f.name, f"is {value!r}; write {wanted}")
         is_stock = args.formulation == "trl"
@@ -134,6 +134,7 @@ class RowConfig:
         for name, value in values.items():
             if value == REQUIRED:
                 raise InputError(f"{row.label} needs {name}, which has no default; set it.")
+        # in formulation "trl", fields that no row reads are TRL's, and keep what the user writes
         filled_in = {**stock, **user_values, **values} if is_stock else {**stock, **values}
         args._fill_in(filled_in, LOSS_FIELDS | values.keys(), user_values.keys())
         parameters = {n: values[n] for n in row.reads if values.get(n) is not None}
@@ -181,7 +182,7 @@ class RowConfig:
             row = find(name, "trl")
             reads = {key: value for key in row.reads if (value := getattr(args, key, None))}
             settings = dict(row.fixed(reads))
-            if not getattr(args, "beta", 0):  # nothing is a KL's then
+            if not getattr(args, "beta", 0):  # without a KL, it decides nothing
                 settings.pop("use_bias_correction_kl", None)
             if row.trainer == trainer and all(
                 _fits(getattr(args, k, None), v) for k, v in settings.items()

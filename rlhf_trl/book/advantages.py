@@ -130,7 +130,7 @@ def maxrl(
         raise InputError("maxrl: binary_rewards must hold only 0 and 1 (a failure and a success)")
     grouped = as_groups(binary_rewards, num_generations, "maxrl")
     mean = grouped.mean(1, keepdim=True)
-    solved = mean > 0
+    solved = mean > 0  # elsewhere the inner `where` divides by 1, not by 0
     return torch.where(solved, (grouped - mean) / torch.where(solved, mean, 1), 0).flatten()
 
 

@@ -107,7 +107,7 @@ def log_odds(logps: Tensor) -> Tensor:
     Source: ORPO (arXiv:2403.07691), equation 4. Log-probabilities in nats, of any shape, are below
     0; the result is exact near 0 and far from it.
     """
-    half = -math.log(2)
+    half = -math.log(2)  # the log-probability at which odds are even
     # each branch gets only numbers at which it is exact and has a finite gradient
     near = torch.log(-torch.expm1(logps.clamp(min=half)))
     far = torch.log1p(-torch.exp(logps.clamp(max=half)))
@@ -212,17 +212,9 @@ def kto_class_means(
     Returns:
         The scalar loss; a class without examples adds 0.
     """
-    losses = kto(
-        policy_chosen_logps,
-        policy_rejected_logps,
-        ref_chosen_logps,
-        ref_rejected_logps,
-        policy_kl_logps,
-        ref_kl_logps,
-        beta,
-        desirable_weight,
-        undesirable_weight,
-    )
+    logps = (policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps)
+    kl_logps = (policy_kl_logps, ref_kl_logps)
+    losses = kto(*logps, *kl_logps, beta, desirable_weight, undesirable_weight)
     classes = losses.split([len(policy_chosen_logps), len(policy_rejected_logps)])
     return sum((part.sum() / max(len(part), 1) for part in classes), losses.new_zeros(()))
 

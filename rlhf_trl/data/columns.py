@@ -155,7 +155,7 @@ def converted(
             fn_kwargs={**arguments, **options},
             desc="Converting rows",
         )
-    except WrongRow:
+    except WrongRow:  # this was the first one; a second pass finds all
         raise BadRows(where, _wrong_rows(dataset, partial(convert, **options))) from None
     except pa.ArrowException as error:
         raise InputError(
@@ -173,18 +173,33 @@ def _convert(
     code: str,
     **options: Any,
 ) -> dict[str, list[Any]]:
+    """Return the examples that `convert` makes of a batch of rows, as columns.
+
+    Args:
+        batch: the rows as columns; `ROW` is not handed to `convert`.
+        places: of the rows in the data set, from 0: their numbers, unless `ROW` has these.
+        convert: as `converted` takes it.
+        names: of the new columns; None: those of the first example.
+        numbered: whether the examples get the column `ROW`.
+        code: not read here; with it, what `datasets` cached of older code is not taken.
+        options: further arguments of `convert`.
+
+    Raises:
+        WrongRow: `convert` can make nothing of one of the rows.
+    """
     numbers = batch.get(ROW, places)
     columns = [name for name in batch if name != ROW]
     examples: list[Row] = []
     for number, *row in zip(numbers, *(batch[name] for name in columns), strict=True):
         made = convert(dict(zip(columns, row, strict=True)), **options)
         examples += [{**example, ROW: number} for example in made] if numbered else made
-    names = names or list((examples[:1] or [{}])[0])
+    if names is None:  # those of the first example; a batch without examples has no columns
+        names = list(examples[0]) if examples else []
     return {name: [example.get(name) for example in examples] for name in names}
 
 
 def _wrong_rows(dataset: "Dataset", convert: Callable[[Row], Any]) -> dict[int, str]:
-    """Return what is wrong with each row that `convert` refuses."""
+    """Return what is wrong with each row that `convert` refuses, by the number of the row."""
     reasons: dict[int, str] = {}
     place = 0
     for batch in dataset.iter(1000):
@@ -195,7 +210,7 @@ def _wrong_rows(dataset: "Dataset", convert: Callable[[Row], Any]) -> dict[int, 
             try:
                 convert(row)
             except WrongRow as error:
-                reasons.setdefault(number, str(error))
+                reasons.setdefault(number, str(error))  # several examples may be of one row
     return reasons
 
 
@@ -226,8 +241,8 @@ def renamed(
         dataset: the rows.
         where: the path or name of the data set, for errors.
         columns: the data set's names of columns, by ours.
-        shapes: columns that make an example; the first shape whose second column is there is read,
-            or else the last.
+        shapes: columns that make an example, in all shapes `prompt` first; the first shape whose
+            second column is there is read, or else the last.
         optional: columns that may be missing.
         instead: columns that the caller makes a shape of, for the error message.
     """
@@ -250,11 +265,13 @@ def renamed(
     names = [name for name in (*shape, *optional) if theirs[name] in there]
     dataset = _selected(dataset, names, theirs)
     dataset = with_template_columns(_with_csv_values(dataset, where), where)
-    if isinstance(dataset.features.get("prompt"), Json):  # different kinds of values
+    # a column is Json where its cells have different keys or types, perhaps texts and messages
+    if isinstance(dataset.features.get("prompt"), Json):
         prompts = dataset.select_columns(["prompt"])
         check_alike(prompts, prompts[0], where)
     texts = [name for name in dataset.column_names if name not in (*TEMPLATE, ROW)]
     dataset = _split_prompts(without_none(dataset, texts, where), where)
+    # only now, as a prompt may just have been taken out of conversations
     lacking = [name for name in shape if name not in dataset.column_names]
     if lacking:
         others = list(shapes[list(shapes).index(shape) + 1 :])
@@ -271,12 +288,13 @@ def renamed(
 
 def _selected(dataset: "Dataset", names: Sequence[str], theirs: Names) -> "Dataset":
     """Return the columns with these names of ours, and `ROW`; `theirs` are the data set's names."""
+    # reversed: a column with two of our names is renamed to the first, and copied for the second
     ours = {theirs[name]: name for name in reversed(names)}
     numbers = [ROW] if ROW in dataset.column_names else []
     dataset = dataset.select_columns([*ours, *numbers]).rename_columns(ours)
     for name in names:
         source = ours[theirs[name]]
-        if source != name:  # a column that is read under two names
+        if source != name:  # the second name
             dataset = dataset.add_column(name, dataset[source][:], feature=dataset.features[source])
     return dataset
 
@@ -286,8 +304,13 @@ def mapping_hint(
 ) -> str:
     """Say how to map columns, with those that by their name may mean what is lacking.
 
-    `taken` are the names in the data set that are read already. Where several columns of it may
-    mean one thing, none is suggested.
+    Where several columns of the data set may mean one of ours, none is suggested.
+
+    Args:
+        lacking: columns of ours that the data set lacks.
+        there: columns of the data set.
+        taken: those of them that are read already, by our names.
+        dataset: its rows, for the types of its columns.
     """
     free = [name for name in there if name not in taken.values()]
     if not free:
@@ -338,7 +361,8 @@ def with_template_columns(dataset: "Dataset", where: str) -> "Dataset":
     if not names:
         return dataset
     features = {**dataset.features, **{name: Json() for name in names}}
-    # Arrow gives all values of a nested column the same keys, those a row lacks with None
+    # Arrow gives all values of a nested column the same keys, those a row lacks with None; texts
+    # (Value) and Json are kept as they are
     padded = [name for name in names if not isinstance(dataset.features[name], Json | Value)]
     return converted(dataset, _template_row, where, features, numbered=True, padded=padded)
 
@@ -389,9 +413,9 @@ def _with_csv_values(dataset: "Dataset", where: str) -> "Dataset":
             continue
         values = [_csv_value(text) for text in cells(dataset, name)]
         kinds = {type(value) for value in values if value is not None}
-        if not kinds:
+        if not kinds:  # all cells are empty
             continue
-        if len(kinds) > 1 or str in kinds:
+        if len(kinds) > 1 or str in kinds:  # str: neither a number nor true or false
             raise BadRows(where, _wrong_csv_values(dataset, name, values))
         (kind,) = kinds
         feature = Value("bool" if kind is bool else "float64")
@@ -402,7 +426,10 @@ def _with_csv_values(dataset: "Dataset", where: str) -> "Dataset":
 def _wrong_csv_values(
     dataset: "Dataset", name: str, values: Sequence[bool | float | str | None]
 ) -> dict[int, str]:
-    """Return what is wrong with a column's cells, by the numbers of their rows."""
+    """Return what is wrong with a column's cells, by the numbers of their rows.
+
+    `values` are the cells as `_csv_value` reads them.
+    """
     kind, words = (float, "a number") if name == "margin" else (bool, "true or false")
     rows = zip(row_numbers(dataset), cells(dataset, name), values, strict=True)
     return {
@@ -436,17 +463,17 @@ def without_none(dataset: "Dataset", names: Sequence[str], where: str) -> "Datas
     calling = []  # columns whose messages may call tools
     for name in names:
         feature = dataset.features[name]
-        if "timestamp" in str(feature):
+        if "timestamp" in str(feature):  # what JSON's reader makes of texts that are all dates
             raise InputError(
                 f"dataset: {where}: all of {name} looks like dates, which are not read as texts; "
                 "write something else beside them, or save the file as Parquet."
             )
-        inner = getattr(feature, "feature", None)
+        inner = getattr(feature, "feature", None)  # of a list: what its elements are
         keys = inner.keys() if isinstance(inner, dict) else {}
         calls = {"role", "tool_calls"} <= {*keys}
-        if calls or {"role", "content"} < {*keys}:
+        if calls or {"role", "content"} < {*keys}:  # keys that some messages may lack
             padded[name] = List(Json())
-        if calls or isinstance(inner, Json):
+        if calls or isinstance(inner, Json):  # Json does not tell its keys
             calling.append(name)
     if padded:
         features = Features({**dataset.features, **padded})
@@ -484,23 +511,27 @@ def _only_calls(message: Any) -> bool:
 
 
 def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
-    """Take the prompt out of conversations, where any has to be split."""
+    """Take the prompt out of conversations, where any has to be split.
+
+    A data set of texts, and one whose prompts and answers are apart already, is returned as it is.
+    """
     from datasets import List, Value
 
     features = dict(dataset.features)
     sides = [name for name in SIDES if name in features]
+    # columns of lists, which should be messages, and Json, which may hold some
     chats = {name for name in features if not isinstance(features[name], Value | dict)}
     has_chats = "prompt" in chats or set(sides) <= chats
     if not sides or not has_chats:
         return dataset
     if {"prompt", *sides} <= chats:
         answers = (cell for name in sides for cell in cells(dataset, name))
-        if all(_is_answer(answer) for answer in answers):  # the prompts are apart already
+        if all(_is_answer(answer) for answer in answers):
             return dataset
     for name in sides:  # texts beside messages become messages
         if getattr(features[name], "dtype", "").endswith("string"):
             features[name] = List({"role": Value("string"), "content": Value("string")})
-    if "prompt" not in chats:
+    if "prompt" not in chats:  # it will hold messages, as a side does
         features["prompt"] = features[sides[0]]
     split = converted(dataset, _split_row, where, features, numbered=True)
     if not len(split):
@@ -511,22 +542,25 @@ def _split_prompts(dataset: "Dataset", where: str) -> "Dataset":
 
 
 def _is_answer(cell: Any) -> bool:
-    """Whether a cell is no more than one message of the assistant."""
+    """Whether a cell is no more than one message of the assistant, or empty."""
     if not isinstance(cell, list):
         return cell is None
     return len(cell) == 1 and isinstance(cell[0], dict) and cell[0].get("role") == "assistant"
 
 
 def _split_row(row: Row) -> list[Row]:
+    """Return a row with its prompt apart, or an empty list where `UNSPLIT` says why it has none."""
     for name in ("prompt", *SIDES):
         check_roles(row.get(name))
     split = split_prompt(row)
     if isinstance(split, str):
         return []
     texts = {name: split.get(name) for name in ("prompt", *SIDES) if name in row}
-    if any(isinstance(text, str) for text in texts.values()):  # the column's others are messages
+    # A text is left, though other rows have messages. If a cell beside it is empty, that is what is
+    # wrong with the row; otherwise the column holds both kinds, which `converted` refuses.
+    if any(isinstance(text, str) for text in texts.values()):
         for name in (name for name, text in texts.items() if not text):
-            check_cell(name, None)
+            check_cell(name, None)  # raises
     return [split]
 
 
@@ -547,6 +581,8 @@ def with_system_prompt(dataset: "Dataset", text: str | None) -> "Dataset":
 
 
 def _system_row(row: Row, text: str, names: list[str], code: str) -> Row:
+    """Return the columns `names` of a row as messages, of which a system message is the first."""
+
     def messages(value: Any, role: str) -> list[Any]:
         return [{"role": role, "content": value}] if isinstance(value, str) else value
 
@@ -563,6 +599,7 @@ def check_alike(dataset: "Dataset", model: Row, where: str) -> None:
     """Refuse texts among messages, and examples with other columns than `model` has."""
     from datasets import Json
 
+    # without Json, all rows have the types of the first one
     mixed = any(isinstance(feature, Json) for feature in dataset.features.values())
     for n, row in enumerate(dataset if mixed else dataset.select([0])):
         for name in dict.fromkeys([*model, *row]):
@@ -591,7 +628,7 @@ def check_cells(
 ) -> None:
     """Refuse what `check_cell` refuses anywhere in these columns.
 
-    `written` are the columns of the file that some of them are made of.
+    `written` has the names for the message, by column, where the file calls it otherwise.
     """
     written = written or {}
     reasons: dict[int, str] = {}

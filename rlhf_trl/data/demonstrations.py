@@ -66,6 +66,7 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
     answered = renamed(dataset, where, columns, (ANSWERED,), TEMPLATE, instead=("messages",))
     names_in_errors = {"completion": "completion" if messages is None else "messages"}
     check_cells(answered, ["completion"], where, names_in_errors)
+    # before prompts are checked: one that is missing leaves its row out, and is no error
     asked = answered.filter(
         _asked,
         batched=True,
@@ -80,7 +81,7 @@ def checked_demonstrations(dataset: "Dataset", where: str, columns: Names) -> Co
         UNASKED: len(answered) - len(asked),
     }
     if not dropped[UNASKED]:
-        asked = answered  # whose rows are neighbors in the file
+        asked = answered  # the same rows, without the indices of `filter`, which make all slow
     check_cells(asked, ["prompt"], where)
     return unnumbered(asked), dropped
 
@@ -96,4 +97,5 @@ def _naming_rows(reason: str, whole: "Dataset", kept: "Dataset") -> str:
 
 
 def _asked(prompts: list[Any], completions: list[Any], code: str) -> list[bool]:
+    """Tell which rows have a prompt; of texts all are kept, as their empty prompts are errors."""
     return [p is not None or isinstance(c, str) for p, c in zip(prompts, completions, strict=True)]

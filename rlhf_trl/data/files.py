@@ -109,6 +109,7 @@ def read_examples(
     rows = _rows(path, split, count, config.name, config.reader, key)
     dataset = rows.dataset
     if not config.reader:
+        # a reader parses answers itself
         own_names = [config.columns.get(name, name) for name in answers]
         dataset = _answers_as_written(rows, own_names)
     bad: dict[int, str] = {}  # number of a row -> what is wrong with it, of all passes
@@ -123,6 +124,7 @@ def read_examples(
         except BadRows as error:
             bad |= error.reasons
             places = _places(rows, bad)
+            # too many, or all of them
             if len(bad) > config.skip_bad or len(bad) == len(rows.dataset):
                 raise BadRows(path, bad, places) from error
             dataset = without_rows(dataset, list(bad))
@@ -154,11 +156,12 @@ def _rows(
     try:
         source = _source(path, split, name, reader, kind, files)
         dataset = load_dataset(**source, split=split)
-        table(dataset).validate(full=True)  # what is not UTF-8 is read all the same
-    except InputError:
+        table(dataset).validate(full=True)  # load_dataset lets texts through that are not UTF-8
+    except InputError:  # a sentence already, of `_source`
         raise
     except Exception as error:  # the libraries below raise many kinds
         _find_fault(kind, files, key)
+        # an error of `datasets` may only say that it failed, and have the reason as its cause
         reason = reason_in_short(error.__cause__ or error)
         raise InputError(
             f"dataset.{key}: {path} cannot be read at split {split!r} ({type(error).__name__}: "
@@ -166,7 +169,8 @@ def _rows(
             "set, dataset.name where it has several configs, and a split or slice that is not "
             "empty."
         ) from error
-    if source["path"] == "json" and dataset.column_names == ["text"]:  # what a list of anything is
+    # load_dataset reads a JSON list of anything but objects as one column, text
+    if source["path"] == "json" and dataset.column_names == ["text"]:
         _find_fault(kind, files, key)
     first_rows = dataset.select(range(len(dataset))[:count])
     return Rows(first_rows, path, kind, source, split)
@@ -177,6 +181,7 @@ def _source(
 ) -> dict[str, Any]:
     """Return the arguments of `load_dataset` but the split; `_files` returned kind and files."""
     lines = forms(reader)[0].lines if reader else ()  # of a reader of line files: their names
+    # of a folder, load_dataset reads only files whose suffix is in small letters
     has_odd_suffix = any(file.suffix != file.suffix.lower() for file in files)
     if lines and (not kind or files[0].suffix.lower() == ".jsonl"):
         source = {"path": "text", **_line_files(path, split, lines)}
@@ -185,7 +190,7 @@ def _source(
     else:
         source = {"path": path, "name": name}
     if kind == "csv":
-        source |= _csv_as_texts(files[0])
+        source |= _csv_as_texts(files[0])  # files of a folder have the same columns
     if Path(path).exists():
         source["cache_dir"] = _cache_of(Path(path))
     return source
@@ -210,20 +215,22 @@ def _csv_as_texts(file: Path) -> dict[str, Any]:
 
 
 def _of_each_row(rows: Rows, of_file: Callable[[Path], list[Any]]) -> list[Any] | None:
-    """Return what `of_file` says of each row of a file, for the rows that were read.
+    """Return what `of_file` says of each row of its file, for the rows that were read.
 
-    None is returned where it does not say it of all rows.
+    None is returned where `of_file` counts other rows in a file than load_dataset does.
     """
     from datasets import ReadInstruction, load_dataset, load_dataset_builder
 
-    files = load_dataset_builder(**rows.source).config.data_files
+    files = load_dataset_builder(**rows.source).config.data_files  # by split
     values = {
         str(split): [value for file in paths for value in of_file(Path(file))]
         for split, paths in files.items()
     }
+    # loaded before, so that this reads the cache
     counts = {str(split): len(part) for split, part in load_dataset(**rows.source).items()}
     if any(len(values[split]) != count for split, count in counts.items()):
         return None
+    # a spec such as "train[:9]+test" in numbers of rows
     parts = ReadInstruction.from_spec(rows.split).to_absolute(counts)
     chosen = [value for part in parts for value in values[part.splitname][part.from_ : part.to]]
     return chosen[: len(rows.dataset)]
@@ -233,7 +240,7 @@ def _places(rows: Rows, numbers: Mapping[int, str]) -> dict[int, str]:
     """Return the line, in which file of several, of rows with these numbers, where it is known."""
     if rows.kind not in ("json", "csv"):
         return {}
-    kind = "text" if rows.source["path"] == "text" else rows.kind
+    kind = "text" if rows.source["path"] == "text" else rows.kind  # text: read line by line
 
     def of_file(file: Path) -> list[str]:
         start = "" if Path(rows.path).is_file() else f"{file.name}, "
@@ -251,7 +258,7 @@ def _places_in(file: Path, kind: str) -> list[str]:
     if kind in ("json", "text"):
         with file.open("rb") as stream:
             for number, line in enumerate(stream, 1):
-                if kind == "text" or line.strip():
+                if kind == "text" or line.strip():  # JSON's reader skips blank lines
                     places.append(f"line {number}")
         return places
     start = 1
@@ -261,7 +268,7 @@ def _places_in(file: Path, kind: str) -> list[str]:
             if cells_of_row:  # pandas skips blank lines
                 places.append(f"line {start}")
             start = reader.line_num + 1
-    return places[1:]
+    return places[1:]  # without the line of the names of columns
 
 
 def _is_list(file: Path) -> bool:
@@ -295,7 +302,7 @@ def _answers_as_written(rows: Rows, names: Sequence[str]) -> "Dataset":
                 f"dataset: {rows.path}: the numbers in {name} cannot be compared as they are "
                 "written; write JSON lines or a list of objects, or put the answers into quotes."
             )
-        if not any(isinstance(text, list | dict) for text in texts):
+        if not any(isinstance(text, list | dict) for text in texts):  # these are no texts
             dataset = dataset.remove_columns(name)
             dataset = dataset.add_column(name, texts, feature=Value("string"))
     return dataset
@@ -316,7 +323,9 @@ def _answers_in(file: Path, name: str) -> list[Any]:
 
 
 def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path]]:
-    """Return the kind of a file, or of those in a folder, and the files; None: a hub name.
+    """Return the kind of a file, or of those in a folder, and the files.
+
+    The kind is None of a hub name, and of a folder without such files, which load_dataset reads.
 
     Raises:
         InputError: there is no such file, it is of another kind, or a folder has several kinds.
@@ -332,7 +341,7 @@ def _files(path: str, name: str | None, key: str) -> tuple[str | None, list[Path
             f"dataset.{key}: {path} has files of several kinds ({' and '.join(kinds)}); write the "
             "path of a folder with one."
         )
-    if files == [source] and not source.is_file():
+    if files == [source] and not source.is_file():  # by its suffix, it is no hub name
         raise InputError(f"dataset.{key}: there is no file {path!r}; write the path of one.")
     if source.is_file() and not files:
         raise InputError(
@@ -413,7 +422,10 @@ def _check_columns(kind: str | None, files: list[Path], key: str) -> None:
 
 
 def _line_files(path: str, split: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return what names the files of a data set that is read line by line."""
+    """Return the arguments of load_dataset that name files to be read line by line.
+
+    `names` are those of the files on the hub, with {} for the part of the split.
+    """
     from huggingface_hub import hf_hub_download
 
     if Path(path).exists():
@@ -437,7 +449,8 @@ def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
     """
     names = [name for name in dataset.column_names if name != ROW]
     check_unread(names, where)
-    is_lines = names == ["text"]  # of a file that is read line by line
+    # The rows of a file that is read line by line are texts, which `_make` parses.
+    is_lines = names == ["text"]
     needs_of_forms = [
         ("text",) if form.lines and is_lines else form.needs for form in forms(reader)
     ]
@@ -504,8 +517,9 @@ def _check_nesting(files: list[Path], key: str) -> None:
     """Refuse JSON that is nested so deeply that its readers in C++ would crash."""
     for file in files:
         with file.open("rb") as stream:
+            # a list is parsed whole, other files line by line
             for part in [stream.read()] if _is_list(file) else stream:
-                if part.count(b"[") + part.count(b"{") < DEEP:
+                if part.count(b"[") + part.count(b"{") < DEEP:  # too few to be nested deeply
                     continue
                 try:
                     json.loads(part)
@@ -521,6 +535,7 @@ def _check_json(file: Path, content: bytes, key: str) -> None:
     """Name the lines of a JSON file, or the elements of its list, that are not objects."""
     if content.strip() in (b"", b"[]"):
         raise InputError(f"dataset.{key}: {file} has no rows; there is nothing to train on.")
+    # in a .jsonl file, a line that begins with [ is itself the fault
     is_list = file.suffix.lower() == ".json" and _is_list(file)
     faults = _faults_of_list(content) if is_list else _faults_of_lines(content)
     if faults:
@@ -609,7 +624,8 @@ def read_sides(
         return Examples(train, held_out, None, dropped | dropped_held_out)
     if config.eval_size is None:
         return Examples(train, None, None, dropped)
-    different = np.unique(keys)  # in the order of their hashes
+    # The smallest hashes are held out, so that the order of the rows does not decide.
+    different = np.unique(keys)  # sorted
     is_held_out = np.isin(keys, different[: config.eval_size])
     if is_held_out.all():
         raise InputError(
@@ -650,8 +666,9 @@ def _read_held_out(
     examples, left_out = read_examples(config, path, split, None, key, convert, **options)
     dropped = {}
     for reason, number in left_out.items():
-        if reason.startswith(BAD):
+        if reason.startswith(BAD):  # other rows that make no example are reported of training only
             dropped[f"{reason} (to evaluate on)"] = number
+    # both sides have the same columns; `check_alike` refuses one that is missing here
     shared = [name for name in examples.column_names if name in train.column_names]
     examples = examples.select_columns(shared)
     columns.check_alike(examples, train[0], path)
@@ -664,7 +681,7 @@ def _read_held_out(
         )
     dropped["to evaluate on: the prompt is trained on"] = len(examples) - len(fresh)
     size = 256 if config.eval_size is None else config.eval_size
-    chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]
+    chosen = list(dict.fromkeys(keys[fresh].tolist()))[:size]  # of the first different prompts
     return examples.select(fresh[np.isin(keys[fresh], chosen)]), dropped
 
 

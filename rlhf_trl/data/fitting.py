@@ -60,7 +60,7 @@ def fit(
         dataset = dataset.select([n for n in range(len(dataset)) if n not in lost])
     if counts["cut"]:
         dataset = dataset.map(_shorten, batched=True, fn_kwargs=options, desc="Cutting long rows")
-    if len(sides) == 2:
+    if len(sides) == 2:  # pairs
         different = differing(dataset, *sides)
         counts["identical"] = len(dataset) - len(different)
         dataset = different
@@ -90,6 +90,7 @@ def _short(
 
 
 def _shorten(batch: dict[str, list[Any]], **options: Any) -> dict[str, list[Any]]:
+    """Return a batch of rows shortened; `options` are further arguments of `_short`."""
     names = ("prompt_ids", *options["sides"])
     rows = zip(*(batch[name] for name in names), strict=True)
     short_rows = [_short(dict(zip(names, row, strict=True)), **options) for row in rows]
@@ -130,7 +131,7 @@ def kto_order(
             "the batch; write 2 or more."
         )
     keys = [hash(tuple(ids)) for ids in prompts]
-    for _ in range(ATTEMPTS):
+    for _ in range(ATTEMPTS):  # swapping neighbors may fail in one order and work in another
         rng.shuffle(desirable)
         rng.shuffle(undesirable)
         order = _spread(desirable, undesirable) if interleave else desirable + undesirable

@@ -69,14 +69,15 @@ class GymTasks:
         self, config: GymData, seed: int, count: int, held_out: bool
     ) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield the scorer and the entry of `count` questions of one side."""
+        # enough for the held-out side, a tenth of all, of which repeated questions are passed over
         candidates = 100 * count + 10_000
         dataset = _mixture(config.specs, seed, candidates)
         seen: set[str] = set()
         drawn = 0
         for index in range(candidates):
             try:
-                entry = dataset[index]
-            except (IndexError, ValueError) as error:
+                entry = dataset[index]  # generated now
+            except (IndexError, ValueError) as error:  # of options that leave nothing to draw
                 names = [spec.name for spec in config.specs]
                 raise InputError(
                     f"dataset.specs: {names} can draw nothing ({error}); widen the tasks' config."

@@ -57,7 +57,7 @@ def load_pairs_or_ranked(
     outcomes: dict[str, list[Row]] = {}  # by side
 
     def sample_and_keep(rows: list[Row], count: int, side: str) -> list[Row]:
-        """Sample held-out answers for pairs and as candidates at once."""
+        """Sample and keep outcomes: held-out ones are for pairs and candidates at once."""
         if side == "held-out":
             count = max(count, config.candidates)
         outcomes[side] = sample(rows, count, side)
@@ -91,7 +91,6 @@ def load_outcomes(config: OutcomeData, max_samples: int | None, sample: Sample) 
     if isinstance(config, AnswersFile):
         data = read_sides(config, max_samples, checked_outcomes, "outcomes")
         _check_labels(data.train.unique("label"), config.path)
-        data.candidates = []
         if config.candidates and data.held_out is not None:
             data.candidates = _of_several(data.held_out)
         return data
@@ -143,12 +142,12 @@ def load_traces(
     data.train = chunked(data.train, config.max_steps)
     if data.held_out is not None:
         data.held_out = chunked(data.held_out, config.max_steps)
-    if data.tasks is None:
+    if data.tasks is None:  # rows of a file, which are chunks only now; tasks were cut before
         data.train = data.train.select(range(len(data.train))[:max_samples])
     labels = {label for of_row in data.train["labels"][:] for label in of_row}
     if neutral:
         _check_labels(labels, where)
-    else:
+    else:  # 0: neutral
         _check_labels(labels - {0}, where, " that is not neutral")
     return data
 
@@ -188,7 +187,7 @@ def _labeled(
     train_traces = made.labeled_traces(train, step_split)
     held_out_traces = made.labeled_traces(held_out, step_split)
     if not train_traces:
-        _check_labels((), where)
+        _check_labels((), where)  # raises: there are none
     dropped = {BLANK: len(train) - len(train_traces)}
     dropped_held_out = {BLANK: len(held_out) - len(held_out_traces)}
     return examples(
@@ -260,8 +259,9 @@ def _check_labels(labels: Iterable[Any], where: str, qualifier: str = "") -> Non
 def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) -> Counted:
     """Return examples with `prompt` and `ranked`, best first, and how many were left out.
 
-    They may have `completions`, each with `response` and `overall_score` (as UltraFeedback has
-    them), of which the best `length` of different scores are kept.
+    In place of `ranked`, the data set may have `completions`, each with `response` and
+    `overall_score` (as UltraFeedback has them), of which the best `length` of different scores are
+    kept.
     """
     shapes = [("prompt", "ranked")]
     if columns.get("completions", "completions") in dataset.column_names:
@@ -269,6 +269,7 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     dataset = renamed(dataset, where, columns, tuple(shapes))
     dropped = {}
     if "completions" in dataset.column_names:
+        # numbered: `_ranked_row` may refuse a row, of which some are left out here
         ranked = converted(dataset, _by_score, where, numbered=True, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(ranked)}
         if not len(ranked):
@@ -276,12 +277,14 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
                 f"dataset.list_length: no row of {where} has {length} different scores; lower it."
             )
         dataset = ranked
-    length = len(dataset[0]["ranked"] or ())
-    return converted(dataset, _ranked_row, where, length=length), dropped
+    first_length = len(dataset[0]["ranked"] or ())  # `_ranked_row` asks the same of all
+    return converted(dataset, _ranked_row, where, length=first_length), dropped
 
 
 def _by_score(row: Row, length: int) -> list[Row]:
+    """Return a row with the `length` best completions of different scores, if it has so many."""
     try:
+        # reversed: of completions with the same score, the first one stays
         scored = {float(c["overall_score"]): c["response"] for c in reversed(row["completions"])}
     except (TypeError, ValueError, KeyError) as error:
         wanted = "a mapping with response and a number overall_score; write these, or a column"
@@ -291,6 +294,7 @@ def _by_score(row: Row, length: int) -> list[Row]:
 
 
 def _ranked_row(row: Row, length: int) -> list[Row]:
+    """Return a row of `length` ranked completions with the prompt that all of them answer."""
     prompt, ranked = row["prompt"], row["ranked"]
     if not isinstance(ranked, list) or len(ranked) < 2:
         wanted = "a list of two or more completions, the best one first"
@@ -320,11 +324,12 @@ def _split(row: Row, text: Any) -> Row:
 def checked_outcomes(dataset: "Dataset", where: str, columns: Names) -> Counted:
     """Return examples with `prompt`, `completion`, boolean `label` and `finished`.
 
-    They may have lists `completions` and `labels` of each prompt; `finished` and `GYM_COLUMNS` are
-    optional.
+    In place of `completion` and `label`, the data set may have lists `completions` and `labels`;
+    `finished` and `GYM_COLUMNS` are optional.
     """
     shapes = (("prompt", "completions", "labels"), UNPAIRED)
     split = renamed(dataset, where, columns, shapes, ("finished", *GYM_COLUMNS))
+    # new names meanwhile: to a column of an old name, `datasets` would give its old type
     made = converted(split, _outcomes, where)
     dropped = {UNSPLIT: len(dataset) - len(split)}
     return made.rename_columns({"right": "label", "ended": "finished"}), dropped
@@ -354,10 +359,12 @@ def checked_traces(dataset: "Dataset", where: str, columns: Names) -> Counted:
     Labels are -1, 0, 1 or boolean (read as 1 and -1). None is left out.
     """
     dataset = renamed(dataset, where, columns, (("prompt", "completions", "labels"),))
+    # a new name meanwhile, as in `checked_outcomes`
     return converted(dataset, _trace, where).rename_columns({"marks": "labels"}), {}
 
 
 def _trace(row: Row) -> list[Row]:
+    """Return a row whose steps are texts and whose labels, now called `marks`, are -1, 0 or 1."""
     check_cell("prompt", row["prompt"])
     steps, labels = _lists(row)
     for k, (step, label) in enumerate(zip(steps, labels, strict=True)):
@@ -371,6 +378,7 @@ def _trace(row: Row) -> list[Row]:
 
 
 def _lists(row: Row) -> tuple[list[Any], list[Any]]:
+    """Return completions and labels of a row, or refuse what are not two lists of one length."""
     texts, labels = row["completions"], row["labels"]
     if not isinstance(texts, list) or not isinstance(labels, list) or not texts:
         problem = "completions and labels are not two lists with something in them"

@@ -81,6 +81,7 @@ def ranked_demonstrations(rows: Iterable[Row], length: int, seed: int) -> list[R
         texts = list(dict.fromkeys(_demonstration(row, rng, {kind: 1.0}) for kind in kinds))
         if len(texts) < length:
             continue
+        # the first is the right answer; of the errors, some are drawn and keep their order
         chosen = [0, *sorted(rng.sample(range(1, len(texts)), length - 1))]
         completions = [as_completion(texts[place]) for place in chosen]
         ranked.append({"prompt": row["prompt"], "ranked": completions})

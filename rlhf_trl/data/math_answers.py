@@ -47,6 +47,7 @@ def right_math(text: str) -> RightMath:
     """Return what a right answer means: a number, set, interval, expression, equation or word."""
     marked = marked_answer(text)
     parsed = _parsed_box(text if marked is None else marked)
+    # parsed[0] is the expression, or a text if it was not understood; parsed[-1] is what was read
     if not parsed or isinstance(parsed[0], str) or NOT_MATH.search(SETTLED.sub("", parsed[-1])):
         raise NotRead(
             "is no mathematics that math-verify can read; write it in LaTeX, leave the example "
@@ -54,7 +55,9 @@ def right_math(text: str) -> RightMath:
         )
     expression, written = parsed
     size = _size(expression)
-    if 0 < size < TOLERANCE:  # which math-verify would not tell from 0
+    # With 6 digits behind the point, math-verify would not tell so small a number from 0: it gets
+    # as many as the number has zeros there, and 6 more.
+    if 0 < size < TOLERANCE:
         return RightMath([expression.evalf(), written], digits=5 - floor(log10(size)))
     return RightMath(parsed)
 
@@ -69,7 +72,7 @@ def same_math(text: str, right: RightMath) -> bool:
 
     tagged = extract_answer(text)
     marked = marked_answer(text if tagged is None else tagged)
-    if marked is None:
+    if marked is None:  # no mark within the tags: all that they hold
         marked = tagged
     parsed = _parse(text) if marked is None else _parsed_box(marked)
     limit = COMPARING_SECONDS if _in_main_thread() else None

@@ -44,6 +44,7 @@ def read_number(text: str, alone: bool = False) -> Decimal | None:
         marked = text
     if marked is None:
         numbers = list(NUMBER.finditer(text))
+        # PART matches what stands directly before the number: a few characters are enough
         if not numbers or PART.search(text[: numbers[-1].start()][-20:]):
             return None
         return _decimal(numbers[-1].group())

@@ -38,7 +38,7 @@ TAKEN = (
 
 
 def read_prompt_files(config: FileData, answers: Sequence[str]) -> Examples:
-    """Read prompts, with all columns beside them; those of `answers` hold texts."""
+    """Read prompts, with all columns beside them; cells of `answers` stay as they are written."""
     data = read_sides(config, None, checked_prompts, "prompts", answers=answers)
     _note_empty_answers(data, answers)
     return data
@@ -68,6 +68,7 @@ def checked_prompts(dataset: "Dataset", where: str, columns: Names) -> Counted:
     check_mapped(there, columns, where)
     if len(set(columns.values())) < len(columns):
         raise InputError("dataset.columns maps two names to one column; read it under one name.")
+    # columns that have one of our names, for which another column is to be read
     replaced = [name for name in columns if name in there and name not in columns.values()]
     dataset = dataset.remove_columns(replaced)
     dataset = dataset.rename_columns({theirs: ours for ours, theirs in columns.items()})

@@ -13,10 +13,13 @@ def load_prompts(
     answers: Sequence[str] = (),
     template_arguments: Mapping[str, Any] | None = None,
 ) -> Examples:
-    """Make or read prompts, with all columns beside them; those of `answers` hold texts.
+    """Make or read prompts, with all columns beside them.
 
-    `template_arguments`, if any, become a column where TRL and `prompt_texts` look for what the
-    chat template gets.
+    Args:
+        config: the block.
+        answers: columns of a file whose cells stay the texts that stand there.
+        template_arguments: of the chat template, for all prompts; they become a column, which TRL
+            and `prompt_texts` read.
     """
     if isinstance(config, FileData):
         from rlhf_trl.data.prompt_files import read_prompt_files
@@ -32,7 +35,7 @@ def load_prompts(
     data.train = data.train.map(lambda _: column, desc=description)
     if data.held_out is not None:
         data.held_out = data.held_out.map(lambda _: column, desc=description)
-    if data.tasks is not None:
+    if data.tasks is not None:  # evaluation reads the rows of the tasks
         for row in data.tasks.held_out:
             row.update(column)
     return data

@@ -62,7 +62,7 @@ def reached(function: Any) -> str:
         waiting |= set(_imported(seen[name], spec.parent))
         try:
             variables = vars(import_module(name))
-        except (Exception, SystemExit):  # it may be meant for another place
+        except (Exception, SystemExit):  # not made for this place: its source alone counts
             continue
         values = {key: value for key, value in variables.items() if not key.startswith("__")}
         pickled_values, modules = _pickled(values, f"the module {name!r}")
@@ -87,7 +87,7 @@ def _pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
 
 def _is_own(name: str) -> bool:
     """Whether a module is neither of Python, nor of an installed package, nor of this one."""
-    top = name.partition(".")[0]
+    top = name.partition(".")[0]  # the package of a module
     if top in sys.stdlib_module_names or top == PACKAGE or (spec := _spec(top)) is None:
         return False
     places = [spec.origin, *(spec.submodule_search_locations or [])]

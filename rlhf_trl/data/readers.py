@@ -16,7 +16,7 @@ BLANK = "an empty prompt or answer"
 UNRATED = "no rated step"
 
 PROBLEM = "Problem: {}\nReasoning trace:\n"  # the prompt of the book's code (train_prm.py)
-# the one under which the answers were sampled, as in the book's code (train_orm.py)
+# the system prompt under which the answers were sampled, as in the book's code (train_orm.py)
 ROLLOUT_SYSTEM = (
     "Solve the math problem step by step. End with exactly one line in the form "
     "#### <number>. Do not write anything after that line."
@@ -29,11 +29,11 @@ PAIR = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES}
 
 
 class WrongRow(ValueError):
-    """What is wrong with a row, and what to write; who called knows where the row is."""
+    """What is wrong with a row, and what to write; the caller knows where the row is."""
 
 
 class Misfit(WrongRow):
-    """What a row of another kind has where a reader looks."""
+    """A row of another kind than a reader reads: a column has another value than it expects."""
 
     def __init__(self, column: str, value: Any, wanted: str):
         super().__init__(f"{column} is {value!r:.80}, which is no {wanted}")
@@ -85,7 +85,7 @@ def examples_of(row: Row, reader: Reader) -> list[Row | str]:
             row = json.loads(row["text"])
         except json.JSONDecodeError:
             raise Misfit("the line", row["text"], "JSON") from None
-        for column in reader.needs:
+        for column in reader.needs:  # a line may lack what is null
             _of(dict, row, "the line", "object of columns").setdefault(column, None)
     made = reader.read(row)
     made = made if isinstance(made, list) else [made]
@@ -93,6 +93,7 @@ def examples_of(row: Row, reader: Reader) -> list[Row | str]:
 
 
 def _blank(row: Row) -> bool:
+    """Whether the prompt or an answer of an example, a text or messages, is empty."""
     cells = [row.get(name, "") for name in ("prompt", *(s for s in SIDES if s in row))]
     texts = (cell[-1]["content"] if isinstance(cell, list) and cell else cell for cell in cells)
     return not all(text and text.strip() for text in texts)
@@ -102,14 +103,16 @@ def split_prompt(row: Row) -> Row | str:
     """Take the prompt out of conversations, or say why they cannot be learned from.
 
     The prompt is all but the last message, which is the answer of the assistant; two sides have the
-    same prompt. A text beside messages becomes one.
+    same prompt. A text beside messages becomes one. A row whose sides are not all conversations is
+    returned as it is.
     """
     sides = [name for name in SIDES if name in row]
     prompt = row.get("prompt")
     asked = prompt if isinstance(prompt, list) else []  # the messages of the prompt
-    if asked:
+    if asked:  # then texts are answers to it
         texts = {side: row[side] for side in sides if isinstance(row[side], str)}
         row = row | {side: [_said("assistant", text)] for side, text in texts.items()}
+    # texts and empty cells stay: `check_cells` judges them
     if not sides or not all(isinstance(row[side], list) and row[side] for side in sides):
         return row
     messages = [message for side in sides for message in row[side]]
@@ -117,13 +120,14 @@ def split_prompt(row: Row) -> Row | str:
         return row
     conversations = {}
     for side in sides:
-        repeats_prompt = row[side][: len(asked)] == asked
+        repeats_prompt = row[side][: len(asked)] == asked  # some data sets have it in both
         conversations[side] = row[side] if repeats_prompt else asked + row[side]
     before = conversations[sides[0]][:-1]
     if any(conversation[:-1] != before for conversation in conversations.values()):
         return PARTED
     if any(conversation[-1]["role"] != "assistant" for conversation in conversations.values()):
         return UNANSWERED
+    # a text beside answers that have at most a system message before them is the question
     if isinstance(prompt, str) and prompt and all(m["role"] == "system" for m in before):
         before = [*before, _said("user", prompt)]
     row = row | {side: conversation[-1:] for side, conversation in conversations.items()}

@@ -48,14 +48,14 @@ def label_steps(steps: Sequence[str], answer: str, task: str) -> list[int]:
             f"dataset.specs: the steps of task {task!r} have no rule that labels them; use "
             f"{', '.join(SPELLED)}, or a data set with labels by source: path."
         )
-    if len(steps) == 1:
+    if len(steps) == 1:  # the form has two at least, the last one </answer>
         return [BAD]
     labels: list[int] = []
     spelled = ""  # the letters so far
     right = ""  # those without letters that only repeat
     for n, step in enumerate(steps):
         letters = step
-        if n == 0:
+        if n == 0:  # without the opening it has no letters, and is bad
             letters = step.removeprefix(OPENING) if step.startswith(OPENING) else ""
         is_closing = n > 0 and n == len(steps) - 1 and step == CLOSING
         if n > 0 and labels[-1] == BAD:

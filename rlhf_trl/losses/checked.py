@@ -76,20 +76,20 @@ def policy_gradient_loss(
             `epsilon_high` always means an upper bound of 1 + epsilon_high.
     """
     row = algorithms.formulation(algorithm, formulation, PolicyGradient)
-    numbers = row.parameters(params)
-    row = row.chosen(numbers)
+    parameters = row.parameters(params)
+    row = row.chosen(parameters)
     optional = {"old_logps": old_logps, "ref_logps": ref_logps, "values": values}
     optional |= {"old_values": old_values, "binary_rewards": binary_rewards}
     optional |= {"prompt_tokens": prompt_tokens}
     optional = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    _check_reads(row, numbers, set(optional), has_beta="beta" in params)
+    _check_reads(row, parameters, set(optional), has_beta="beta" in params)  # else a default
     _check_window(row, normalizer)
     tensors = {"logps": logps, "mask": mask, "rewards": rewards, **optional}
     tensors = _prepared(row.label, tensors)
     _check_groups(row.label, num_generations, len(tensors["rewards"]))
 
     # each of the three steps takes from these what its arguments name
-    arguments = {**tensors, "row": row, "params": numbers}
+    arguments = {**tensors, "row": row, "params": parameters}
     arguments |= {"num_generations": num_generations, "normalizer": normalizer}
     arguments["rewards"] = call(shaped_rewards, {}, arguments)
     arguments["advantages"] = call(estimate_advantages, {}, arguments)
@@ -133,7 +133,7 @@ def preference_loss(
             (KTO).
     """
     row = algorithms.formulation(algorithm, formulation, Preference)
-    numbers = row.parameters(params)
+    parameters = row.parameters(params)
     tensors = {
         "policy_chosen_logps": policy_chosen_logps,
         "policy_rejected_logps": policy_rejected_logps,
@@ -146,7 +146,7 @@ def preference_loss(
     tensors = _read_tensors(row.label, look_up(book.preference, row.loss), tensors)
     _check_floating(row.label, tensors, "policy_chosen_logps")
     _check_completions(row, tensors)
-    return completions_loss(row, numbers, **tensors)
+    return completions_loss(row, parameters, **tensors)
 
 
 _REWARD_ROWS = {"bradley_terry": "reward", "kwise": "kwise", "orm": "orm", "prm": "prm"}
@@ -191,7 +191,7 @@ def reward_loss(
         hint, known = nearest(kind, _REWARD_ROWS), ", ".join(_REWARD_ROWS)
         raise InputError(f"unknown reward model {kind!r}{hint}; known: {known}")
     row = algorithms.formulation(_REWARD_ROWS[kind], formulation, RewardModel)
-    numbers = row.parameters(params)
+    parameters = row.parameters(params)
     function = look_up(book.reward_models, row.loss)
     if isinstance(margin, Real):
         margin = torch.tensor(float(margin), dtype=torch.float64)
@@ -200,10 +200,11 @@ def reward_loss(
     per_token = row.aggregation != "none"
     # the aggregation reads the mask
     tensors = _read_tensors(row.label, function, tensors, {"mask"} if per_token else ())
+    # the first one that is there, rewards or logits, sets the precision of all
     _check_floating(row.label, tensors, next(iter(tensors)))
     check = _check_tokens if per_token else _check_comparisons
     check(row, tensors)
-    return scores_loss(row, numbers, **tensors)
+    return scores_loss(row, parameters, **tensors)
 
 
 def distillation_loss(
@@ -269,8 +270,10 @@ def distillation_loss(
 
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse logits and labels of tokens or steps whose shapes or values are impossible."""
     label, logits, labels = row.label, tensors["logits"], tensors["labels"]
     classes = 3 if row.loss == "process" else 2
+    # a label for a whole completion does not tell its tokens; the mask does
     shapes = {"logits": "BT", "labels": "BT|B" if "mask" in tensors else "BT", "mask": "BT"}
     if classes == 3:
         shapes = {"logits": "BS3", "labels": "BS", "mask": "BS", "class_weights": "3"}
@@ -369,6 +372,7 @@ def _check_finite(label: str, name: str, tensor: Tensor, counted: Tensor | None 
 
 
 def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse log-probabilities of completions whose shapes or values are impossible."""
     unpaired = "policy_kl_logps" in tensors
     rejected = "R" if unpaired else "B"  # KTO's may be more or fewer than the chosen, or none
     shapes = dict.fromkeys(tensors, "B")
@@ -377,7 +381,7 @@ def _check_completions(row: Preference, tensors: Mapping[str, Tensor]) -> None:
     _check_shapes(row.label, tensors, shapes, empty="BR" if unpaired else "")
     for name, tensor in tensors.items():
         _check_finite(row.label, name, tensor)
-        # the code's constant holds log-probabilities below 0
+        # ORPO's row of the code has a constant, `max_logp`, that keeps them below 0
         has_odds = row.loss == "orpo" and not row.constants and name != "chosen_nll"
         if has_odds and (tensor >= 0).any():
             why = "a probability of 1 has infinite odds"
@@ -401,7 +405,7 @@ def _check_reads(
     """Refuse optional `tensors` that the row does not read, and ask for those it needs."""
     reads: set[str] = set()
     needs: dict[str, str] = {}  # and what for
-    if row.ratio != "none" or (row.kl == "reward" and has_beta):
+    if row.ratio != "none" or (row.kl == "reward" and has_beta):  # a KL of the rollout
         reads.add("old_logps")
     if row.kl != "none" and has_beta:
         reads.add("ref_logps")

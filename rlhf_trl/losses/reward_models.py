@@ -34,11 +34,11 @@ def _loss_of_tokens(
     logits, labels = tensors["logits"], tensors["labels"]
     if labels.dim() == 1:  # one for each completion
         labels = labels.unsqueeze(1).expand(logits.shape[:2])
-    mask = tensors.get("mask", 1) * (labels != -100).to(logits.dtype)
-    labels = masked(labels, mask)
+    mask = tensors.get("mask", 1) * (labels != -100).to(logits.dtype)  # given masks are such, too
+    labels = masked(labels, mask)  # -100 is no class
     tensors = {**tensors, "logits": masked(logits, mask), "labels": labels, "mask": mask}
     if (weights := tensors.get("class_weights")) is not None:
         total = (weights[labels.long()] * mask).sum()
-        tensors["normalizer"] = total.clamp(min=torch.finfo(total.dtype).tiny)
+        tensors["normalizer"] = total.clamp(min=torch.finfo(total.dtype).tiny)  # not 0 / 0
     tensors["losses"] = call(look_up(book.reward_models, row.loss), params, tensors)
     return call(look_up(book.aggregation, row.aggregation), params, tensors)

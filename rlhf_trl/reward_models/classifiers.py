@@ -44,9 +44,10 @@ def token_classifier(source: str, num_labels: int, head_bias: bool, **kwargs: An
     fault = f"cannot be loaded as a token classifier with num_labels {num_labels}"
     with loading(f"model_name_or_path: {source!r}", remedy, fault, new_head=True):
         config = _config(source, kwargs)
-        tokens = any("TokenClassification" in name for name in config.architectures or [])
+        has_head = any("TokenClassification" in name for name in config.architectures or [])
         had_bias = getattr(config, "token_classification_bias", True)
-        if tokens and config.num_labels == num_labels and had_bias != head_bias:
+        # such a head is loaded, but its bias would be left out, or a missing one drawn at random
+        if has_head and config.num_labels == num_labels and had_bias != head_bias:
             raise InputError(
                 f"head_bias: the head in {source!r} has another; write {str(had_bias).lower()}."
             )

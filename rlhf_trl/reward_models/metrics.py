@@ -156,15 +156,17 @@ def ranking_by_budget(
 ) -> dict[int, float]:
     """Return best-of-n for several n: how often the best scored of n candidates is right.
 
-    sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts: the exact mean over all
-    subsets of n candidates without repetition, ties with equal probability. Of a prompt's N
-    candidates, c_k have the k-th lowest distinct score or a lower one, and m_k is the share of
-    right ones among those with the k-th score. The k-th score is the best one in the subsets that
-    have no higher score, C(c_k, n), but not only lower ones, C(c_{k-1}, n).
+    sum_k [C(c_k, n) - C(c_{k-1}, n)] / C(N, n) m_k, mean over prompts
+
+    This is the exact mean over all subsets of n of a prompt's N candidates; of candidates that
+    share the best score each is chosen with equal probability. There, c_k counts the candidates
+    with the k-th lowest distinct score or a lower one, and m_k is the share of right ones among
+    those with the k-th score. In C(c_k, n) subsets no score is higher than the k-th; in C(c_{k-1},
+    n) of these all are lower; in the others the k-th score is the best.
 
     With the labels as scores it is the oracle's curve, with equal scores that of a random choice.
-    The arguments are those of `ranking_metrics`, and the n; one that exceeds the candidates of some
-    prompt is left out, one below 1 an InputError.
+    The arguments are those of `ranking_metrics`, and the `sizes` n: one that exceeds the candidates
+    of some prompt is left out, one below 1 is an InputError.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
@@ -188,10 +190,13 @@ def ranking_by_budget(
 def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, float]:
     """Return the share of prompts with a right candidate among their n best scored, by n.
 
-    1 - C(m - c, k) / C(m, k), or 1 where one of the better ones is right, mean over prompts: of the
-    n best, k are among the m that share the lowest score of them, of which c are right; each is
-    chosen with equal probability. n runs from 1 to the candidates that every prompt has. The
-    arguments are those of `ranking_metrics`; with equal scores it is that of a random choice.
+    Where candidates share the lowest score among the n best, it is drawn which of them belong to
+    the n. Let m candidates of a prompt have this score, of which c are right, and let k of them be
+    drawn. A right one is among the n best with probability 1 if a candidate with a higher score is
+    right, and else with probability 1 - C(m - c, k) / C(m, k). The result is the mean over prompts.
+
+    n runs from 1 to the candidates that every prompt has. The arguments are those of
+    `ranking_metrics`; with equal scores the result is that of a random choice.
     """
     scores, labels, prompts = _candidates(scores, labels, groups)
 
@@ -203,9 +208,9 @@ def coverage(scores: Any, labels: Any, groups: Sequence[Hashable]) -> dict[int, 
         if is_right[better].any():
             return 1.0
         tied_right = is_right[own_scores == lowest]
-        tied, tied_wrong = len(tied_right), int((~tied_right).sum())
-        chosen = n - int(better.sum())  # of those that are tied
-        return 1 - math.comb(tied_wrong, chosen) / math.comb(tied, chosen)
+        tied, tied_wrong = len(tied_right), int((~tied_right).sum())  # m, m - c
+        drawn = n - int(better.sum())  # k
+        return 1 - math.comb(tied_wrong, drawn) / math.comb(tied, drawn)
 
     fewest = min(map(len, prompts), default=0)
     curve = {}
@@ -225,8 +230,9 @@ def majority_by_budget(
 ) -> dict[int, float]:
     """Return how often the most frequent of n answers is right, for several n.
 
-    mean over prompts and subsets S of n candidates of mean over the answers a that are most
-    frequent in S of the share of S's candidates with answer a that are right.
+    In a subset of n candidates, each of the most frequent answers counts the same, by the share of
+    the candidates with this answer that are right. The result is the mean over the subsets of a
+    prompt, then over prompts.
 
     A candidate without an answer votes for itself alone and never counts as right. Where a prompt
     has at most `draws` subsets of n (with 8 candidates it always has), the mean is over all of them
@@ -239,11 +245,12 @@ def majority_by_budget(
         """Return the mean over the most frequent answers of a subset of candidates."""
         votes: dict[Hashable, list[bool]] = {}  # by answer, whether each is right
         for place in subset:
-            if answers[place] is None:
+            if answers[place] is None:  # a key of its own, which no answer, a string, equals
                 votes["none", place] = [False]
             else:
                 votes.setdefault(answers[place], []).append(bool(labels[place]))
         most = max(map(len, votes.values()))
+        # of each most frequent answer: the share of its candidates that are right
         shares = [sum(rights) / most for rights in votes.values() if len(rights) == most]
         return sum(shares) / len(shares)
 
@@ -280,6 +287,7 @@ def step_metrics(
     truths = [_classes(trace, f"labels of trace {i}") for i, trace in enumerate(labels)]
     for i, (guess, true) in enumerate(zip(guesses, truths, strict=True)):
         _same_length(**{f"predicted of trace {i}": guess, f"labels of trace {i}": true})
+    # a trace without steps has none in both
     guesses = [trace for trace in guesses if len(trace)]
     truths = [trace for trace in truths if len(trace)]
     if not truths:

@@ -85,7 +85,7 @@ class Reader:
         """Return the reader of a trained model; that of a plain classifier where none is saved."""
         path = Path(name) / FILE
         try:
-            if not Path(name).is_dir():
+            if not Path(name).is_dir():  # a hub name; a missing file is an OSError
                 path = Path(cached_file(str(name), FILE))
             text = path.read_text()
         except OSError:
@@ -159,7 +159,7 @@ class Reader:
     def outputs(
         self, model: Any, tokenizer: Any, texts: Sequence[Encoded], batch: int, device: Any
     ) -> list[Tensor]:
-        """Return the model's logits: () of a whole text, (places,) or (places, classes).
+        """Return the model's logits of each text: a scalar, or (S,) or (S, 3) of its S places.
 
         A classifier of whole texts whose config names no pad token reads their last token.
 
@@ -179,7 +179,7 @@ class Reader:
             with reading_last_tokens(config, inputs) if finds_no_end else nullcontext():
                 batch_inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
                 logits = model(**batch_inputs).logits
-            logits = logits.float().cpu().squeeze(-1)
+            logits = logits.float().cpu().squeeze(-1)  # without the dimension of a single label
             for text, text_logits in zip(part, logits, strict=True):
                 logits_of_texts.append(text_logits[text.places] if self.per_token else text_logits)
         return logits_of_texts
@@ -211,8 +211,10 @@ def reading_last_tokens(config: Any, inputs: dict[str, Tensor]) -> Iterator[None
     ends no text here, and afterwards the config names no pad token, which tells how texts are read.
     """
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    # the place of each text's last token, and the tokens that stand there
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1, keepdim=True)
     ends = set(ids.gather(1, last).flatten().tolist())
+    # one of the first len(ends) + 1 tokens is not among them
     filler = next(token for token in range(len(ends) + 1) if token not in ends)
     inputs["input_ids"] = ids.masked_fill(mask == 0, filler)
     config.pad_token_id = filler
@@ -243,6 +245,7 @@ def _chat_text(tokenizer: Any, prompt: Any, answer: str, finished: bool) -> str:
     chat = tokenizer.apply_chat_template([*prompt, message], tokenize=False)
     if finished:
         return chat
+    # the prompt may hold the end token, and the answer's text, too
     start = len(tokenizer.apply_chat_template(prompt, tokenize=False))
     end = chat.rfind(tokenizer.eos_token, start)
     if end >= 0:

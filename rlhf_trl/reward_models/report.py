@@ -65,13 +65,13 @@ def draw_reward_report(
         panels += _panels_of_pairs(*pairs)
     if candidates is not None and len(candidates[0]):
         panels += _panels_of_candidates(*candidates, selecting, calibrated=steps is None)
-    if steps is not None and any(map(len, steps[2])):
+    if steps is not None and any(map(len, steps[2])):  # a trace has steps
         panels += _panels_of_steps(*steps)
     if not panels:
         raise InputError(f"{path}: there are no scores to draw; evaluate on at least one row.")
     from matplotlib.figure import Figure
 
-    columns = 2 if len(panels) in (2, 4) else 3
+    columns = 2 if len(panels) in (2, 4) else 3  # so that no place in a row is empty
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(4.2 * columns, 3.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -98,7 +98,8 @@ def _panels_of_candidates(
 ) -> list[Panel]:
     """Return the panels of candidates: distribution, coverage or calibration, best-of-n.
 
-    Scores are `calibrated` only where they all lie between 0 and 1.
+    A calibration is drawn if it is wanted (`calibrated`) and the scores may be probabilities: all
+    lie between 0 and 1.
     """
     scores, labels = metrics.finite(scores, "scores"), np.asarray(labels, bool)
     sides = {"right": scores[labels], "wrong": scores[~labels]}
@@ -108,6 +109,7 @@ def _panels_of_candidates(
     elif calibrated and scores.min() >= 0 and scores.max() <= 1:
         fit = metrics.calibration(scores, labels)
         panels.append(partial(_calibration, event="right", fit=fit))
+    # by labels as scores, right candidates are chosen; by equal scores, any
     by_name = {"oracle": labels, "this model": scores, "random": np.zeros(len(labels))}
     sizes = metrics.budgets(groups)
     curves = {
@@ -144,8 +146,9 @@ def _distribution(axis: Any, label: str, sides: Mapping[str, np.ndarray]) -> Non
         weights = np.full(len(values), 1 / len(values))
         style = {"color": COLORS[name], "alpha": 0.5, "label": f"{name} ({len(values)})"}
         shares, _, _ = axis.hist(values, edges, weights=weights, **style)
+        # the first and the last bin, whose texts stand at the left and at the right
         for bin, x, side in ((0, 0.1, "left"), (len(shares) - 1, 0.9, "right")):
-            if shares[bin] > 0.3:  # many scores pile up at an end
+            if shares[bin] > 0.3:
                 text = f"{shares[bin]:.0%} of {name}:\n{edges[bin]:.2f} to {edges[bin + 1]:.2f}"
                 place = {"transform": axis.transAxes, "ha": side, "fontsize": "small"}
                 axis.text(x, 0.5, text, color=COLORS[name], **place)
@@ -169,17 +172,19 @@ def _best_of_n(axis: Any, curves: dict[str, dict[int, float]]) -> None:
         color = "tab:blue" if name == "this model" else "tab:gray"
         axis.plot(list(curve), list(curve.values()), style, color=color, label=name)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(list(curve), map(str, curve))
+    axis.set_xticks(list(curve), map(str, curve))  # all curves have the same n
     axis.set(xlabel="n", ylabel="chosen one is right", ylim=(0, 1.02), title="best of n")
     axis.legend(fontsize="small")
 
 
 def _coverage(axis: Any, scores: np.ndarray, labels: np.ndarray, groups: Sequence[int]) -> None:
     """Draw how many prompts have a right one among their n best, and among any n."""
-    for name, by, style in (("best", scores, "o-"), ("random", np.zeros(len(labels)), ":")):
+    equal_scores = np.zeros(len(labels))  # by which the choice is random
+    for name, by, style in (("best", scores, "o-"), ("random", equal_scores, ":")):
         curve = metrics.coverage(by, labels, groups)
         axis.plot(list(curve), list(curve.values()), style, label=name)
     hits = metrics.ranking_metrics(scores, labels, groups).get("top1_accuracy")
+    # decidable: with right and wrong candidates
     title = "" if hits is None else f"; best one right: {hits:.3f} of decidable prompts"
     axis.set(xlabel="n", ylabel="prompts with a right one among n", ylim=(0, 1.02))
     axis.set_title(f"coverage{title}", fontsize="small")
@@ -216,6 +221,7 @@ def _first_error(axis: Any, steps: tuple[Sequence[Any], Sequence[Any]], share: f
     names = ["none" if place is None else str(place + 1) for place in places]
     axis.bar(names, traces, color="lightgray", label="traces")
     axis.bar(names, hits, color="tab:blue", label="found")
+    # about a dozen ticks, the last one at "none"
     shown = [*range(0, len(places) - 1, 1 + len(places) // 12), len(places) - 1]
     axis.set_xticks(shown, [names[i] for i in shown])
     axis.set(xlabel="true first bad step", ylabel="traces")

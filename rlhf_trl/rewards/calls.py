@@ -20,7 +20,7 @@ from rlhf_trl.errors import InputError, Stopped
 from rlhf_trl.rewards import watcher
 from rlhf_trl.rewards.surroundings import Surroundings
 
-STDERR = 2
+STDERR = 2  # its file descriptor
 
 
 class TimeIsUp(BaseException):
@@ -31,7 +31,7 @@ class TimeIsUp(BaseException):
 class Call:
     """One call of a reward function, while it goes on."""
 
-    told: dict[str, Any]  # to the watcher
+    told: dict[str, Any]  # to the watcher: number, deadline and so on (see `Calls.begin`)
     batch: dict[str, Any]  # prompts and completions
     waits: bool  # whether it is a coroutine
     is_late: bool = False
@@ -48,15 +48,16 @@ class Calls:
 
     def __init__(self, args: Any, limit: float):
         self._process = os.getpid()
-        self._before: Surroundings | None = None  # of the calls that go on
+        self._before = Surroundings()  # as they were before all the calls that go on
         self._folder, self._rank = Path(args.output_dir), args.process_index
         self._limit = limit or float("inf")
-        self._current: dict[int, Call] = {}
-        self._count = 0
+        self._current: dict[int, Call] = {}  # those that go on, by number
+        self._count = 0  # of all calls so far
         self._watcher: subprocess.Popen[bytes] | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
         self._path = file_of(args)
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        # so that os._exit in a function raises: it would end the run at once, even as a success
         self._exit = os._exit
         os._exit = self._exit_unless_called
         # Only a process that is alone saves something when it is interrupted; another is killed.
@@ -64,7 +65,8 @@ class Calls:
         self._is_interrupted = args.world_size == 1 and in_main_thread
         if self._is_interrupted:
             self._handler = signal.signal(signal.SIGUSR2, self._on_time_up)
-        # the watcher sends the signal, and the stack shows where the call hangs
+        # the watcher sends the signal: the stack is printed, which shows where the call hangs, and
+        # `chain` then calls the handler
         faulthandler.register(signal.SIGUSR2, STDERR, chain=self._is_interrupted)
         if not faulthandler.is_enabled():
             faulthandler.enable(STDERR)
@@ -95,7 +97,8 @@ class Calls:
             "number": self._count,
             "about": about,
             "batch_file": batch_file,
-            "deadline": time.monotonic() + self._limit,
+            "deadline": time.monotonic() + self._limit,  # by a clock that all processes share
+            # seconds from the signal to the end: to raise TimeIsUp, or just to print the stack
             "grace": 4.0 if self._is_interrupted else 0.5,
             "if_late": f"reward function {name!r} took more than {self._limit:g} seconds{place}; "
             f"its batch is in {batch_file}; let it end sooner, or raise reward_timeout (0: no "
@@ -104,11 +107,12 @@ class Calls:
             f"{batch_file}; fix it, then --resume_from_checkpoint auto goes on.",
         }
         batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
-        if not self._current:
+        if not self._current:  # the first of calls that go on at once, which are compared together
             self._before = Surroundings()
         self._current[self._count] = call = Call(told, batch, waits)
         self._write()
-        if self._watcher is None or self._watcher.poll() is not None:  # something has killed it
+        if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
+            # without the user's settings and packages (-I, -S), so that it starts at once
             command = [sys.executable, "-I", "-S", watcher.__file__, str(self._process), self._path]
             self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
         return call
@@ -119,9 +123,9 @@ class Calls:
             os.write(STDERR, b"error: a reward function has forked, and its child returned\n")
             self._exit(1)
         if self._current.pop(call.told["number"], None) is None:
-            return  # a coroutine that is left when the run is over
+            return  # a coroutine that ends after `close`
         self._write()
-        if not self._current:
+        if not self._current:  # earlier, others may still use what they have changed
             call.changed = self._before.bring_back()
 
     def check(self, call: Call) -> None:
@@ -131,6 +135,7 @@ class Calls:
         fault, remedy = call.fault, "return rewards, or raise an exception"
         if not fault and call.changed:
             fault, remedy = f"changed {' and '.join(call.changed)}", "let it undo what it changes"
+        # generators, too, are compared after the last of the calls that went on at once
         if not fault and not self._current and (seeded := self._before.seeded()):
             fault = f"seeded {' and '.join(seeded)}, which training draws from"
             remedy = "use a generator of its own, such as random.Random(0) or torch.Generator()"
@@ -149,14 +154,18 @@ class Calls:
         os.pwrite(self._file, told.encode() + b"\n" + marshal.dumps(batches), 0)
 
     def _on_time_up(self, *_: Any) -> None:
-        """Raise in the main thread what ends a call that is late; a coroutine may be in another."""
+        """Raise in the main thread what ends a call that is late.
+
+        A function runs in this thread, where `in_call` catches the exception. A coroutine runs in a
+        thread of TRL's, for which this one waits: what is raised here ends the run.
+        """
         for call in list(self._current.values()):  # another thread may end one
             if time.monotonic() < call.told["deadline"]:
                 continue
             call.is_late = True
             if not call.waits:
                 raise TimeIsUp
-            call.told["deadline"] = float("inf")
+            call.told["deadline"] = float("inf")  # so that the watcher lets the run end by itself
             self._write()
             self._before.bring_back()
             raise InputError(call.told["if_late"])
@@ -202,13 +211,16 @@ def file_of(args: Any) -> Path:
 
 @contextmanager
 def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str, Any]]:
-    """Call a reward function in the block, with copies of its arguments, which it yields.
+    """Yield copies of a reward function's arguments, with which the block calls it.
 
     In a recipe, the function must end in time, and must not end the process or leave changes
-    behind. `waits` tells a coroutine.
+    behind. `waits`: whether it is a coroutine.
+
+    Raises:
+        InputError: it did otherwise. Exceptions of its own pass through.
     """
     calls = _calls
-    if calls is None or not calls.is_here():
+    if calls is None or not calls.is_here():  # outside of a recipe, or in a forked process
         yield sample
         return
     call = calls.begin(name, sample, waits)
@@ -216,19 +228,19 @@ def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str
         yield {key: copied(value) for key, value in sample.items()}
     except Stopped:  # by a signal
         raise
-    except TimeIsUp:  # which the call knows
+    except TimeIsUp:  # `check` says so, by `is_late`
         pass
     except SystemExit as stop:
         call.fault = call.fault or f"called sys.exit({stop.code!r})"
     except KeyboardInterrupt:  # of its own: Ctrl-C raises none in a recipe
         call.fault = "raised KeyboardInterrupt"
     except CancelledError:
-        if call.is_late:  # not by the function
+        if call.is_late:  # `_on_time_up` ended the run, and with it the event loop
             raise
         call.fault = "raised CancelledError"
     finally:
         calls.end(call)
-    calls.check(call)
+    calls.check(call)  # raises if anything was caught above
 
 
 def described(about: dict[str, Any]) -> str:

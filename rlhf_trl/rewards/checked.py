@@ -13,25 +13,30 @@ LARGEST = 1e16  # float32 holds the sum of a million squares of it
 
 
 def checked(function: RewardFunc, name: str) -> RewardFunc:
-    """Wrap a reward function so that a broken result stops the run with one sentence.
+    """Wrap a reward function so that an exception or a broken result stops the run, in a sentence.
 
-    Right is one number per completion, which float32 can sum, or None: TRL reads it as "this does
-    not apply here".
+    A result is a list with one number per completion, which float32 can sum, or None: TRL reads it
+    as "this does not apply here".
     """
     waits = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     @contextmanager
     def named(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the arguments for a call; what it raises becomes an error with the function's name.
+
+        `sample` are the arguments as TRL gives them.
+        """
         from rlhf_trl.rewards.calls import in_call
 
         try:
             with in_call(name, sample, waits) as arguments:
                 yield arguments
-        except InputError:  # says itself what to do
+        except InputError:  # of `in_call`, or the function's own: says itself what to do
             raise
         except Exception as error:
             from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
 
+            # a coroutine cannot be called anew here
             at_fault = None if waits else culprit_in_time(function, name, sample, error)
             raise InputError(
                 f"reward function {name!r} raised {type(error).__name__}: {error}"
@@ -50,14 +55,17 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         return _validated(rewards, name, kwargs)
 
     wrapped = wraps(function)(waiting if waits else wrapper)
+    # TRL logs it by this: without the module of a dotted path
     wrapped.__name__ = name.rpartition(".")[2]
     return wrapped
 
 
 def _validated(rewards: Any, name: str, sample: dict[str, Any]) -> list[float | None]:
+    """Return rewards as a list, or refuse them; `name` and `sample` are those of the call."""
     if hasattr(rewards, "tolist"):  # a tensor or an array
         rewards = rewards.tolist()
     is_list = isinstance(rewards, list | tuple) and len(rewards) == len(sample["completions"])
+    # the places of wrong rewards; None: what was returned is no list of the right length
     wrong = [n for n, reward in enumerate(rewards) if not _is_right(reward)] if is_list else [None]
     if not wrong:
         return list(rewards)

@@ -60,6 +60,7 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
     count = len(sample["completions"])
 
     def raises(places: list[int]) -> bool:
+        """Tell whether the function raises the same error for the completions at these places."""
         rows = {
             key: [value[place] for place in places]
             if isinstance(value, list) and len(value) == count
@@ -74,7 +75,7 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
 
     suspects = [place for place in range(count) if raises([place])]
     others = [place for place in range(count) if place not in suspects]
-    if not others:
+    if not others:  # all raise alone, as they would where the function raises for any batch
         return None
     for place in suspects:
         if raises(sorted([place, *others])):
@@ -83,7 +84,10 @@ def culprit(function: RewardFunc, sample: dict[str, Any], error: Exception) -> i
 
 
 def where(sample: dict[str, Any], index: int | None = None) -> str:
-    """Return the step and the completion at `index`; None: the batch, which may hold only one."""
+    """Return words for the step and the completion at `index`, or for the batch (None).
+
+    A batch of one is named as its only completion. Of a batch, the first completion is shown.
+    """
     state = sample.get("trainer_state")
     step = f"at step {state.global_step} " if state is not None else ""
     prompts = sample.get("prompts") or sample.get("prompt")

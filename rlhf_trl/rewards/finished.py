@@ -14,8 +14,9 @@ def with_finished(
 ) -> Any:
     """Let a reward function that takes it know which completions are finished.
 
-    A function takes it that has a parameter of one of the `NAMES` or, unless `only_by_name`, any
-    keyword. Others, and models, are returned as they are.
+    A function takes it if it has a parameter of one of the `NAMES` or, unless `only_by_name`, takes
+    any keyword. Other functions, and models, are returned as they are. `finished` says of the
+    completions that are being judged which of them the model ended.
     """
     names = _names_taken(function, only_by_name)
     if not names:
@@ -29,6 +30,7 @@ def with_finished(
     async def waiting(**columns: Any) -> Any:
         return await function(**{**dict.fromkeys(names, finished()), **columns})
 
+    # a coroutine function stays one, as TRL awaits these only
     waits = map(inspect.iscoroutinefunction, (function, type(function).__call__))
     return waiting if any(waits) else wrapper
 

@@ -39,10 +39,10 @@ def load_reward_model(
             f"reward_aggregate: {name!r} is not a score of {path!r}, which is a model of kind "
             f"{reader.algorithm}; write {' or '.join(reader.names)}, or leave it out."
         )
-    model, own = _load(path, reader, args)
-    _check_characters(path, own, tokenizer)
+    model, own_tokenizer = _load(path, reader, args)
+    _check_characters(path, own_tokenizer, tokenizer)
     model.eval().requires_grad_(False).to(args.device)
-    checked_texts = False
+    checked_texts = False  # those of the first call are checked
 
     def reward_model(
         prompts: list[Any],
@@ -51,18 +51,20 @@ def load_reward_model(
         finished: list[bool] | None = None,
         **_: Any,
     ) -> list[float]:
+        """Score completions; `prompts`, texts or messages, are those of the completions."""
         nonlocal checked_texts
         if strip_think:
             completions = [without_thoughts(completion) for completion in completions]
         if not checked_texts:
-            _check_fit(path, own, prompts, completions)
+            _check_fit(path, own_tokenizer, prompts, completions)
             checked_texts = True
-        if finished is None:  # BookGRPOTrainer says it, and knows other end tokens as well
+        # the trainers here say it, which know other end tokens as well; TRL's do not
+        if finished is None:
             finished = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
         rows = zip(prompts, completions, finished, strict=True)
-        texts = [reader.encode(own, *row) for row in rows]
-        logits = reader.outputs(model, own, texts, BATCH, args.device)
-        return [reader.scores(each)[name] for each in logits]
+        texts = [reader.encode(own_tokenizer, *row) for row in rows]
+        logits = reader.outputs(model, own_tokenizer, texts, BATCH, args.device)
+        return [reader.scores(text_logits)[name] for text_logits in logits]
 
     return checked(reward_model, "reward_model")
 
@@ -81,6 +83,7 @@ def without_thoughts(completion: Any) -> Any:
 
 
 def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
+    """Return a reward model, its adapter merged if it has one, and its own tokenizer."""
     import transformers
 
     kind = "Token" if reader.per_token else "Sequence"
@@ -93,36 +96,37 @@ def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:
         if (adapter := Path(path) / ADAPTER).is_file():
             model, missing = _with_adapter(path, adapter, auto)
         else:
-            model, told = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
-            missing = told["missing_keys"]
-        own = transformers.AutoTokenizer.from_pretrained(path)
+            model, info = auto.from_pretrained(path, dtype="auto", output_loading_info=True)
+            missing = info["missing_keys"]
+        own_tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     if model.config.num_labels != reader.num_labels:
         raise InputError(
             f"reward_model: {path!r} has num_labels {model.config.num_labels}; name a model with "
             f"num_labels {reader.num_labels}."
         )
-    if missing:
+    if missing:  # transformers has drawn these weights at random
         raise InputError(
             f"reward_model: {path!r} lacks {', '.join(sorted(missing))}; name a trained one."
         )
     rows = model.get_input_embeddings().weight.shape[0]
-    if len(own) > rows:
+    count = len(own_tokenizer)
+    if count > rows:
         raise InputError(
-            f"reward_model: the tokenizer in {path!r} has {len(own)} tokens and the model {rows}, "
+            f"reward_model: the tokenizer in {path!r} has {count} tokens and the model {rows}, "
             "so it belongs to another model; save the right one beside it."
         )
-    if own.pad_token is None:
-        own.pad_token = own.eos_token
+    if own_tokenizer.pad_token is None:  # padding is masked, so that any token will do
+        own_tokenizer.pad_token = own_tokenizer.eos_token
     if not reader.per_token:
-        _choose_last_token(path, model.config.get_text_config(), own, args)
-    return model, own
+        _choose_last_token(path, model.config.get_text_config(), own_tokenizer, args)
+    return model, own_tokenizer
 
 
-def _choose_last_token(path: str, config: Any, own: Any, args: Any) -> None:
+def _choose_last_token(path: str, config: Any, own_tokenizer: Any, args: Any) -> None:
     """Let the end token be read (see `reading_last_tokens`), unless training never read it."""
-    if config.pad_token_id != own.eos_token_id:
+    if config.pad_token_id != own_tokenizer.eos_token_id:
         config.pad_token_id = None
-    elif getattr(args, "process_index", 0) == 0:
+    elif getattr(args, "process_index", 0) == 0:  # one process says it
         print(
             f"reward_model: {path} pads with its end token, so that it was not trained to read it: "
             "a finished answer scores like one that is cut off there",
@@ -136,13 +140,20 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     from transformers import AutoConfig
 
     base = json.loads(file.read_text())["base_model_name_or_path"]
-    own = (Path(path) / "config.json").is_file()  # what is trained here says what its head is
-    given = (path, {}) if own else (base, {"num_labels": 1})
-    config = AutoConfig.from_pretrained(given[0], **given[1])
-    how = {"config": config, "dtype": "auto", "output_loading_info": True}
-    model, told = auto.from_pretrained(base, **how)
-    saved = load_peft_weights(path, device="cpu")
-    missing = {k for k in told["missing_keys"] if not any(s.endswith(k) for s in saved)}
+    # what is trained here has a config, which says what its head is; other adapters have none
+    if (Path(path) / "config.json").is_file():
+        config = AutoConfig.from_pretrained(path)
+    else:
+        config = AutoConfig.from_pretrained(base, num_labels=1)
+    options = {"config": config, "dtype": "auto", "output_loading_info": True}
+    model, info = auto.from_pretrained(base, **options)
+    # the base lacks the head, which the adapter has under a longer name
+    saved_names = load_peft_weights(path, device="cpu").keys()
+    missing = {
+        name
+        for name in info["missing_keys"]
+        if not any(saved.endswith(name) for saved in saved_names)
+    }
     if missing:
         return model, missing  # PEFT would stop at them
     with fitting_adapter(path):
@@ -151,24 +162,25 @@ def _with_adapter(path: str, file: Path, auto: Any) -> tuple[Any, set[str]]:
     return adapted.merge_and_unload(), missing
 
 
-def _check_characters(path: str, own: Any, tokenizer: Any) -> None:
-    """Refuse a reward model that reads what the policy can write as something else."""
-
-    def lost(kind: Any) -> set[str]:
-        characters = string.ascii_letters + string.digits + string.punctuation
-        read = {c: kind.decode(kind(c, add_special_tokens=False)["input_ids"]) for c in characters}
-        return {c for c, found in read.items() if found.strip() != c}
-
-    if only := sorted(lost(own) - lost(tokenizer)):
+def _check_characters(path: str, own_tokenizer: Any, tokenizer: Any) -> None:
+    """Refuse a reward model that reads a character that the policy can write as something else."""
+    if only := sorted(_lost_characters(own_tokenizer) - _lost_characters(tokenizer)):
         raise InputError(
             f"reward_model: the tokenizer of {path!r} cannot write {''.join(only)!r}, which the "
             "policy's can; name a reward model whose tokenizer fits."
         )
 
 
-def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) -> None:
+def _lost_characters(tokenizer: Any) -> set[str]:
+    """Return the ASCII characters that a tokenizer does not give back as they were."""
+    characters = string.ascii_letters + string.digits + string.punctuation
+    ids = {c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in characters}
+    return {c for c in characters if tokenizer.decode(ids[c]).strip() != c}
+
+
+def _check_fit(path: str, own_tokenizer: Any, prompts: list[Any], completions: list[Any]) -> None:
     """Refuse a reward model that could not read what the policy is given and writes."""
-    if not isinstance(prompts[0], str) and own.chat_template is None:
+    if not isinstance(prompts[0], str) and own_tokenizer.chat_template is None:
         raise InputError(
             f"reward_model: prompts are conversations, and the tokenizer of {path!r} has no chat "
             "template; add that of its training, or name another."
@@ -176,12 +188,14 @@ def _check_fit(path: str, own: Any, prompts: list[Any], completions: list[Any]) 
     for prompt, completion in zip(prompts, completions, strict=True):
         for text in (prompt, completion):
             text = text if isinstance(text, str) else text[-1]["content"]
-            ids = own(text, add_special_tokens=False)["input_ids"]
-            unknown = own.unk_token_id is not None and own.unk_token_id in ids
-            if unknown or _plain(own.decode(ids)) != _plain(text):
+            ids = own_tokenizer(text, add_special_tokens=False)["input_ids"]
+            decoded = own_tokenizer.decode(ids)
+            unknown = own_tokenizer.unk_token_id
+            has_unknown = unknown is not None and unknown in ids
+            if has_unknown or _plain(decoded) != _plain(text):
                 raise InputError(
                     f"reward_model: the tokenizer of {path!r} reads the policy's {text[:60]!r} "
-                    f"as {own.decode(ids)[:60]!r}; name one whose tokenizer fits."
+                    f"as {decoded[:60]!r}; name one whose tokenizer fits."
                 )
 
 

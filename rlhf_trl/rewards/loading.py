@@ -37,8 +37,8 @@ def load_rewards(
     if not names:
         raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
     present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
-    found = [_built_in(name, tasks, present) or _by_path(name, known) for name in names]
-    return [checked(function, name) for function, name in zip(found, names, strict=True)]
+    functions = [_built_in(name, tasks, present) or _by_path(name, known) for name in names]
+    return [checked(function, name) for function, name in zip(functions, names, strict=True)]
 
 
 def answer_columns(own: Any) -> list[str]:
@@ -80,11 +80,12 @@ def check_all_rewarded(names: Sequence[str], rows: "Dataset") -> None:
 
 
 def _check_cells(name: str, verifier: Any, rows: "Dataset", column: str) -> None:
+    """Refuse a column of right answers of which a verifier, called `name`, cannot read some."""
     read_ahead = rows.select_columns([column])[: verifier.read_ahead][column]
     unread = []
     for place, cell in enumerate(read_ahead):
         try:
-            if cell is not None:
+            if cell is not None:  # null: the reward does not apply
                 verifier.read_right_answer(answer_text(cell))
         except NotRead as error:
             unread.append((place, cell, error))
@@ -97,7 +98,10 @@ def _check_cells(name: str, verifier: Any, rows: "Dataset", column: str) -> None
 
 
 def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFunc | None:
-    """Return the function of a name that this module gives a meaning, or None."""
+    """Return the reward function of a name that is built in, or None.
+
+    `columns` are those that reward functions get: all of the data set but the prompt.
+    """
     base, colon, column = name.partition(":")
     if base in VERIFIERS:
         column = column if colon else ANSWER
@@ -112,7 +116,12 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
                 "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
             )
         verifier = VERIFIERS[base]
-        return lambda completions, **has: verifier(completions, **has | {ANSWER: has[column]})
+
+        def compared(completions: list[Any], **sample: Any) -> list[float | None]:
+            """Hand the column to the verifier as `answer`, whatever it is called."""
+            return verifier(completions, **{**sample, ANSWER: sample[column]})
+
+        return compared
     if base not in ("format", "gym_score"):
         return None
     if colon:
@@ -128,13 +137,14 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
 
 
 def _by_path(name: str, built_in: Sequence[str]) -> RewardFunc:
+    """Import a reward function by its dotted path; the `built_in` names are for the error."""
     module, _, attribute = name.rpartition(".")
     if not module:
         raise InputError(
             f"reward_funcs: {name!r} is not a reward{nearest(name, built_in)}; write one of "
             f"{', '.join(built_in)} or the dotted path of your own function."
         )
-    if os.getcwd() not in sys.path:
+    if os.getcwd() not in sys.path:  # as with `python -m`, but not with an installed command
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), attribute)

@@ -34,7 +34,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 def _torch_state() -> State:
-    # seed (8 bytes), how many are left (4), whether it is seeded (4), the place (8), the block
+    # The bytes: seed (8), numbers left in the block (4), whether it is seeded (4), the place (8),
+    # then the block, with 8 bytes for each number.
     bytes_ = torch.get_rng_state().numpy()
     block = bytes_[24 : 24 + 8 * BLOCK].view(np.uint64).astype(np.uint32)
     return block, BLOCK + 1 - int(bytes_[8:12].view(np.int32)[0])
@@ -81,8 +82,10 @@ class Surroundings:
 def is_drawn_from(before: State, after: State) -> bool:
     """Return whether drawing numbers leads a Mersenne Twister from one state to another."""
     (block, drawn), (later_block, later_drawn) = before, after
+    # no new block was made: a seed may have set the place in it back
     if np.array_equal(block, later_block):
         return later_drawn >= drawn
+    # the later block must be one of those that follow, all in the form of `random_raw`
     wanted = _twister(later_block, 0).random_raw(BLOCK)
     twister = _twister(block, BLOCK)
     for portion in PORTIONS:
@@ -93,6 +96,7 @@ def is_drawn_from(before: State, after: State) -> bool:
 
 
 def _twister(block: np.ndarray, drawn: int) -> np.random.MT19937:
+    """Return a generator in this state."""
     twister = np.random.MT19937()
     twister.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": drawn}}
     return twister

@@ -27,13 +27,21 @@ RewardFunc = Callable[..., Any]
 def _verifier(
     name: str, read: Callable[[str], Any], ahead: int | None = None
 ) -> Callable[[Callable[..., bool]], RewardFunc]:
-    """Make a reward of what compares a text with the right answer to a task; no answer: None.
+    """Return a decorator that makes a reward function of a comparison with the right answer.
 
-    It gets the right answer as `read` returns it, which says as `NotRead` what is wrong with it.
-    So many rows (None: all) are read `ahead` of a run. `name` is that in `reward_funcs` and logs.
+    The reward is 1 where the comparison is true, 0 where it is false, and None where the right
+    answer is null.
+
+    Args:
+        name: of the reward in `reward_funcs` and in logs.
+        read: makes of a right answer, a text, what the comparison takes; what it cannot read is a
+            `NotRead`, which says why.
+        ahead: of so many rows of a data set, right answers are read before a run; None: of all.
     """
 
     def reward_of(is_right: Callable[[str, Any, str], bool]) -> RewardFunc:
+        """Make a reward; `is_right` takes a completion's text, the right answer and the task."""
+
         @wraps(is_right)
         def reward(
             completions: list[Any],
@@ -43,7 +51,7 @@ def _verifier(
             **_: Any,
         ) -> list[float | None]:
             rewards: list[float | None] = []
-            tasks = task or [""] * len(completions)
+            tasks = task or [""] * len(completions)  # a file need not have this column
             for place, (completion, cell) in enumerate(zip(completions, answer, strict=True)):
                 if cell is None:
                     rewards.append(None)
@@ -58,7 +66,8 @@ def _verifier(
                 rewards.append(float(is_right(completion_text(completion), right, tasks[place])))
             return rewards
 
-        reward.__name__ = name
+        reward.__name__ = name  # by which TRL logs it
+        # `loading` reads these to check right answers before a run
         vars(reward).update(read_right_answer=read, read_ahead=ahead)
         return reward
 
@@ -148,7 +157,7 @@ def answer_text(answer: Any) -> str:
             f"reward_funcs: a right answer is {str(answer)[:60]!r}, a {type(answer).__name__}; "
             "write texts or numbers (not all like dates), or name a function of your own."
         )
-    # where another cell is empty, a column of whole numbers is read as 12.0
+    # in a column with an empty cell, the whole number 12 is read as 12.0
     return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
 
 

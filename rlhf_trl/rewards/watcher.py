@@ -20,9 +20,16 @@ LONGEST = 1 << 20  # bytes of a line about calls
 
 
 def watch(parent: int, file: int, ended: threading.Event) -> None:
-    """Interrupt a call when its time is up, then kill the parent; tell of a parent that died."""
+    """Interrupt a call when its time is up, then kill the parent; tell of a parent that died.
+
+    Args:
+        parent: the process id of the run.
+        file: the descriptor of the file in which it keeps the calls that go on.
+        ended: is set when the run's end of the pipe is closed.
+    """
     interrupted: set[int] = set()
-    # a process that the parent has forked may keep the pipe open
+    # The pipe alone does not tell that the parent has ended: a process that it has forked may keep
+    # the pipe open. An orphan gets another parent.
     while not ended.wait(POLL) and os.getppid() == parent:
         for call in first_line(os.pread(file, LONGEST, 0)):
             late = time.monotonic() - call["deadline"]
@@ -30,13 +37,14 @@ def watch(parent: int, file: int, ended: threading.Event) -> None:
                 interrupted.add(call["number"])
                 write_batch(call, file)
                 os.kill(parent, signal.SIGUSR2)
-            if late > call["grace"]:
+            if late > call["grace"]:  # the signal did not end the call
                 sentence = f"{call['if_late']} --resume_from_checkpoint auto goes on."
                 try:
                     tell(sentence, os.environ.get("TORCHELASTIC_ERROR_FILE"))
                 finally:
                     os.kill(parent, signal.SIGKILL)
                 return
+    # a parent takes calls that end out of the file: it died inside of these
     for call in first_line(os.pread(file, LONGEST, 0)):
         write_batch(call, file)
         tell(call["if_dead"], None)  # the launcher may be done with the process

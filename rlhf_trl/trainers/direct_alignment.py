@@ -58,7 +58,7 @@ class BookDPOConfig(AlignmentFields, DPOConfig):
     """DPOConfig whose loss fields belong to the algorithm; None means the row's own value."""
 
     default_row = "dpo"
-    trainers = ("DPOTrainer", "CPOTrainer")  # the latter's only row, SimPO, needs none of it
+    trainers = ("DPOTrainer", "CPOTrainer")  # SimPO, a row of TRL's CPOTrainer, is computed here
 
     beta: float | None = of_the_row("beta", "direct_alignment")
     label_smoothing: float | None = of_the_row("label_smoothing")
@@ -96,7 +96,7 @@ class BookKTOConfig(AlignmentFields, KTOConfig):
 class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
     """What the direct-alignment trainers share: the row, and a seam in TRL's loss."""
 
-    reference_names: ClassVar[tuple[str, ...]] = ()  # the reference's log-probabilities, as TRL's
+    reference_names: ClassVar[tuple[str, ...]] = ()  # TRL's for its log-probabilities
 
     def _take(self, args: Any, model: Any) -> Any:
         args = super()._take(args, model)
@@ -108,7 +108,7 @@ class Aligned(OnTRL, AnswersBesideLoss, OverExamples):
         fields = ("overlong", "interleave_labels")
         return any(getattr(self.args, name, None) is not None for name in fields)
 
-    # Calls _compute_loss, which has no seam: reference log-probabilities are given, ours recorded.
+    # Calls _compute_loss, which reads the reference's log-probabilities and returns no policy's.
     def _recorded(self, compute: Any, model: Any, inputs: Any, return_outputs: bool) -> Any:
         """Return what TRL's `compute` does, whose metrics stay, and all that the model returned."""
         outputs = []
@@ -170,6 +170,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             meanwhile |= {"loss_type": ["sigmoid"], "loss_weights": None}
         with fields_set(args, meanwhile):
             super().__init__(model, args=args, **kwargs)
+        # the config's own value again, from which TRL's trainer has set this under `meanwhile`
         self.precompute_ref_logps = args.precompute_ref_log_probs and self._row.reference
         if not self._stock:
             _check_reference(self.model, self.ref_model)
@@ -180,7 +181,7 @@ class BookDPOTrainer(Aligned, DPOTrainer):
         if getattr(args, "overlong", None) is None:
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         unlimited = copy(args)
-        unlimited.max_length = None
+        unlimited.max_length = None  # so that TRL cuts nothing
         dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         sides = ("chosen_ids", "rejected_ids")
         dataset, counts = fit(dataset, sides, args.max_length, args.overlong)
@@ -205,11 +206,12 @@ class BookDPOTrainer(Aligned, DPOTrainer):
             inputs = {**inputs, **self._reference(inputs)}
         else:
             zeros = torch.zeros(self._batch_size(inputs), device=inputs["input_ids"].device)
-            # TRL subtracts them all the same
+            # TRL's loss, computed for its metrics, subtracts a reference all the same
             inputs = {**inputs, **dict.fromkeys(self.reference_names, zeros)}
         result, (outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
         if self._stock:
-            logps = self.compute_ref_log_probs(Replay([outputs]), inputs)  # as TRL sums them
+            # TRL's sums, here of the policy: `Replay` stands for a model that returns `outputs`
+            logps = self.compute_ref_log_probs(Replay([outputs]), inputs)
             sides = zip(logps, self.reference_names, strict=True)
             ratios = [policy - inputs[name] for policy, name in sides]
             self._logged["pair_accuracy"].append(pair_accuracy(*ratios))
@@ -279,7 +281,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         unlimited = copy(args)
         if overlong is not None:
-            unlimited.max_length = None
+            unlimited.max_length = None  # so that TRL cuts nothing
         calculate_kl, self.calculate_KL = self.calculate_KL, False  # TRL would rotate too early
         try:
             dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
@@ -293,7 +295,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             order = kto_order(
                 dataset["label"], dataset["prompt_ids"], batch, args.seed, interleaved
             )
-            counts["left over"] = len(dataset) - len(order)
+            counts["left over"] = len(dataset) - len(order)  # one would be a batch of its own
             dataset = dataset.select(order)
         self.fitted[dataset_name] = counts
         return rotated(dataset, batch)
@@ -309,7 +311,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             with self._reference_given():
                 return compute(model, inputs, return_outputs)
         result, (kl, outputs, *_) = self._recorded(compute, model, inputs, return_outputs)
-        # (B,) sums over the completions, and over the mismatched ones
+        # (B,) sums, also over the mismatched ones; the slice is that of BookDPOTrainer._row_loss
         logps = outputs.log_probs[:, 1 - inputs["input_ids"].shape[1] :].sum(1)
         kl_logps = kl.log_probs[:, 1 - inputs["KL_input_ids"].shape[1] :].sum(1)
         loss = self._with_auxiliary(self._row_loss(logps, kl_logps, inputs), outputs)
@@ -326,7 +328,7 @@ class BookKTOTrainer(Aligned, KTOTrainer):
             of_point = ~chosen if (~chosen).sum() > 1 else torch.ones_like(chosen)
             kl_logps, ref_kl_logps = logps[of_point].detach(), ref_logps[of_point]
             z = book.preference.kto_reference_point(kl_logps, ref_kl_logps)
-            self._logged["kl"][-1] = z.item()
+            self._logged["kl"][-1] = z.item()  # in place of TRL's, which is of mismatched ones
         return completions_loss(
             self._row,
             self._parameters,

@@ -207,6 +207,7 @@ class BookDistillationTrainer(BookGRPOTrainer):
             return [None] * len(texts)
         choose = operator.itemgetter(0)  # "first"
         if self.args.demonstration == "random":
+            # the same on all processes, each of which chooses for all groups
             choose = random.Random(f"{self.args.seed} {self.state.global_step} {group}").choice
         shared = choose(candidates)
         if self._row.own_demonstrations:

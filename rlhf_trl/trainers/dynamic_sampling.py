@@ -28,8 +28,8 @@ class DynamicSampling:
     _rounds: int = 0  # at most; 0: off, and in formulation code groups without contrast are dropped
     _correctness: int | None = None  # column of the reward that is 1 for right and 0 for wrong
     _carried: dict[str, Any]  # in checkpoints; `stream_position` counts the fresh prompts
-    _kept: list[dict[str, Any]] | None = None
-    _order: tuple[int, list[int]] | None = None
+    _kept: list[dict[str, Any]] | None = None  # the rows that TRL is scoring, as of `_roll_out`
+    _order: tuple[int, list[int]] | None = None  # the epoch of the side stream, and its rows
 
     # Extends GRPOTrainer._generate_and_score_completions: the completions are chosen before.
     @override
@@ -42,7 +42,7 @@ class DynamicSampling:
             output = super()._generate_and_score_completions([row["input"] for row in self._kept])
         finally:
             self._kept = None
-        self.state.num_input_tokens_seen = seen  # every round counted its own
+        self.state.num_input_tokens_seen = seen  # every round has counted its tokens already
         self._metrics["train"]["num_tokens"] = [seen]
         return output
 
@@ -69,7 +69,7 @@ class DynamicSampling:
     def _with_contrast(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Tensor]:
         """Return this process' rows, sampled until they teach something, and all rewards."""
         self._check_plain(inputs)
-        size, share = self.num_generations, len(inputs)
+        size, share = self.num_generations, len(inputs)  # of a group, and of this process
         rows, rewards = self._roll_out(inputs)
         missing = self._without_contrast(rewards)
         is_gathered = bool(missing)  # else each process keeps its own rows
@@ -143,7 +143,7 @@ class DynamicSampling:
                 "ended": self._ended[i],
                 "logps": None if logps is None else logps[i],
                 "extra": {column: values[i] for column, values in extra.items()},
-                "metrics": dict(means),
+                "metrics": means,
             }
             for i, row in enumerate(inputs)
         ]

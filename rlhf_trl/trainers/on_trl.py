@@ -75,7 +75,7 @@ class OnTRL:
     loss is TRL's. A checkpoint is whole once it holds a manifest (see `output`), written last.
     """
 
-    told: Mapping[str, Any] = MappingProxyType({})  # by manifests, beside what the trainer knows
+    told: Mapping[str, Any] = MappingProxyType({})  # further facts for manifests
     save_checksums = True  # in manifests
     rollouts: Any = None  # the record, a `Store` that the main process writes
     config_class: ClassVar[type]
@@ -135,7 +135,7 @@ class OnTRL:
             self._name = algorithms.ALGORITHMS[algorithm].title
             self._tag_names, self._paper = [*general, algorithm], cards.paper(algorithm)
         super().__init__(*args, **kwargs)
-        if self.is_deepspeed_enabled:  # which else unpickles whatever a checkpoint holds
+        if self.is_deepspeed_enabled:  # so that resuming unpickles no classes but these
             from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
             from deepspeed.runtime.zero.config import ZeroStageEnum
             from deepspeed.utils.tensor_fragment import fragment_address
@@ -201,8 +201,9 @@ class OnTRL:
         """Write what a trainer adds to a checkpoint; all processes call it."""
         if self.rollouts is not None:  # so that a resumed run has no gap
             self.rollouts.flush()
-        if self.args.include_num_input_tokens_seen == "no":  # else it is for another count
-            counted = getattr(self, "_total_train_tokens", 0)  # which a resumed run would not know
+        # TRL's count of tokens is not saved; this field is, which transformers then does not use
+        if self.args.include_num_input_tokens_seen == "no":
+            counted = getattr(self, "_total_train_tokens", 0)
             self.state.num_input_tokens_seen = max(self.state.num_input_tokens_seen, counted)
         if getattr(self.args, "sync_ref_model", False):
             synced = self.accelerator.get_state_dict(self.ref_model)
@@ -216,7 +217,7 @@ class OnTRL:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        # accelerate wraps it for DeepSpeed
+        # with DeepSpeed, accelerate has wrapped the schedule
         follow_schedule(getattr(self.lr_scheduler, "scheduler", self.lr_scheduler))
         if self.args.include_num_input_tokens_seen == "no":
             self._total_train_tokens = self.state.num_input_tokens_seen

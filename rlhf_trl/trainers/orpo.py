@@ -54,10 +54,10 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         args = self._take(args, model)
         if isinstance(held_out := kwargs.get("eval_dataset"), dict):  # ORPOTrainer takes no dict
             kwargs["eval_dataset"] = DatasetDict(held_out)
-        if not self._counts_examples():
+        if not self._counts_examples():  # TRL's loss and its rule for over-long pairs
             super().__init__(model, args=args, **kwargs)
             return
-        # what the config holds while TRL's trainer is made: our rule for over-long pairs is later
+        # what the config holds while TRL's trainer is made: it cuts nothing, our rule does later
         meanwhile: dict[str, Any] = {"max_length": _NO_LIMIT}
         if isinstance(model, str):  # "auto", ORPOTrainer's default, fails on several processes
             meanwhile["model_init_kwargs"] = {"device_map": None, **(args.model_init_kwargs or {})}
@@ -70,7 +70,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         for name, dataset in datasets.items():
             if self._stock:
                 _check_no_tools(dataset)
-            elif _is_whole(dataset):  # ORPOTrainer would tokenize all its rows, which comes after
+            elif _is_whole(dataset):  # ORPOTrainer would tokenize all rows; `_fitted` does
                 kwargs[name] = dataset.select([0])
         with fields_set(args, meanwhile):
             super().__init__(model, args=args, **kwargs)
@@ -103,6 +103,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
             unlimited.max_length = None
             tokenizer = self.processing_class
             dataset = DPOTrainer._prepare_dataset(self, dataset, tokenizer, unlimited, name)
+        # None becomes a rule, too, since nothing has been cut above
         sides, rule = ("chosen_ids", "rejected_ids"), self.args.overlong or "cut_prompt"
         dataset, counts = fit(dataset, sides, self.max_length, rule)
         self.fitted[name] = counts
@@ -164,7 +165,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         (chosen, rejected), aux = self._forward[:2], self._forward[5:]
         prefix = "eval_" if train_eval == "eval" else ""
         for side, logps in (("chosen", chosen), ("rejected", rejected)):
-            sums = logps.detach() * (batch[f"{side}_labels"] != -100).sum(1)
+            sums = logps.detach() * (batch[f"{side}_labels"] != -100).sum(1)  # of TRL's means
             metrics[f"{prefix}logps/{side}"] = self.accelerator.gather(sums).mean().item()
         both = self.accelerator.gather((chosen.detach(), rejected.detach()))
         metrics[f"{prefix}pair_accuracy"] = pair_accuracy(*both)
@@ -220,7 +221,7 @@ def _ids(row: dict[str, Any]) -> dict[str, list[int]]:
     """Take a tokenized pair apart: its prompt is what both sides begin with."""
     chosen, rejected = (row[f"{side}_input_ids"] for side in ("chosen", "rejected"))
     start = min(row[f"{side}_labels"].count(-100) for side in ("chosen", "rejected"))
-    while chosen[:start] != rejected[:start]:
+    while chosen[:start] != rejected[:start]:  # the prompt's end may be merged into an answer
         start -= 1
     sides = {"chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
     return {"prompt_ids": chosen[:start], **sides}

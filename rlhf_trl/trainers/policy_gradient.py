@@ -62,7 +62,7 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
 
     default_row: ClassVar[str] = "grpo"
 
-    # TRL's fields that a row reads or fixes: with TRL's default, "not given" could not be told.
+    # TRL's fields that a row reads or fixes: TRL's default could not be told from the user's value.
     epsilon: float | None = of_the_row("epsilon")
     epsilon_high: float | None = of_the_row("epsilon_high")
     sapo_temperature_pos: float | None = of_the_row("sapo_temperature_pos")
@@ -83,7 +83,7 @@ class BookGRPOConfig(PolicyGradientConfig, GRPOConfig):
     missing_eos_penalty: float | None = of_the_row("missing_eos_penalty")
     # the last tokens before max_completion_length
     soft_punish_cache: int | None = of_the_row("soft_punish_cache")
-    # then groups without contrast are kept; 0: never, in formulation code they are dropped (DAPO)
+    # afterwards groups without contrast are kept; 0: no rounds, and formulation code drops them
     dynamic_sampling_rounds: int | None = of_the_row("dynamic_sampling_rounds")
 
     # Extends GRPOConfig.__post_init__, which refuses one completion per prompt for all algorithms.
@@ -123,15 +123,15 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
         self._unrecorded = {}
-        self._ahead: list[dict[str, Any]] = []
-        self._window_tokens: Tensor | None = None
+        self._ahead: list[dict[str, Any]] = []  # generations of a window that are not yet used
+        self._window_tokens: Tensor | None = None  # of each window that a generation feeds
         super().__init__(model, args=args, **kwargs)
         self.reward_funcs = [
             with_finished(function, lambda: self._finished, only_by_name=self._stock)
             for function in self.reward_funcs
         ]
         if "epsilon_high" in self._parameters:
-            offset = row.trl_offset.get("epsilon_high", 0)
+            offset = row.trl_offset.get("epsilon_high", 0)  # where TRL means the bound itself
             self.epsilon_high = self._parameters["epsilon_high"] + offset
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
@@ -197,7 +197,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         """Generate and score with TRL; return its batch with the row's advantages, recorded."""
         output = super()._generate_and_score_completions(inputs)
-        self._scored = None
+        self._scored = None  # the rollout's, which no loss reads
         per_func, training = self._rewards_per_func, self.model.training
         pairs = zip(self._completion_ids, self._ended, strict=True)
         endings = torch.tensor([(len(ids), ended) for ids, ended in pairs], device=per_func.device)
@@ -273,7 +273,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         """Return the log-probabilities at rollout time; TRL omits them while they are current."""
         if "old_per_token_logps" in output:
             return output["old_per_token_logps"]
-        score = super()._get_per_token_logps_and_entropies
+        score = super()._get_per_token_logps_and_entropies  # ours would keep the result
         names = inspect.signature(score).parameters
         extra = {name: output[name] for name in names if name in output}  # images, if there are any
         extra["batch_size"] = self.args.per_device_train_batch_size
@@ -320,10 +320,11 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         window = self.args.gradient_accumulation_steps
-        new = self._buffered_inputs is not before
+        new = self._buffered_inputs is not before  # there is another generation
         if new and self._counts_window() and window <= self._generate_every:
             counts = torch.stack([loss_mask(batch).sum() for batch in self._buffered_inputs])
-            counts = self.accelerator.reduce(counts, reduction="sum")
+            counts = self.accelerator.reduce(counts, reduction="sum")  # of each micro-batch
+            # all of them in a row are trained on `num_iterations` times
             self._window_tokens = counts.repeat(self.num_iterations).view(-1, window).sum(dim=1)
         return inputs
 
@@ -406,13 +407,13 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         super()._save_state(folder)
         if self.args.save_only_model:
             return
-        used = self._step % self._generate_every > 0
+        in_use = self._step % self._generate_every > 0  # parts of the generation are left
         state = {
             "world_size": self.args.world_size,
             "carried": self._carried,
             "step": self._step,
-            "buffered_inputs": self._buffered_inputs if used else None,
-            "window_tokens": self._window_tokens if used else None,
+            "buffered_inputs": self._buffered_inputs if in_use else None,
+            "window_tokens": self._window_tokens if in_use else None,
         }
         torch.save(state, folder / STATE_FILE.format(self.args.process_index))
 

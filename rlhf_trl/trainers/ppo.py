@@ -73,7 +73,7 @@ class BookPPOConfig(BookGRPOConfig):
         deepspeed_keys = plugin.deepspeed_config.keys() if plugin else set()
         ignoring = " and ".join(sorted({"optimizer", "scheduler"} & deepspeed_keys))
         for name in ("value_learning_rate", "value_warmup_steps"):
-            if ignoring and getattr(self, name) != getattr(BookPPOConfig, name):
+            if ignoring and getattr(self, name) != getattr(BookPPOConfig, name):  # the default
                 raise InputError(
                     f"{name} needs parameter groups, and the DeepSpeed config's own "
                     f"{ignoring} would ignore them; remove one of the two."
@@ -94,6 +94,7 @@ class BookPPOTrainer(BookGRPOTrainer):
     """
 
     config_class = BookPPOConfig
+    _policy_groups: int  # how many first groups of the optimizer are the policy's, for the warmup
 
     @with_signature_of(GRPOTrainer.__init__)
     def __init__(self, **kwargs: Any):
@@ -178,7 +179,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         """Return what the critic's loss needs; estimate advantages first if that was put off."""
         if "token_rewards" in inputs:
             inputs |= self._estimated(inputs, inputs["token_rewards"], self._values.detach())
-            if "recorded_as" in inputs:
+            if "recorded_as" in inputs:  # the record of the rollout lacks advantages
                 self._record_estimated(inputs["recorded_as"], mean_advantages(inputs))
         old_values, returns = inputs["old_values"], inputs["returns"]
         critic = {"values": self._values, "old_values": old_values, "returns": returns}
@@ -242,7 +243,7 @@ class BookPPOTrainer(BookGRPOTrainer):
         a, g = advantages[counts].double(), returns[counts].double()
         sums = a.sum(), (a * a).sum(), g.sum(), (g * g).sum()
         mean_a, mean_a2, mean_g, mean_g2 = self._mean_over_tokens(counts.sum(), *sums)
-        variance = max(mean_a2 - mean_a**2, 0)  # of the values' errors, too: they are these
+        variance = max(mean_a2 - mean_a**2, 0)  # also of returns - values, as advantages are these
         variance_of_returns = mean_g2 - mean_g**2
         explained = 1 - variance / variance_of_returns if variance_of_returns > 0 else math.nan
         self._logged["advantages/mean"].append(mean_a)
@@ -269,9 +270,9 @@ class BookPPOTrainer(BookGRPOTrainer):
     @override
     def create_optimizer(self, model=None):
         """Give the value model parameter groups, and a learning rate, of its own."""
-        was_there = self.optimizer is not None
+        has_groups = self.optimizer is not None  # by `_complete_optimizer`, or an earlier call
         optimizer = super().create_optimizer(model)
-        if was_there:
+        if has_groups:
             return optimizer
         named = (self.model if model is None else model).named_parameters()
         in_value_model = {id(p) for name, p in named if value_model.is_of_value_model(name)}
@@ -308,7 +309,7 @@ class BookPPOTrainer(BookGRPOTrainer):
 
         for group in range(self._policy_groups):
             scheduler.lr_lambdas[group] = held(scheduler.lr_lambdas[group])
-            # the scheduler has already taken its first step
+            # the scheduler has already set the rate of the first step
             scheduler.optimizer.param_groups[group]["lr"] = scheduler._last_lr[group] = 0.0
         return scheduler
 

@@ -78,7 +78,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
 
     reader: Reader  # how texts are read and scored
     left_out: dict[str, int]  # rows that were too long, by data set
-    on_answers: Any = None  # called on the main process with step, metrics and []
+    on_answers: Any = None  # called on the main process with step, metrics, and [] for answers
 
     def _take(self, args: Any, model: Any) -> Any:
         args = super()._take(args, model)
@@ -161,7 +161,7 @@ class _OnRewardTrainer(OnTRL, OverExamples, RanksCandidates, RewardTrainer):
         if self.args.should_save:
             folder = output_dir or self.args.output_dir
             self.reader.save(folder)
-            self.model.config.save_pretrained(folder)  # with an adapter alone, nobody else does
+            self.model.config.save_pretrained(folder)  # PEFT does not, of an adapter
 
 
 class BookRewardTrainer(_OnRewardTrainer):
@@ -172,7 +172,8 @@ class BookRewardTrainer(_OnRewardTrainer):
     @with_signature_of(RewardTrainer.__init__)
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
         args = self._take(args, model)
-        self._ranked = self.lists_in_a_row = self.reader.algorithm == "kwise"
+        self._ranked = self.reader.algorithm == "kwise"
+        self.lists_in_a_row = self._ranked  # for OverExamples; of pairs, all chosen come first
         if self._stock:
             self._reads_last = False
             super().__init__(model, args=args, **kwargs)
@@ -180,8 +181,8 @@ class BookRewardTrainer(_OnRewardTrainer):
         check_classifier(model, args)
         super().__init__(model, args=args, **_adapting("SEQ_CLS", kwargs))
         tokenizer = self.processing_class
-        ends_pad = tokenizer.pad_token_id == tokenizer.eos_token_id
-        self._reads_last = ends_pad
+        # where the end token pads, it would not be read: see `reading_last_tokens`
+        self._reads_last = tokenizer.pad_token_id == tokenizer.eos_token_id
         if self._ranked and "data_collator" not in kwargs:
             self.data_collator = self._collating(collate_ranked)
 
@@ -192,7 +193,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         count = len(dataset)
         if self.reader.formulation == "code" and "margin" in dataset.column_names:
-            dataset = dataset.remove_columns("margin")
+            dataset = dataset.remove_columns("margin")  # the book's code takes none
         if not self._ranked:
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
             return self._fitting(dataset, dataset_name, count, args)
@@ -234,7 +235,7 @@ class BookRewardTrainer(_OnRewardTrainer):
                 loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
                 rewards = torch.stack(outputs.logits.squeeze(-1).chunk(2), 1)
         if not self.model.training:
-            self._rows = rewards.float().tolist()  # at last those of all examples
+            self._rows = rewards.float().tolist()  # the last call of OverExamples has all examples
         return (loss, outputs) if return_outputs else loss
 
     def _batch_size(self, inputs):
@@ -374,7 +375,7 @@ class BookTokenRewardTrainer(_OnRewardTrainer):
             right = ((predicted == labels) & counted).sum()
             counts = self.accelerator.gather(torch.stack([right, counted.sum()])).view(-1, 2).sum(0)
             self._logged["accuracy"].append((counts[0] / counts[1].clamp(min=1)).item())
-            if not self.model.training and self.reader.algorithm == "prm":
+            if not self.model.training and self.reader.algorithm == "prm":  # for `_row_metrics`
                 rows = zip(logits.float().cpu(), labels.cpu(), counted.cpu(), strict=True)
                 self._rows = [(x[is_step], y[is_step].tolist()) for x, y, is_step in rows]
         return (loss, outputs) if return_outputs else loss

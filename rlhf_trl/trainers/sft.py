@@ -53,7 +53,7 @@ class BookSFTTrainer(OnTRL, AnswersHeldOut, OverExamples, SFTTrainer):
         if not isinstance(dataset, Dataset):
             return prepared(dataset, args, packing)
         unlimited = copy(args)
-        unlimited.max_length = None
+        unlimited.max_length = None  # so that nothing is cut at first
         # tokenized, then cut, then packed: TRL leaves alone what an earlier pass has done
         whole = prepared(dataset, unlimited, False)
         fitting = prepared(whole, args, False)
