@@ -22,6 +22,7 @@ for name, module in sorted(sys.modules.items()):
 OF_FILES = {"files", "columns", "readers", "pair_files", "prompt_files"}
 OF_TEXTS = {"number_answers", "math_answers", "judgment_blocks", "judgments", "demonstrations"}
 NEVER = {
+    "cards",
     "losses.checked",
     "policies",
     "rewards.faults",

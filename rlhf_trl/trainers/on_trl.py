@@ -18,7 +18,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import get_config_model_id
 from typing_extensions import override
 
-from rlhf_trl import algorithms, cards, output
+from rlhf_trl import algorithms, output
 from rlhf_trl.errors import Diverged, InputError, naming, reason_in_short, setting
 
 Batch = dict[str, Any]  # tensors, by TRL's names
@@ -133,7 +133,7 @@ class OnTRL:
         if (algorithm := self._algorithm) is not None:  # before TRL tags the model
             general = [tag for tag in self._tag_names if tag != self._name.lower()]
             self._name = algorithms.ALGORITHMS[algorithm].title
-            self._tag_names, self._paper = [*general, algorithm], cards.paper(algorithm)
+            self._tag_names = [*general, algorithm]
         super().__init__(*args, **kwargs)
         if self.is_deepspeed_enabled:  # so that resuming unpickles no classes but these
             from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
@@ -177,6 +177,10 @@ class OnTRL:
     @override
     def create_model_card(self, *args, **kwargs):
         """Write a card that also names the formulation, the base model and the trained one."""
+        from rlhf_trl import cards
+
+        if self._algorithm is not None:
+            self._paper = cards.paper(self._algorithm)
         super().create_model_card(*args, **kwargs)
         if not self.is_world_process_zero():
             return
