@@ -340,8 +340,8 @@ def _checked(path: str | Path, config: type) -> dict[str, Any]:
 def _trainers_of_keys(path: str, config_keys: Mapping[str, Any]) -> list[str]:
     """Return the trainers of TRL for which a config may be, the most usual one first.
 
-    A trainer fits if its config class has every key of the config that any trainer's has, and if
-    it knows every `loss_type` there.
+    Of the keys only those count that a config class of TRL has, since others are a recipe's own.
+    A trainer fits if its class has all of them, and if it knows every `loss_type` that is named.
 
     Raises:
         InputError: no trainer fits, or several of which none is the usual one.
@@ -358,11 +358,12 @@ def _trainers_of_keys(path: str, config_keys: Mapping[str, Any]) -> list[str]:
     loss_types = {str(loss_type) for loss_type in loss_types}
     fitting = []
     for trainer in pairs.STOCK:
-        known_losses = _loss_types(trainer)
+        known_losses = _loss_types(trainer)  # none: its config has no field `loss_type`
         knows_losses = not known_losses or loss_types <= known_losses
         if trainer_keys <= field_names[trainer] and knows_losses:
             fitting.append(trainer)
-    # No config class has `reward_funcs`, so it rules out none; TRL's scripts for POLICY take it.
+    # No class has `reward_funcs`, which TRL's scripts for policy gradients read themselves. So it
+    # says that the config is theirs, unless other keys have ruled GRPO out.
     if "GRPOTrainer" in fitting and "reward_funcs" in config_keys:
         fitting = [trainer for trainer in fitting if trainer in POLICY]
     chosen = [trainer for trainer in fitting if trainer in _USUAL] or fitting
@@ -623,21 +624,27 @@ def _required(row: Formulation) -> dict[str, Any]:
     return {"max_completion_length": policy.LIMIT} if "max_completion_length" in row.reads else {}
 
 
-def _changes(subject: Subject, left: Book, config: Any) -> dict[str, Any]:
+def _changes(subject: Subject, book: Book, config: Any) -> dict[str, Any]:
     """Return the fields, with new values, that stand between a config of TRL's and a row.
 
     These are TRL's settings for the row, its parameters where TRL means other numbers by them, and
     the user's loss fields that the row does not read, which go back to their defaults.
+
+    Args:
+        subject: what the user has written.
+        book: the row, with the parameters that the user's fields give it.
+        config: the user's config, an object of TRL's class.
     """
-    row = left.row
-    params = {**_required(row), **left.params}
-    values = row.parameters(params)
+    row = book.row
+    params = {**_required(row), **book.params}
+    values = row.parameters(params)  # with the defaults of those that nobody has given
     wanted = dict(row.fixed(params))
-    if "label_smoothing" in row.reads:
+    if "label_smoothing" in row.reads:  # the row's default is not TRL's, which is 0
         wanted["label_smoothing"] = values["label_smoothing"]
-    for name, offset in row.trl_offset.items():
+    for name, offset in row.trl_offset.items():  # as cispo's bound, which is 1 more in TRL
         wanted[name] = values[name] + offset
     wanted |= _wanted_of_any_row(subject, config)
+    # whether a beta is read is decided below: by all trainers of TRL, but not by all rows
     read = wanted.keys() | row.reads.keys() | {"beta"}
     unread = LOSS_FIELDS & (subject.fields.keys() - read)
     for config_field in fields_of(subject.classes[1]):
@@ -647,11 +654,12 @@ def _changes(subject: Subject, left: Book, config: Any) -> dict[str, Any]:
         wanted.setdefault("loss_weights", None)
     if "beta" not in row.reads and getattr(config, "beta", 0):
         wanted["beta"] = 0.0
-    if not wanted.get("beta", getattr(config, "beta", 1)):
-        wanted.pop("use_bias_correction_kl", None)  # read only with a KL
+    beta = wanted.get("beta", getattr(config, "beta", None))
+    if beta == 0:  # then there is no KL, and nothing reads this
+        wanted.pop("use_bias_correction_kl", None)
     changes = _differing(wanted, config)
-    # TRL divides by the tokens of an average window of the generation, the row by those of its own;
-    # with one window a generation the two are the same
+    # A row with window "window" divides by the tokens of its accumulation window, TRL by those of
+    # an average one of the generation, which is the same where a generation is one window.
     if getattr(row, "window", "") == "window" and subject.generation != subject.accumulation:
         changes["steps_per_generation"] = subject.accumulation
     return changes

@@ -254,24 +254,30 @@ class CheckedConfig(Written):
         self.fail(path, f"is {show(value)}; write {one_of(allowed)}{nearest(value, allowed)}")
 
     def check(self, value: Any, kind: Any, path: Key) -> Any:
-        """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`."""
+        """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`.
+
+        First it is read (what follows an option on the command line is `Words`), then the first
+        alternative of the type that it fits is taken, and then what it contains is checked.
+        `path` is its place in the config, for errors.
+        """
         members = members_of(kind)
         if isinstance(value, Words):
             value = self._value_of_words(value, kind, path)
-        if isinstance(value, str) and path[-1].endswith("_kwargs"):
-            # TRL reads such a text as JSON later; one that holds no mapping fits nothing here
-            members = [dict] if not isinstance(read_word(value), dict) else members
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
         fitting = [member for member in members if fits(value, member)]
+        if isinstance(value, str) and path[-1].endswith("_kwargs"):
+            # TRL types these as text, too, which it later reads as a mapping in JSON
+            fitting = fitting if isinstance(read_word(value), dict) else []
         if not fitting:
             name = f", {NAMES[type(value)]}" if value is not None else ""
             self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
         member = fitting[0]
-        if is_dataclass(member):
+        if is_dataclass(member):  # of several blocks, such as `dataset:` has, the keys tell which
             block = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
             return self.check_block(value, fields_of(block), path)
-        # of a mapping, the type of its values; the items of TRL's tuples are all of one type
+        # The last argument of a type: the items of list[X], the values of dict[str, X], and those
+        # of tuple[X, X], as TRL has no tuple of several types.
         item_kind = (type_args(member) or (Any,))[-1]
         if isinstance(value, list):
             return [self.check(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]

@@ -190,7 +190,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     # with the selected answers as its rows: their checksum lets `run` refuse to resume with others
     trained = replace(data, train=dataset)
     report = partial(_report, rollouts=rollouts, metrics=metrics)
-    train.run(trainer, loaded, trained, NAME, extra=report, prompts=data.train)
+    train.run(trainer, loaded, trained, NAME, write_more=report, prompts=data.train)
 
 
 def _select(loaded: Any, rollouts: Rollouts) -> Pairs:

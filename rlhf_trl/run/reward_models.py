@@ -43,7 +43,7 @@ def train_reward_model(loaded: Any, trainer_class: Any) -> None:
     for side, count in trainer.left_out.items():
         if count and trainer.is_world_process_zero():
             print(f"left out {count} {side} rows: more than {args.max_length} tokens", flush=True)
-    train.run(trainer, loaded, data, loaded.row.label, extra=write_scores)
+    train.run(trainer, loaded, data, loaded.row.label, write_more=write_scores)
 
 
 def prepare_rewards(own: Any, args: Any, model: Any) -> tuple[Examples, Any]:

@@ -343,7 +343,7 @@ def run(
     loaded: Any,
     data: Examples,
     name: str,
-    extra: Callable[..., None] | None = None,
+    write_more: Callable[..., None] | None = None,
     prompts: Any = None,
 ) -> None:
     """Train, evaluate before, during and after, export the model and write the report.
@@ -359,8 +359,9 @@ def run(
         loaded: the config.
         data: the examples.
         name: of what is trained.
-        extra: writes what else the main process knows; it takes trainer, folder and title.
-        prompts: rows with those of the answers, where the training rows hold tokens alone.
+        write_more: adds files of the recipe's own to the folder, on the main process; it takes
+            trainer, folder and title.
+        prompts: rows with a prompt to show at the end, where `data` holds no texts but tokens.
     """
     folder = Path(trainer.args.output_dir)
     tasks = data.tasks if isinstance(trainer, AnswersHeldOut) else None  # reward models answer none
@@ -368,11 +369,11 @@ def run(
         from rlhf_trl.rewards.verifiers import task_metrics
 
         trainer.held_out, trainer.scores = tasks.held_out, task_metrics(tasks)
-    launch.check_strategy(trainer, loaded.own.expect)
-    _keep_facts(trainer, loaded, data, name)
+    launch.check_strategy(trainer, loaded.own.expect)  # the launch that the config asks for
+    _tell_checkpoints(trainer, loaded, data, name)
     _open_record(trainer, loaded, data, name)
     if trainer.is_world_process_zero():
-        _keep_config(loaded, folder)
+        _write_config(loaded, folder)
         if tasks is not None:
             print(
                 f"held out: {len(tasks.held_out)} questions; {tasks.passed_over} of their kind "
@@ -393,7 +394,7 @@ def run(
             last_step=last_step,
             kept_step=kept_step,
             training_time=training_time,
-            write_more=extra,
+            write_more=write_more,
             prompts=prompts,
         )
 
@@ -403,7 +404,7 @@ def _can_evaluate(trainer: Any) -> bool:
     return bool(getattr(trainer, "held_out", ())) or trainer.eval_dataset is not None
 
 
-def _keep_facts(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
+def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
     """Let a trainer keep what checkpoints and evaluations say of the run.
 
     A run that goes on from a checkpoint is refused if its rows or its chat template are others.
@@ -444,7 +445,7 @@ def _open_record(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
     trainer.rollouts = Store(trainer.args.output_dir, loaded.own.rollouts, facts, answers)
 
 
-def _keep_config(loaded: Any, folder: Path) -> None:
+def _write_config(loaded: Any, folder: Path) -> None:
     """Write the config into the run's folder; move away what an earlier run left behind there."""
     if loaded.trl.resume_from_checkpoint is None:
         output.set_aside(folder, 0)

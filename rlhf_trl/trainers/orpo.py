@@ -116,7 +116,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
     def concatenated_forward(self, model, batch):
         """Run the model, and keep what it returned."""
         if isinstance(model, Replay):
-            self._forward = _means(**model())
+            self._forward = _as_one_batch(**model())
         elif isinstance(model, Recorder):
             self._forward = super().concatenated_forward(model.model, batch)
             model.outputs.append(self._of_pairs(batch))
@@ -125,7 +125,7 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         return self._forward
 
     def _of_pairs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what `_means` needs, (B,) each, and the auxiliary loss, if there is one."""
+        """Return what `_as_one_batch` needs, (B,) each, and the auxiliary loss, if there is one."""
         chosen_logps, rejected_logps, chosen_logits, rejected_logits, _, *aux = self._forward
         both = self.concatenated_inputs(
             batch, padding_value=self.padding_value, device=self.accelerator.device
@@ -136,9 +136,9 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         pairs = {
             "chosen_logps": chosen_logps,
             "rejected_logps": rejected_logps,
-            "nll": -(chosen_tokens * masks[0]).sum(1),
-            "chosen_logits": (chosen_logits.mean(-1) * masks[0]).sum(1),
-            "rejected_logits": (rejected_logits.mean(-1) * masks[1]).sum(1),
+            "nll_sums": -(chosen_tokens * masks[0]).sum(1),
+            "chosen_logit_sums": (chosen_logits.mean(-1) * masks[0]).sum(1),
+            "rejected_logit_sums": (rejected_logits.mean(-1) * masks[1]).sum(1),
             "chosen_lengths": masks[0].sum(1),
             "rejected_lengths": masks[1].sum(1),
         }
@@ -177,30 +177,32 @@ class BookORPOTrainer(Aligned, ORPOTrainer):
         return result.loss + (self.aux_loss_coef * aux[0] if aux else 0), metrics
 
 
-def _means(
+def _as_one_batch(
     *,
     chosen_logps: Tensor,
     rejected_logps: Tensor,
-    nll: Tensor,
-    chosen_logits: Tensor,
-    rejected_logits: Tensor,
+    nll_sums: Tensor,
+    chosen_logit_sums: Tensor,
+    rejected_logit_sums: Tensor,
     chosen_lengths: Tensor,
     rejected_lengths: Tensor,
     aux_loss: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return what ORPOTrainer.concatenated_forward does, logits and NLL as means over all tokens.
+    """Return what ORPOTrainer.concatenated_forward returns, as if all examples were one batch.
 
-    Each is (B,): mean log-probabilities of the completions, sums over the tokens of the whole texts
-    but their first, and the number of these.
+    In evaluation the model reads small batches, and TRL's loss is then computed once on all. The
+    arguments, (N,) each, are what `_of_pairs` has recorded: log-probabilities of completions, sums
+    over the tokens of prompt and completion, and the numbers of these tokens. In the result logits
+    and NLL (of the chosen) are means over all tokens.
     """
-    means = (
+    forward = (
         chosen_logps,
         rejected_logps,
-        chosen_logits.sum() / chosen_lengths.sum(),
-        rejected_logits.sum() / rejected_lengths.sum(),
-        nll.sum() / chosen_lengths.sum(),
+        chosen_logit_sums.sum() / chosen_lengths.sum(),
+        rejected_logit_sums.sum() / rejected_lengths.sum(),
+        nll_sums.sum() / chosen_lengths.sum(),
     )
-    return means if aux_loss is None else (*means, aux_loss)
+    return forward if aux_loss is None else (*forward, aux_loss)
 
 
 def _check_no_tools(dataset: Any) -> None:
