@@ -35,7 +35,7 @@ DRAWN_BY = {"specs": None, "eval_size": GymData.eval_size, "eval_seed": GymData.
 LAST = 10  # logged steps that the final training metrics are averaged over
 # Columns of the table, here and below: their headings, and the keys of what `_read` returns.
 ANSWERS = {"exact match": "eval_exact_match", "sampled": "eval_sampled_exact_match"}
-START = {"start": "start"}  # the first metric of the table before training
+START = {"start": "start"}  # exact match, or best of n, before training
 COST = {"CPU s": "train_cpu_seconds"}
 TRAINING = {
     "reward": "reward",
