@@ -1031,13 +1031,13 @@ def _thinking(case: Case) -> None:
 def _cut_answers(case: Case) -> None:
     from book_steps import encode
 
-    from rlhf_trl.run.rejection_sampling import Rollouts, _learned
+    from rlhf_trl.run.rejection_sampling import Rollouts, _example
 
     ids = tokenizer()("abc", add_special_tokens=False)["input_ids"]
     _, there = encode(tokenizer(), "Say abc", "abc")
     rows = [{"prompt": [{"role": "user", "content": "Say abc"}]}]
     answers = [[SimpleNamespace(ids=ids)]]
-    here = _learned(Rollouts(rows, answers, [[1.0]], None), tokenizer(), (0, 0))
+    here = _example(Rollouts(rows, answers, [[1.0]], None), tokenizer(), (0, 0))
     learned = here["input_ids"][-sum(here["completion_mask"]) :]
     assert learned == ids and there[: len(ids)] == ids and len(there) > len(ids)
 

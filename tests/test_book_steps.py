@@ -58,7 +58,7 @@ from rlhf_trl.rewards.loading import answer_columns
 from rlhf_trl.run import supervised, train
 from rlhf_trl.run.policy_gradients import load_reward_functions
 from rlhf_trl.run.preferences import prepare_preferences
-from rlhf_trl.run.rejection_sampling import FIXED, Rollouts, _learned
+from rlhf_trl.run.rejection_sampling import FIXED, Rollouts, _example
 from rlhf_trl.run.reward_models import prepare_rewards
 from rlhf_trl.run.stages import STAGES
 
@@ -763,7 +763,7 @@ def test_a_step_of_rejection_samplings_tuning_takes_its_mean_over_more_tokens_an
     answers = [[*TOKENIZER(text, add_special_tokens=False)["input_ids"], END] for text in texts]
     sampled = [[SimpleNamespace(ids=ids)] for ids in answers]
     rollouts = Rollouts(rows, sampled, [[1.0]] * 10, None)
-    learned = [_learned(rollouts, TOKENIZER, (number, 0)) for number in range(10)]
+    learned = [_example(rollouts, TOKENIZER, (number, 0)) for number in range(10)]
     sides = {"train_dataset": datasets.Dataset.from_list(learned), "eval_dataset": None}
     data = examples(rows, [], None)
     trainer = train.build(loaded, stage.part("trainer"), data, TOKENIZER, **sides)
