@@ -275,8 +275,7 @@ def figure(results: Sequence[Result], path: str | Path) -> None:
     groups = [group for group in report.summary(results) if id(group[0].row) in differing]
     drawing = Figure(figsize=(8.2, 0.27 * len(groups) + 1.3), layout="constrained")
     axes = drawing.subplots()
-    # eight marks: `over_long`, the last of the batches, has none
-    for batch, mark in zip(batches, "osD^vP*X", strict=False):
+    for batch, mark in zip(batches, "osD^vP*X<", strict=True):
         cosines = []
         heights = []
         for height, group in enumerate(groups):
