@@ -462,12 +462,13 @@ def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
             f"dataset: {where} has no column {lacking} but {', '.join(names)}; the reader "
             f"{reader} needs {needed}; name another, or none."
         )
-    form = fitting[0]
-    numbers = [ROW] if ROW in dataset.column_names else []
-    rows = dataset.select_columns([*needs_of_forms[form], *numbers])
-    features = {column: _feature(kind) for column, kind in forms(reader)[form].makes.items()}
-    features[LEFT_OUT] = _feature("string")
-    made = converted(rows, _make, where, features, numbered=True, name=reader, form=form)
+    form_number = fitting[0]
+    row_number = [ROW] if ROW in dataset.column_names else []
+    rows = dataset.select_columns([*needs_of_forms[form_number], *row_number])
+    makes = forms(reader)[form_number].makes
+    features = {column: _feature(kind) for column, kind in makes.items()}
+    features[LEFT_OUT] = _feature("string")  # the reason why a row gives no example
+    made = converted(rows, _make, where, features, numbered=True, name=reader, form=form_number)
     reasons = table(made.select_columns([LEFT_OUT]))[LEFT_OUT].drop_null().value_counts()
     dropped = {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
     if sum(dropped.values()) == len(made):
@@ -477,12 +478,12 @@ def _made(dataset: "Dataset", reader: str, where: str) -> Counted:
         )
     if not dropped:
         return made.remove_columns(LEFT_OUT), {}
-    # `filter` would leave neighbors apart, which makes all that follows slow
+    # not by `filter`, which keeps all rows and a list of the numbers of some: slow to read later
     examples = made.with_format("arrow").map(
         _kept,
         batched=True,
         remove_columns=[LEFT_OUT],
-        fn_kwargs={"code": code()},
+        fn_kwargs={"code": code()},  # part of the key under which `datasets` caches the result
         desc="Leaving out rows",
     )
     return examples.with_format(None), dropped

@@ -33,7 +33,7 @@ class Call:
 
     told: dict[str, Any]  # to the watcher: number, deadline and so on (see `Calls.begin`)
     batch: dict[str, Any]  # prompts and completions
-    waits: bool  # whether it is a coroutine
+    is_coroutine: bool
     is_late: bool = False
     fault: str = ""  # what it did to the process
     changed: tuple[str, ...] = ()  # settings that were not as before
@@ -84,7 +84,7 @@ class Calls:
         os.close(self._file)
         self._path.unlink(missing_ok=True)
 
-    def begin(self, name: str, sample: dict[str, Any], waits: bool) -> Call:
+    def begin(self, name: str, sample: dict[str, Any], is_coroutine: bool) -> Call:
         """Take note of a call, and have the watcher time it."""
         state = sample.get("trainer_state")
         about = {"function": name, "rank": self._rank}
@@ -109,7 +109,7 @@ class Calls:
         batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
         if not self._current:  # the first of calls that go on at once, which are compared together
             self._before = Surroundings()
-        self._current[self._count] = call = Call(told, batch, waits)
+        self._current[self._count] = call = Call(told, batch, is_coroutine)
         self._write()
         if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
             # without the user's settings and packages (-I, -S), so that it starts at once
@@ -163,7 +163,7 @@ class Calls:
             if time.monotonic() < call.told["deadline"]:
                 continue
             call.is_late = True
-            if not call.waits:
+            if not call.is_coroutine:
                 raise TimeIsUp
             call.told["deadline"] = float("inf")  # so that the watcher lets the run end by itself
             self._write()
@@ -210,11 +210,12 @@ def file_of(args: Any) -> Path:
 
 
 @contextmanager
-def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str, Any]]:
+def in_call(name: str, sample: dict[str, Any], is_coroutine: bool) -> Iterator[dict[str, Any]]:
     """Yield copies of a reward function's arguments, with which the block calls it.
 
     In a recipe, the function must end in time, and must not end the process or leave changes
-    behind. `waits`: whether it is a coroutine.
+    behind. A plain function that is late ends by `TimeIsUp`, raised inside it; a coroutine runs in
+    another thread, and ends with the run.
 
     Raises:
         InputError: it did otherwise. Exceptions of its own pass through.
@@ -223,19 +224,20 @@ def in_call(name: str, sample: dict[str, Any], waits: bool) -> Iterator[dict[str
     if calls is None or not calls.is_here():  # outside of a recipe, or in a forked process
         yield sample
         return
-    call = calls.begin(name, sample, waits)
+    call = calls.begin(name, sample, is_coroutine)
     try:
         yield {key: copied(value) for key, value in sample.items()}
-    except Stopped:  # by a signal
+    except Stopped:  # the run's own SystemExit, after a signal
         raise
     except TimeIsUp:  # `check` says so, by `is_late`
         pass
     except SystemExit as stop:
+        # os._exit, as replaced here, raises it, too, and has set the fault by then
         call.fault = call.fault or f"called sys.exit({stop.code!r})"
     except KeyboardInterrupt:  # of its own: Ctrl-C raises none in a recipe
         call.fault = "raised KeyboardInterrupt"
     except CancelledError:
-        if call.is_late:  # `_on_time_up` ended the run, and with it the event loop
+        if call.is_late:  # the run is ending, and cancels what its event loop still runs
             raise
         call.fault = "raised CancelledError"
     finally:

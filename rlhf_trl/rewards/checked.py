@@ -18,7 +18,7 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
     A result is a list with one number per completion, which float32 can sum, or None: TRL reads it
     as "this does not apply here".
     """
-    waits = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    is_coroutine = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     @contextmanager
     def named(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -29,7 +29,7 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
         from rlhf_trl.rewards.calls import in_call
 
         try:
-            with in_call(name, sample, waits) as arguments:
+            with in_call(name, sample, is_coroutine) as arguments:
                 yield arguments
         except InputError:  # of `in_call`, or the function's own: says itself what to do
             raise
@@ -37,7 +37,7 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
             from rlhf_trl.rewards.faults import culprit_in_time, place_of, where
 
             # a coroutine cannot be called anew here
-            at_fault = None if waits else culprit_in_time(function, name, sample, error)
+            at_fault = None if is_coroutine else culprit_in_time(function, name, sample, error)
             raise InputError(
                 f"reward function {name!r} raised {type(error).__name__}: {error}"
                 f"{place_of(error)} {where(sample, at_fault)}; fix it, or return None where it "
@@ -54,7 +54,7 @@ def checked(function: RewardFunc, name: str) -> RewardFunc:
             rewards = function(**arguments)
         return _validated(rewards, name, kwargs)
 
-    wrapped = wraps(function)(waiting if waits else wrapper)
+    wrapped = wraps(function)(waiting if is_coroutine else wrapper)
     # TRL logs it by this: without the module of a dotted path
     wrapped.__name__ = name.rpartition(".")[2]
     return wrapped

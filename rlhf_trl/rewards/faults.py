@@ -38,7 +38,7 @@ def culprit_in_time(
     from rlhf_trl.rewards.calls import in_call
 
     try:
-        with in_call(name, sample, waits=False) as arguments:
+        with in_call(name, sample, is_coroutine=False) as arguments:
             return culprit(function, arguments, error)
     except InputError:
         return None

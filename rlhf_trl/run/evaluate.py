@@ -56,10 +56,17 @@ def evaluate(
 ) -> str:
     """Let models answer the same held-out prompts, and return one table (or JSON) of their scores.
 
-    Prompts and rewards are those of `config` (None: of the first run's), with `words` as on a
-    recipe's command line. Pairs and answers of one's own are read, too: see `HeldRows`. A
-    `reward_model` scores the answers, too, and the KL of sampled ones is measured to a `reference`.
-    `answers` is the JSONL file that gets them all.
+    Where the held-out rows have completions (pairs, or answers to learn), the models also read
+    these, and get what training measures on them (`HeldRows`).
+
+    Args:
+        models: runs, checkpoints, folders or hub names.
+        answers: the JSONL file to write, with the answers of all models to each prompt.
+        config: whose prompts and rewards are taken; None: the first run's.
+        words: options of that config, as on a recipe's command line.
+        reward_model: scores the answers, beside the rewards.
+        reference: the model that the KL of sampled answers is measured to.
+        as_json: return JSON in place of a table.
     """
     if len(set(models)) < len(models):
         raise InputError(f"a model is named twice ({', '.join(models)}); name each once.")
@@ -71,9 +78,9 @@ def evaluate(
     run = _run_of(policies, config, words)
     reference_policy = run.load(reference_model) if reference_model else None
     held = HeldRows(run.loaded, run.data, run.rows)
-    if held.needs_reference:
-        start = run.loaded.model.model_name_or_path
-        held.set_reference(run.load(Named(start, start)))
+    start = run.loaded.model.model_name_or_path
+    if held.compares_with_start:  # rewards of preference losses are relative to it
+        held.read_by_start(run.load(Named(start, start)))
     results = _answer(policies, run, held, judge, reference_policy)
     _write_answers(answers, run.rows, results)
 
@@ -89,7 +96,7 @@ def evaluate(
         }
         return json.dumps(content, indent=2)
     legend = ""  # further parts of the line that `table` ends with
-    if held.needs_reference:
+    if held.compares_with_start:
         legend += f"; rewards: relative to {start}, the run's start"
     if reference:
         legend += f"; sampled kl: to {reference}, nats per answer"

@@ -21,7 +21,7 @@ WAIT = 5.0  # seconds in which the first process of a machine may say what all o
 
 
 def report(error: BaseException, with_traceback: bool) -> None:
-    """End this process with a sentence; return where the error is to be raised again.
+    """End this process with a sentence; return only if the caller is to raise the error again.
 
     An `InputError` is its sentence, and so is a disk that is full or cannot be written. A
     `ValueError` of a library keeps its traceback, and its message is repeated as the last line;
@@ -57,8 +57,8 @@ def report(error: BaseException, with_traceback: bool) -> None:
         )
     if isinstance(error, ValueError):
         _end(message, with_traceback=True)
-    if signals.left:
-        error.add_note(signals.left)
+    if signals.saved_note:
+        error.add_note(signals.saved_note)
 
 
 def _end(sentence: str, with_traceback: bool) -> NoReturn:
@@ -67,7 +67,7 @@ def _end(sentence: str, with_traceback: bool) -> NoReturn:
     The launcher of several prints a traceback of its own after they have ended; torch has a file
     whose message it puts at the end of that.
     """
-    sentence = f"{sentence} {signals.left}".rstrip()
+    sentence = f"{sentence} {signals.saved_note}".rstrip()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None or not _handed_on(f"error: {sentence}", Path(path)):
         end(sentence, with_traceback)

@@ -50,11 +50,11 @@ class HeldRows:
             self._sides = ("chosen", "rejected") if paired else ("completion",)
 
     @property
-    def needs_reference(self) -> bool:
+    def compares_with_start(self) -> bool:
         """Whether the run compares its policy with the model that it started from."""
         return self.noun not in (None, "answers") and self._loaded.row.row.reference
 
-    def set_reference(self, policy: Policy) -> None:
+    def read_by_start(self, policy: Policy) -> None:
         """Let the model that a run started from read the rows."""
         texts = self._texts(policy.processing_class)
         self._reference = texts, self._read(policy, texts)

@@ -33,7 +33,7 @@ class Signals:
     received: int | None = None  # the first, of any process once all have agreed to stop
     training: bool = False  # from the first step on; then a signal waits for a boundary
     folder: Path | None = None  # the run's, once it is known
-    left: str = ""  # what a run that failed has saved, in a sentence
+    saved_note: str = ""  # what a run that failed has saved, in a sentence
     interrupted: float = math.inf  # when the first SIGINT came
 
     @contextmanager

@@ -116,7 +116,7 @@ class Stop(TrainerCallback):
             if signals.training:
                 from rlhf_trl.run.early_checkpoints import save_boundary
 
-                signals.left = save_boundary(self._trainer, self._restore)
+                signals.saved_note = save_boundary(self._trainer, self._restore)
             raise
 
 

@@ -246,7 +246,7 @@ def build(
 ) -> Any:
     """Return a trainer with its data, and with panels of samples if the recipe has them.
 
-    `arguments` are further ones of the trainer, and go before those that all trainers get.
+    `arguments` are further ones of the trainer; they replace those that all trainers get.
     """
     check_held_out(loaded.trl, data.held_out)
     from trl import get_peft_config, get_quantization_config
@@ -263,9 +263,9 @@ def build(
     quantization = get_quantization_config(loaded.model)
     if quantization is not None:  # ORPOTrainer has no such argument, not even for None
         common["quantization_config"] = quantization
-    with as_saved(common["model"]):
+    with as_saved(common["model"]):  # where it loads the model, no weight may be missing
         trainer = trainer_class(**common | arguments)
-    if not loaded.own.warmup_from_zero:
+    if not loaded.own.warmup_from_zero:  # as the book's code warms up
         from rlhf_trl.run.warmup import WarmupFromFirstStep
 
         trainer.add_callback(WarmupFromFirstStep(trainer.args))

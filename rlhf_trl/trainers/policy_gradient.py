@@ -118,13 +118,15 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     _finished: list[bool]  # which of the completions that are being judged the model ended
 
     def __init__(self, model: Any, args: Any = None, **kwargs: Any):
-        args, row = self._take(args, model), self._row
+        args = self._take(args, model)  # sets what is read below: _row, _parameters, _stock ...
+        row = self._row
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
         self._unrecorded = {}
         self._ahead: list[dict[str, Any]] = []  # generations of a window that are not yet used
-        self._window_tokens: Tensor | None = None  # of each window that a generation feeds
+        # tokens of each accumulation window (optimizer step) that the generation is learned in
+        self._window_tokens: Tensor | None = None
         super().__init__(model, args=args, **kwargs)
         self.reward_funcs = [
             with_finished(function, lambda: self._finished, only_by_name=self._stock)
@@ -136,8 +138,9 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
         self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
-        self.drops_groups = self._algorithm == "dapo" and self._formulation == "code"
-        self.drops_groups &= not self._rounds
+        # the book's code trains without groups of equal rewards; `_rounds` draws new ones instead
+        is_books_dapo = self._algorithm == "dapo" and self._formulation == "code"
+        self.drops_groups = is_books_dapo and not self._rounds
 
     def _counts_examples(self) -> bool:
         rounds = "dynamic_sampling_rounds"
