@@ -181,7 +181,7 @@ class CheckedConfig(Written):
 
         Choices are the fields typed `Literal` (such as `source`), and the keys outside the block in
         `ONLY_WITH` (such as `algorithm`). A key of the block that goes with another choice is an
-        error, unless the choice was written later than the key, which is then laid aside.
+        error, unless the choice was written later than the key, which then does not count.
         """
         if len(kinds) == 1:
             return kinds[0]
