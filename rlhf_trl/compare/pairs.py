@@ -368,7 +368,9 @@ def _written(way: str, number: int, pair: dict[str, Any]) -> dict[str, Any]:
     and one token spans prompt and answer; "implicit": each answer with the prompt before it, and
     no prompt of its own.
     """
-    prompt, chosen, rejected = pair["prompt"], pair["chosen"], pair["rejected"]
+    prompt = pair["prompt"]
+    chosen = pair["chosen"]
+    rejected = pair["rejected"]
     if way == "implicit":
         return {"chosen": f"{prompt} {chosen}", "rejected": f"{prompt} {rejected}"}
     if way == "chat":

@@ -247,7 +247,9 @@ def distillation_loss(
     tensors = _read_tensors(row.label, look_up(book.distillation, row.loss), tensors, {"mask"})
     name = student_name(row)  # "logps" or "logits"
     tensors = promoted(tensors, name)
-    student, teacher, mask = tensors[name], tensors[f"teacher_{name}"], tensors["mask"]
+    student = tensors[name]
+    teacher = tensors[f"teacher_{name}"]
+    mask = tensors["mask"]
     form = "BT" if name == "logps" else "BTV"
     shapes = {name: form, f"teacher_{name}": f"{form}|K{form}", "mask": "BT"}
     _check_shapes(row.label, {name: student, **tensors}, shapes)  # the first one sets the sizes
@@ -271,7 +273,9 @@ def distillation_loss(
 
 def _check_tokens(row: RewardModel, tensors: Mapping[str, Tensor]) -> None:
     """Refuse logits and labels of tokens or steps whose shapes or values are impossible."""
-    label, logits, labels = row.label, tensors["logits"], tensors["labels"]
+    label = row.label
+    logits = tensors["logits"]
+    labels = tensors["labels"]
     classes = 3 if row.loss == "process" else 2
     # a label for a whole completion does not tell its tokens; the mask does
     shapes = {"logits": "BT", "labels": "BT|B" if "mask" in tensors else "BT", "mask": "BT"}

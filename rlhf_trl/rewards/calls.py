@@ -31,7 +31,7 @@ class TimeIsUp(BaseException):
 class Call:
     """One call of a reward function, while it goes on."""
 
-    told: dict[str, Any]  # to the watcher: number, deadline and so on (see `Calls.begin`)
+    entry: dict[str, Any]  # for the watcher: number, deadline and so on (see `Calls.begin`)
     batch: dict[str, Any]  # prompts and completions
     is_coroutine: bool
     is_late: bool = False
@@ -93,7 +93,7 @@ class Calls:
         batch_file = f"{self._folder}/reward-batch-{step}rank-{self._rank}.json"
         place = described(about)
         self._count += 1
-        told = {
+        entry = {
             "number": self._count,
             "about": about,
             "batch_file": batch_file,
@@ -109,7 +109,7 @@ class Calls:
         batch = {key: plain(sample.get(key)) for key in ("prompts", "completions")}
         if not self._current:  # the first of calls that go on at once, which are compared together
             self._before = Surroundings()
-        self._current[self._count] = call = Call(told, batch, is_coroutine)
+        self._current[self._count] = call = Call(entry, batch, is_coroutine)
         self._write()
         if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
             # without the user's settings and packages (-I, -S), so that it starts at once
@@ -122,7 +122,7 @@ class Calls:
         if not self.is_here():
             os.write(STDERR, b"error: a reward function has forked, and its child returned\n")
             self._exit(1)
-        if self._current.pop(call.told["number"], None) is None:
+        if self._current.pop(call.entry["number"], None) is None:
             return  # a coroutine that ends after `close`
         self._write()
         if not self._current:  # earlier, others may still use what they have changed
@@ -131,7 +131,7 @@ class Calls:
     def check(self, call: Call) -> None:
         """Refuse what a call that has ended did beside its rewards."""
         if call.is_late:
-            raise InputError(call.told["if_late"])
+            raise InputError(call.entry["if_late"])
         fault, remedy = call.fault, "return rewards, or raise an exception"
         if not fault and call.changed:
             fault, remedy = f"changed {' and '.join(call.changed)}", "let it undo what it changes"
@@ -140,7 +140,7 @@ class Calls:
             fault = f"seeded {' and '.join(seeded)}, which training draws from"
             remedy = "use a generator of its own, such as random.Random(0) or torch.Generator()"
         if fault:
-            about = call.told["about"]
+            about = call.entry["about"]
             name, place = about["function"], described(about)
             raise InputError(f"reward function {name!r} {fault}{place}; {remedy}.")
 
@@ -149,9 +149,9 @@ class Calls:
         return os.getpid() == self._process
 
     def _write(self) -> None:
-        told = json.dumps([call.told for call in self._current.values()])
+        entries = json.dumps([call.entry for call in self._current.values()])
         batches = {number: call.batch for number, call in self._current.items()}
-        os.pwrite(self._file, told.encode() + b"\n" + marshal.dumps(batches), 0)
+        os.pwrite(self._file, entries.encode() + b"\n" + marshal.dumps(batches), 0)
 
     def _on_time_up(self, *_: Any) -> None:
         """Raise in the main thread what ends a call that is late.
@@ -160,15 +160,15 @@ class Calls:
         thread of TRL's, for which this one waits: what is raised here ends the run.
         """
         for call in list(self._current.values()):  # another thread may end one
-            if time.monotonic() < call.told["deadline"]:
+            if time.monotonic() < call.entry["deadline"]:
                 continue
             call.is_late = True
             if not call.is_coroutine:
                 raise TimeIsUp
-            call.told["deadline"] = float("inf")  # so that the watcher lets the run end by itself
+            call.entry["deadline"] = float("inf")  # so that the watcher lets the run end by itself
             self._write()
             self._before.bring_back()
-            raise InputError(call.told["if_late"])
+            raise InputError(call.entry["if_late"])
 
     def _exit_unless_called(self, code: int) -> None:
         """End this process as `os._exit` does, unless a reward function asks for it."""
