@@ -5,7 +5,6 @@ import gc
 import importlib.metadata
 import json
 import os
-import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -39,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_drift,
         _add_race,
         _add_best_of_n,
-        _add_overoptimize,
+        _add_pipeline,
         _add_evaluate,
         _add_chat,
         _add_merge,
@@ -135,12 +134,7 @@ def _add_race(commands: _Commands) -> None:
         help="one update per generation; by default two (num_iterations 2), since with one no "
         "ratio leaves 1 and most losses coincide",
     )
-    _add_campaign_options(option, "race")
-
-
-def _add_campaign_options(option: Option, folder: str) -> None:
-    """Add the options of commands that do several runs."""
-    option("--output_dir", default=f"outputs/{folder}", help="(%(default)s)")
+    option("--output_dir", default="outputs/race", help="(%(default)s)")
     option("--seeds", type=int, default=3, help="runs of each, all on one dataset.seed (3)")
     option("--jobs", type=int, default=1, help="side by side, a thread each (1)")
 
@@ -160,14 +154,23 @@ def _add_best_of_n(commands: _Commands) -> None:
     )
 
 
-def _add_overoptimize(commands: _Commands) -> None:
+def _add_pipeline(commands: _Commands) -> None:
+    """Add `rlhf-trl pipeline` with its options."""
     option = commands.add(
-        "overoptimize",
-        _overoptimize,
-        "train policies on reward models and past what those are good for: table and figure",
-        "Every other option goes to the policies' recipe, as in --learning_rate 2e-4.",
+        "pipeline",
+        _pipeline,
+        "from preferences to a frontier: train a list of stages, let them answer, write a page",
+        "Every other option goes to all stages, as in --model_name_or_path or --dataset.path.",
     )
-    _add_campaign_options(option, "overoptimization")
+    option("config", help="YAML file of the stages, such as configs/pipeline/tiny.yaml")
+    option("--output_dir", help="(that of the YAML)")
+    option("--seeds", type=int, default=1, help="runs of each stage (1)")
+    option("--jobs", type=int, default=1, help="runs side by side (1)")
+    option(
+        "--accelerate",
+        metavar="FILE",
+        help="launch with this config (configs/accelerate/cpu.yaml, each run on one thread)",
+    )
 
 
 CHANGES_THE_CONFIG = "Every other option changes the config; write them after the models."
@@ -416,15 +419,21 @@ def _merge(args: argparse.Namespace) -> None:
     print(f"{folder} holds the merged model; its logits differ from the unmerged ones by {gap:.1e}")
 
 
-def _overoptimize(args: argparse.Namespace) -> None:
-    """Run the campaign's own script, which is no part of the package."""
-    from rlhf_trl.run.folders import home
+def _pipeline(args: argparse.Namespace) -> None:
+    """Do what is left of a pipeline."""
+    from rlhf_trl.models import load_quietly
+    from rlhf_trl.pipeline.command import pipeline
 
-    campaign = home() / "recipes" / "experiments" / "2026-11-20-over-optimization"
-    script = runpy.run_path(str(campaign / "overoptimization.py"))
-    folder = Path(args.output_dir)
-    print(script["overoptimize"](folder, args.seeds, jobs=args.jobs, extra=args.recipe_options))
-    print(f"\noveroptimization.md, overoptimization.json and overoptimization.png are in {folder}")
+    load_quietly()
+    page = pipeline(
+        args.config,
+        args.seeds,
+        jobs=args.jobs,
+        accelerate=args.accelerate,
+        output_dir=args.output_dir,
+        words=args.recipe_options,
+    )
+    print(f"{page} is written; open it in a browser")
 
 
 def _probe(args: argparse.Namespace) -> None:

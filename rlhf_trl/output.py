@@ -16,6 +16,8 @@ from rlhf_trl.errors import InputError
 
 MANIFEST = "manifest.json"  # put into a checkpoint last; without it, there is no checkpoint
 LOCK = ".lock"  # names the process that writes to a folder
+# What a command that does several runs keeps in the folder of each, before anything else is there.
+ASKED, PRINTED, COST = "asked.json", "output.txt", "cost.json"
 RECORD = "rollouts.sqlite"  # of rollouts; resuming deletes what came after the checkpoint from it
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
@@ -180,13 +182,13 @@ def hold(folder: Path) -> None:
 
 
 def _holds_files(folder: Path) -> bool:
-    return any(path.name != LOCK for path in folder.iterdir())
+    return any(path.name not in (LOCK, ASKED, PRINTED, COST) for path in folder.iterdir())
 
 
 def _begun(folder: Path) -> bool:
     """Return whether a run has begun in a folder, even if it has not written its config yet."""
     # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    kept = (".", "samples-", "answers", RECORD, "round-", "reward-batch-")
+    kept = (".", "samples-", "answers", RECORD, "round-", "reward-batch-", ASKED, PRINTED, COST)
     early = all(path.name.startswith(kept) for path in folder.iterdir())
     return early or (folder / "config.yaml").exists()
 

@@ -20,7 +20,6 @@ from two_processes import on_two_processes
 from rlhf_trl.run.options import join_options
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "recipes" / "experiments" / "2026-11-20-over-optimization"))
 
 LONG = (
     *("test_zero", "test_compare", "test_scripts", "test_recipes", "test_gpu_report"),
@@ -138,26 +137,28 @@ def launch(tmp_path):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Let `race` and `overoptimize` start a function in place of the recipes; return the calls.
+    """Let commands that do several runs start a function in place of the recipes.
 
-    The function takes the run's folder as it will be, the one to write to, and the options.
+    The function takes the run's folder and its options. Returned is the list of both, by start.
     """
 
     def stand_in(leave):
         started = []
+        start_process = subprocess.Popen
 
-        def start(command, **_):
+        def start(command, **options_of_process):
             words = command[command.index("--config_file") + 3 :]
             options = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
-            part = Path(options["--output_dir"])
-            folder = part.with_name(part.name.removeprefix(".").removesuffix(".part"))
+            folder = Path(options["--output_dir"])
             started.append((str(folder), options))
-            part.mkdir(parents=True)
-            (part / "config.yaml").write_text(f"output_dir: {part}\nseed: {options['--seed']}\n")
-            leave(folder, part, options)
-            return subprocess.CompletedProcess(command, 0, "the last line\n")
+            config = f"output_dir: {folder}\nseed: {options['--seed']}\n"
+            (folder / "config.yaml").write_text(config)
+            (folder / "model").mkdir()
+            (folder / "learning_curve.png").write_text("")
+            leave(folder, options)
+            return start_process(["echo", "the last line"], **options_of_process)
 
-        monkeypatch.setattr("rlhf_trl.run.race.subprocess.run", start)
+        monkeypatch.setattr("rlhf_trl.run.jobs.subprocess.Popen", start)
         return started
 
     return stand_in

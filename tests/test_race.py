@@ -38,7 +38,7 @@ def finished(folder, exact, reward=0.1, conditions=None, **more):
 
 def test_the_table_is_mean_and_spread_over_seeds(tmp_path, monkeypatch, capsys, stand_in):
     monkeypatch.chdir(tmp_path)
-    started = stand_in(lambda folder, part, _: finished(part, 0.9 - int(folder.name[-1]) / 10))
+    started = stand_in(lambda folder, _: finished(folder, 0.9 - int(folder.name[-1]) / 10))
     monkeypatch.setenv("COLUMNS", "120")
     command = ["race", "--algorithms", "grpo"]
     main(command)
@@ -76,23 +76,24 @@ def test_a_race_trains_what_is_missing_and_keeps_what_is_there(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     small = ["--dataset.size", "40", "--dataset.eval_size", "8", "--max_steps", "2"]
     batch = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
-    run = subprocess.run
+    start = subprocess.Popen
     words = GymTasks(GymData(specs=[SPELL], size=1, eval_size=8)).held_out
     questions = fingerprint(prompt_key(row["prompt"]) for row in words)
     conditions = {"questions": 8, "questions_fingerprint": questions}
-    stand_in(lambda folder, part, _: finished(part, 0.9, conditions=conditions))
+    stand_in(lambda folder, _: finished(folder, 0.9, conditions=conditions))
     race.race(["grpo"], 1, tmp_path, extra=small + batch)
-    monkeypatch.setattr(subprocess, "run", run)
-    interrupted = tmp_path / "grpo" / ".seed-1.part"
+    monkeypatch.setattr(subprocess, "Popen", start)
+    interrupted = tmp_path / "grpo" / "seed-1"  # before its first checkpoint
     interrupted.mkdir()
-    (interrupted / "half").write_text("")
+    (interrupted / "asked.json").write_text("{}")
+    (interrupted / "output.txt").write_text("what it had printed\n")
     race.race(["grpo"], 2, tmp_path, extra=small + batch)
     trained = json.loads((tmp_path / "grpo" / "seed-1" / "summary.json").read_text())
     assert (trained["steps"], trained["name"]) == (2, "grpo (chapter)")
     assert not (tmp_path / "grpo" / "seed-1" / "value_model").exists()
     kept = json.loads((tmp_path / "grpo" / "seed-0" / "summary.json").read_text())
     assert kept["after"] == {"eval_exact_match": 0.9}
-    assert not interrupted.exists()
+    assert (interrupted / "output.txt").read_text().startswith("what it had printed\n")
     config = read_config(tmp_path / "grpo" / "seed-1" / "config.yaml")
     assert config["output_dir"] == str(tmp_path / "grpo" / "seed-1")
 
@@ -107,7 +108,7 @@ def config(tmp_path, monkeypatch):
 
 
 def test_runs_with_other_options_are_not_mixed(tmp_path, config, stand_in):
-    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    started = stand_in(lambda folder, _: finished(folder, 0.9))
     folder, options = tmp_path / "race", {"config": str(config)}
     race.race(["grpo"], 1, folder, **options, extra=["--max_steps", "5"])
     for change in ({"extra": ["--max_steps", "6"]}, {}, {"iterations": 2}):
@@ -122,7 +123,7 @@ def test_runs_with_other_options_are_not_mixed(tmp_path, config, stand_in):
     ("iterations", "extra"), [(1, []), (2, []), (1, ["--num_iterations", "3"])]
 )
 def test_updates_per_generation_are_those_of_the_race(tmp_path, stand_in, iterations, extra):
-    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    started = stand_in(lambda folder, _: finished(folder, 0.9))
     race.race(["gspo", "grpo"], 1, tmp_path / "race", iterations=iterations, extra=extra)
     wanted = extra[-1] if extra else str(iterations)
     (_, gspo), (_, grpo) = started
@@ -131,7 +132,7 @@ def test_updates_per_generation_are_those_of_the_race(tmp_path, stand_in, iterat
 
 
 def test_a_run_is_not_reused_after_its_config_was_edited(tmp_path, config, stand_in):
-    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    started = stand_in(lambda folder, _: finished(folder, 0.9))
     folder, options = tmp_path / "race", {"config": str(config)}
     race.race(["grpo"], 1, folder, **options)
     config.with_name("base.yaml").write_text("learning_rate: 1.0e-3\nmax_steps: 5\n")
@@ -147,8 +148,8 @@ def test_a_run_is_not_reused_after_its_config_was_edited(tmp_path, config, stand
 
 
 def test_a_config_edited_during_the_race_is_found(tmp_path, config, stand_in):
-    def leave(folder, part, options):
-        finished(part, 0.9)
+    def leave(folder, options):
+        finished(folder, 0.9)
         config.write_text("extends: base.yaml\nmax_steps: 9\n")
 
     stand_in(leave)
@@ -158,7 +159,7 @@ def test_a_config_edited_during_the_race_is_found(tmp_path, config, stand_in):
 
 
 def test_a_finished_run_names_its_own_folder(tmp_path, config, stand_in):
-    stand_in(lambda folder, part, _: finished(part, 0.9))
+    stand_in(lambda folder, _: finished(folder, 0.9))
     race.race(["grpo"], 2, tmp_path / "race", config=str(config))
     for seed in (0, 1):
         folder = tmp_path / "race" / "grpo" / f"seed-{seed}"
@@ -166,10 +167,10 @@ def test_a_finished_run_names_its_own_folder(tmp_path, config, stand_in):
 
 
 def test_final_numbers_are_those_of_the_model_that_is_kept(tmp_path, config, stand_in):
-    def leave(folder, part, options):
-        finished(part, 0.9)
-        summary = json.loads((part / "summary.json").read_text())
-        (part / "summary.json").write_text(json.dumps({**summary, "model_step": 3}))
+    def leave(folder, options):
+        finished(folder, 0.9)
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps({**summary, "model_step": 3}))
 
     stand_in(leave)
     race.race(["grpo"], 1, tmp_path / "race", config=str(config))
@@ -269,7 +270,7 @@ def test_a_race_says_what_its_columns_are(
     tmp_path, monkeypatch, capsys, stand_in, options, updates
 ):
     monkeypatch.chdir(tmp_path)
-    stand_in(lambda folder, part, _: finished(part, 0.9))
+    stand_in(lambda folder, _: finished(folder, 0.9))
     main(["race", "--algorithms", "grpo", "--seeds", "1", *options])
     legend = (
         "exact match: share of right greedy answers to held-out questions; "
@@ -286,7 +287,7 @@ def test_a_race_says_what_its_columns_are(
 def test_a_race_of_preferences_shows_pairs(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(tmp_path)
     pairs = {"dpo": {"eval_rewards/margins": 1, "eval_pair_accuracy": 0.75}, "sft_chosen": {}}
-    stand_in(lambda folder, part, _: finished(part, 0.9, **pairs[folder.parent.name]))
+    stand_in(lambda folder, _: finished(folder, 0.9, **pairs[folder.parent.name]))
     race.race(["dpo", "sft_chosen"], 1, tmp_path)
     lines = (tmp_path / "race.md").read_text().splitlines()
     assert lines[0] == (
@@ -301,9 +302,9 @@ def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     metrics = {"orm": {"eval_auc": 0.75}, "prm": {"eval_first_error": 0.75}}
 
-    def leave(folder, part, options):
-        finished(part, 0.9, **metrics[folder.parent.name])
-        for file in (part / "summary.json", part / "log.json"):
+    def leave(folder, options):
+        finished(folder, 0.9, **metrics[folder.parent.name])
+        for file in (folder / "summary.json", folder / "log.json"):
             file.write_text(file.read_text().replace("eval_exact_match", "eval_best_of_n"))
 
     stand_in(leave)
@@ -321,10 +322,10 @@ def test_a_race_of_reward_models_shows_what_was_measured(tmp_path, monkeypatch, 
 def test_what_a_run_started_from_and_has_seen_stands_beside_its_result(tmp_path, stand_in):
     seen = {"dpo": (6356, "pairs"), "sft_chosen": (6400, "answers")}
 
-    def leave(folder, part, options):
+    def leave(folder, options):
         number, kind = seen[folder.parent.name]
         conditions = {"questions": 512, "seen": number, "seen_kind": kind}
-        finished(part, 0.9, conditions=conditions)
+        finished(folder, 0.9, conditions=conditions)
 
     stand_in(leave)
     lines = race.race(["dpo", "sft_chosen"], 2, tmp_path)
@@ -346,7 +347,7 @@ def test_what_a_run_started_from_and_has_seen_stands_beside_its_result(tmp_path,
 def test_other_questions_are_refused_before_anything_is_trained(
     tmp_path, stand_in, algorithms, extra, told
 ):
-    started = stand_in(lambda folder, part, _: finished(part, 0.9))
+    started = stand_in(lambda folder, _: finished(folder, 0.9))
     with pytest.raises(InputError) as stop:
         race.race(algorithms.split(","), 1, tmp_path, extra=extra)
     assert told in str(stop.value) and "\n" not in str(stop.value)
@@ -359,8 +360,8 @@ def test_other_questions_are_refused_before_anything_is_trained(
 def test_runs_tested_on_other_questions_of_a_file_are_not_ranked(tmp_path, config, stand_in):
     config.write_text("dataset: {source: path, path: mine.jsonl, eval_size: 9}\n")
 
-    def leave(folder, part, options):
-        finished(part, 0.9, conditions={"questions_fingerprint": folder.parent.name})
+    def leave(folder, options):
+        finished(folder, 0.9, conditions={"questions_fingerprint": folder.parent.name})
 
     stand_in(leave)
     told = r"grpo/seed-0 was tested on 256 questions and gspo/seed-0 on others \(256\), so that"
@@ -370,7 +371,7 @@ def test_runs_tested_on_other_questions_of_a_file_are_not_ranked(tmp_path, confi
 
 
 def test_a_run_that_does_not_say_what_it_was_tested_on_is_refused(tmp_path, config, stand_in):
-    stand_in(lambda folder, part, _: finished(part, 0.9))
+    stand_in(lambda folder, _: finished(folder, 0.9))
     race.race(["grpo"], 1, tmp_path / "race", config=str(config))
     path = tmp_path / "race" / "grpo" / "seed-0" / "summary.json"
     summary = json.loads(path.read_text())
@@ -385,9 +386,12 @@ def test_a_run_that_fails_in_a_race_is_shown_whole_with_traceback(
     words, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    printed = "KeyError: 'deep'\nerror: the key is wrong.\n"
-    failed = subprocess.CompletedProcess([], 1, stdout=printed)
-    monkeypatch.setattr(race.subprocess, "run", lambda *_, **__: failed)
+    printed = "KeyError: 'deep'\\nerror: the key is wrong.\\n"
+    fail = ["sh", "-c", f'printf "{printed}"; exit 1']
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        "rlhf_trl.run.jobs.subprocess.Popen", lambda _, **options: start(fail, **options)
+    )
     with pytest.raises(SystemExit, match=r"^error: .* failed: error: the key is wrong"):
         main(["race", "--algorithms", "grpo", "--seeds", "1", *words])
     assert ("KeyError: 'deep'" in capsys.readouterr().err) == bool(words)

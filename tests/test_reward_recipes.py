@@ -654,3 +654,22 @@ def test_neutral_steps_are_no_second_class_where_nothing_is_learned_from_them(re
     path = written(tmp_path, [{**TRACES[0], "labels": [0, 0]}] * 8)
     sentence = refused("prm", config.with_suffix(""), *from_file(path), folder=tmp_path / "b")
     assert "has no label that is not neutral" in sentence
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    ("recipe", "config", "kind"),
+    [
+        ("grpo", "grpo_reward", "reward"),
+        ("grpo", "grpo_orm", "orm"),
+        ("grpo", "grpo_prm", "prm"),
+        ("ppo", "ppo_reward", "reward"),
+    ],
+)
+def test_every_kind_of_reward_model_teaches(run, tmp_path, recipe, config, kind):
+    trained, _ = run(kind, kind, folder=tmp_path / "reward")
+    words = ["--reward_model", trained / "model"]
+    folder, _ = run(recipe, config, *words, folder=tmp_path / "policy")
+    summary = json.loads((folder / "summary.json").read_text())
+    for metric in ("eval_exact_match", "eval_sampled_exact_match"):
+        assert summary["after"][metric] >= summary["before"][metric] + 0.15

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import direct_alignment_cases
-import overoptimization
 import policy_gradient_cases
 import pytest
 import reward_model_cases
@@ -238,27 +237,21 @@ def test_the_sft_recipe_demonstrates_with_the_data_sets_seed(run, monkeypatch):
         run("sft", "sft", "--dataset.seed", 5)
 
 
-@pytest.mark.parametrize("kind", ["race", "overoptimize"])
-def test_every_run_of_several_gets_its_seed(kind, tmp_path, monkeypatch):
+def test_every_run_of_a_race_gets_its_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    module = race if kind == "race" else overoptimization
-    trained = []
+    asked = []
 
-    def train_all(runs, jobs):
-        trained.extend(runs)
-        if kind == "race" or len(trained) > len(runs):  # policies come after their reward models
-            raise Stop
+    def do_all(to_do, jobs):
+        asked.extend(to_do)
+        raise Stop
 
-    monkeypatch.setattr(module, "train_all", train_all)
+    monkeypatch.setattr(race, "do_all", do_all)
     with pytest.raises(Stop):
-        if kind == "race":
-            race.race(["grpo", "dpo"], 3, tmp_path, extra=["--dataset.eval_size", "256"])
-        else:
-            overoptimization.overoptimize(tmp_path, 3)
-    assert {folder.name for folder, _, _ in trained} == {"seed-0", "seed-1", "seed-2"}
-    for folder, _, words in trained:
-        assert words.count("--seed") == 1
-        assert folder.name == f"seed-{words[words.index('--seed') + 1]}"
+        race.race(["grpo", "dpo"], 3, tmp_path, extra=["--dataset.eval_size", "256"])
+    assert {job.folder.name for job in asked} == {"seed-0", "seed-1", "seed-2"}
+    for job in asked:
+        assert job.words.count("--seed") == 1
+        assert job.folder.name == f"seed-{job.words[job.words.index('--seed') + 1]}"
 
 
 def test_a_runs_seed_is_that_of_its_trainer(run):

@@ -2,12 +2,7 @@
 
 import json
 import math
-import os
-import shutil
 import statistics
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +15,11 @@ from rlhf_trl.evaluation.tables import Line, markdown, mean_and_spread
 from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.config_types import show
-from rlhf_trl.run.differences import differences
 from rlhf_trl.run.folders import home
+from rlhf_trl.run.jobs import Job, do_all
 from rlhf_trl.run.options import join_options, read_options
 from rlhf_trl.run.stages import stage_of_config
-from rlhf_trl.run.yaml_loader import dump_yaml
 
-ASKED = "asked.json"  # in the folder of a run: its request, that is, what it was started with
 CURVES = ("eval_exact_match", "eval_best_of_n")  # a run has one of them
 # what a summary says of a run that tells whether another can be compared with it
 CONDITIONS = ("questions", "questions_fingerprint", "seen", "seen_kind")
@@ -96,14 +89,14 @@ def race(
     unless there is one `config` for all. `extra` are further options of the recipe, and
     `iterations` is num_iterations of the policy gradients, unless `extra` has one.
     """
-    runs = []
+    to_do = []
     for name in algorithms:
         for seed in range(seeds):
             script, words = _command(name, config, seed, iterations)
             options = join_options(words, extra or [])
-            runs.append((folder / name / f"seed-{seed}", script, options))
-    _check_before(runs)
-    train_all(runs, jobs)
+            to_do.append(Job(folder / name / f"seed-{seed}", script, options, kind=name))
+    _check_before(to_do)
+    do_all(to_do, jobs)
     results = {
         name: [_read(folder / name / f"seed-{seed}") for seed in range(seeds)]
         for name in algorithms
@@ -138,18 +131,18 @@ def _command(name: str, config: str | None, seed: int, iterations: int) -> tuple
     return stage_of_config({**values, "algorithm": row}, path).script, words
 
 
-def _check_before(runs: list[tuple[Path, str, list[str]]]) -> None:
+def _check_before(jobs: list[Job]) -> None:
     """Refuse to train runs on the gym's tasks whose configs hold out different questions.
 
     Data from files are not checked here: which rows they hold out is known only when a run has
     read them (see `_check_questions`).
     """
     held_out: dict[str, dict[str, Any]] = {}  # by the name of an algorithm
-    for folder, _, words in runs:
-        block = read_options(words).get("dataset")
+    for job in jobs:
+        block = read_options(job.words).get("dataset")
         if isinstance(block, dict) and block.get("source", GymData.source) == GymData.source:
             drawn_by = {key: block.get(key, default) for key, default in DRAWN_BY.items()}
-            held_out[folder.parent.name] = drawn_by
+            held_out[job.kind] = drawn_by
     first = next(iter(held_out), None)
     for name, drawn_by in held_out.items():
         for key, value in drawn_by.items():
@@ -179,96 +172,6 @@ def _check_questions(results: dict[str, list[dict[str, Any]]]) -> None:
                 f"({questions[0]}), so that they cannot be ranked; hold out the same for all "
                 "(dataset.eval_size, dataset.eval_path) in another --output_dir."
             )
-
-
-def train_all(runs: list[tuple[Path, str, list[str]]], jobs: int) -> None:
-    """Run recipes, `jobs` side by side, each on one thread; a finished one is not repeated.
-
-    Each run is a folder, a recipe and its options, which begin with `--config` and a path.
-    """
-    if jobs < 1:
-        raise InputError(f"--jobs is {jobs}; write 1 or more.")
-    to_train = [run for run in runs if not _is_done(*run)]
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda run: _train(*run), to_train))
-    for run in runs:  # refuses results of a config that was edited while the others trained
-        _is_done(*run)
-
-
-def _request(recipe: str, words: list[str]) -> dict[str, Any]:
-    """Return what a run computes: recipe, options and resolved config.
-
-    `words` are `--config`, its path, and the options. The folder of another run's model stands for
-    the request of that run.
-    """
-    _, config, *options = words
-    resolved: list[Any] = []
-    for word in options:
-        request_file = Path(word).parent / ASKED
-        resolved.append(json.loads(request_file.read_text()) if request_file.is_file() else word)
-    return {**read_config(config), "recipe": recipe, "options": resolved}
-
-
-def _is_done(folder: Path, recipe: str, words: list[str]) -> bool:
-    """Tell whether a run is finished; refuse one that was asked for otherwise."""
-    for place in folder.parents:
-        if place.is_file():
-            raise InputError(f"--output_dir: {place} is a file; name a folder.")
-    if not (folder / "summary.json").exists():
-        return False
-    request_file = folder / ASKED
-    before = json.loads(request_file.read_text()) if request_file.exists() else {}
-    now = _request(recipe, words)
-    if before != now:
-        changed = [*differences(before, now)] if before else ["unknown ones"]
-        raise InputError(
-            f"{folder} holds a run with other settings ({', '.join(changed)}); restore them, move "
-            "that folder away, or name another --output_dir."
-        )
-    return True
-
-
-def _train(folder: Path, recipe: str, words: list[str]) -> None:
-    """Do a run in a process of its own, and put its folder in place once it is finished."""
-    request = _request(recipe, words)
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # left by an interrupted race
-    part.parent.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--quiet",
-        "--config_file",
-        str(home() / "configs" / "accelerate" / "cpu.yaml"),
-        str(home() / recipe),
-        *join_options(words, ["--output_dir", str(part), "--disable_tqdm", "true"]),
-        "--traceback",
-    ]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        # the cause of the error below, which `rlhf-trl race --traceback` shows
-        output = RuntimeError(f"what the run printed:\n{done.stdout}")
-        raise InputError(f"{' '.join(words)} failed: {_failure_in(done.stdout)}") from output
-    # the run wrote the temporary folder into its config
-    config = dump_yaml({**read_config(part / "config.yaml"), "output_dir": str(folder)})
-    write_whole(part / "config.yaml", config)
-    write_json(part / ASKED, request)
-    os.replace(part, folder)
-    print(f"{folder}: {done.stdout.splitlines()[-1]}", flush=True)
-
-
-def _failure_in(output: str) -> str:
-    """Return the line of a failed run's output that says why it failed, else the last one."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    return next(iter([*errors, *lines[-1:]]), "no output")
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from rlhf_trl.run.race import train_all
+from rlhf_trl.run.jobs import Job, do_all
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,11 +17,12 @@ def largest_norms(folder: Path, beta: float, steps: int = 40) -> dict[str, float
     config = str(ROOT / "configs" / "tiny" / "grpo.yaml")
     rest = ["--beta", str(beta), "--kl_estimator", "k3", "--max_steps", str(steps)]
     runs = {sign: folder / f"{sign}-{beta}" for sign in ("code", "chapter")}
-    asked = [
-        (where, "recipes/grpo.py", ["--config", config, "--formulation", sign, *rest])
-        for sign, where in runs.items()
-    ]
-    train_all(asked, jobs=1)
+    do_all(
+        [
+            Job(folder, "recipes/grpo.py", ["--config", config, "--formulation", sign, *rest])
+            for sign, folder in runs.items()
+        ]
+    )
     logs = {sign: json.loads((where / "log.json").read_text()) for sign, where in runs.items()}
     return {sign: max(each.get("grad_norm", 0) for each in log) for sign, log in logs.items()}
 

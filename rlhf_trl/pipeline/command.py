@@ -1,0 +1,152 @@
+"""What `rlhf-trl pipeline` does: train the stages, let their models answer, write the page."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError
+from rlhf_trl.output import hold, numbered, write_json, write_whole
+from rlhf_trl.pipeline.page import write_page
+from rlhf_trl.pipeline.plan import Plan, read_plan
+from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.evaluate import evaluate
+from rlhf_trl.run.jobs import Job, do_all
+from rlhf_trl.run.options import join_options
+from rlhf_trl.run.yaml_loader import dump_yaml
+
+
+def pipeline(
+    path: str,
+    seeds: int = 1,
+    *,
+    jobs: int = 1,
+    accelerate: str | None = None,
+    output_dir: str | None = None,
+    words: Sequence[str] = (),
+) -> Path:
+    """Do what is left of a pipeline, and return its page.
+
+    Args:
+        path: of its YAML.
+        seeds: runs of each stage, with seeds 0 to `seeds` - 1.
+        jobs: runs side by side.
+        accelerate: the config to launch with; None: one process on the CPU, on one thread.
+        output_dir: in place of the one in the YAML.
+        words: options for the recipes of all stages, as on their command line.
+
+    Raises:
+        InputError: the pipeline, or what its folder holds, is not as it should be; a run failed.
+        Stopped: by a signal; the same call goes on.
+    """
+    if seeds < 1:
+        raise InputError(f"--seeds is {seeds}; write 1 or more.")
+    plan = read_plan(path, output_dir)
+    if plan.folder.is_file():
+        raise InputError(f"output_dir: {plan.folder} is a file; name a folder.")
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    hold(plan.folder)
+    _write_configs(plan)
+    to_do = [_job(plan, name, seed, words) for seed in range(seeds) for name in plan.stages]
+    for planned, job in zip(plan.stages.values(), to_do, strict=False):
+        planned.stage.load([*job.words])  # refuses a wrong setting before hours of training
+    do_all(to_do, jobs, accelerate)
+    write_json(plan.folder / "pipeline.json", plan.describe(seeds))
+    for seed in range(seeds):
+        _answer(plan, seed)
+    return write_page(plan.folder)
+
+
+def _config_of(plan: Plan, name: str) -> Path:
+    return plan.folder / "configs" / f"{name}.yaml"
+
+
+def _run_of(plan: Plan, name: str, seed: int) -> Path:
+    return plan.folder / name / f"seed-{seed}"
+
+
+def _write_configs(plan: Plan) -> None:
+    """Write the config of each stage, with all that was laid over it: what its runs are given."""
+    for name, planned in plan.stages.items():
+        write_whole(_config_of(plan, name), dump_yaml(planned.values))
+
+
+def _job(plan: Plan, name: str, seed: int, more: Sequence[str]) -> Job:
+    """Return the run of a stage with a seed, and with `more` options of its recipe."""
+    planned = plan.stages[name]
+    inputs: list[str] = []
+    for key, models in planned.inputs.items():
+        inputs += [f"--{key}", *(str(_run_of(plan, model, seed) / "model") for model in models)]
+    own = ["--config", str(_config_of(plan, name)), "--seed", str(seed)]
+    words = join_options(own, more, inputs)
+    reads = [_run_of(plan, model, seed) for models in planned.inputs.values() for model in models]
+    return Job(_run_of(plan, name, seed), planned.stage.script, words, reads, kind=name)
+
+
+def _models(plan: Plan, seed: int, reference: str) -> list[str]:
+    """Return the models that answer: the reference, and of each policy its checkpoints and end."""
+    models = [reference]
+    for name, planned in plan.stages.items():
+        if planned.stage.makes != "policy":
+            continue
+        run = _run_of(plan, name, seed)
+        if plan.answers.checkpoints:
+            saved = sorted(numbered(run, "checkpoint-").items())
+            last = json.loads((run / "summary.json").read_text())["model_step"]
+            models += [str(checkpoint) for step, checkpoint in saved if step != last]
+        models.append(str(run))
+    return models
+
+
+def _answer(plan: Plan, seed: int) -> None:
+    """Let the models of a seed answer, unless they have; write `answers/seed-S.jsonl` and `.json`.
+
+    The JSON is written last. It says which models answered, by the hashes of their weights.
+    """
+    answers = plan.answers
+    config = _run_of(plan, answers.prompts_of, seed) / "config.yaml"
+    reference = answers.reference or read_config(config)["model_name_or_path"]
+    models = _models(plan, seed, reference)
+    judge = str(_run_of(plan, answers.proxy, seed)) if answers.proxy else None
+    runs = [_run_of(plan, name, seed) for name in plan.stages]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    asked = {
+        "models": models,
+        "reward_model": judge,
+        "samples": answers.samples,
+        "options": answers.options,
+        "weights": {
+            str(run): s.get("model_sha256") for run, s in zip(runs, summaries, strict=True)
+        },
+    }
+    done, lines = (plan.folder / "answers" / f"seed-{seed}{kind}" for kind in (".json", ".jsonl"))
+    if done.is_file() and json.loads(done.read_text()).get("asked") == asked:
+        return
+    print(f"seed {seed}: {len(models)} models answer", flush=True)
+    part = lines.with_name(f".{lines.name}.part")
+    part.unlink(missing_ok=True)  # left by a pipeline that was killed
+    numbers = evaluate(
+        models,
+        str(part),
+        config=str(config),
+        words=_words(answers.options),
+        reward_model=judge,
+        reference=reference,
+        as_json=True,
+        samples=answers.samples,
+    )
+    os.replace(part, lines)
+    write_json(done, {**json.loads(numbers), "answers": str(lines), "asked": asked})
+
+
+def _words(options: dict[str, Any], block: str = "") -> list[str]:
+    """Return the words of a command line that set the options, those of blocks dotted."""
+    words: list[str] = []
+    for key, value in options.items():
+        if isinstance(value, dict):
+            words += _words(value, f"{block}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{block}{key}", text]
+    return words

@@ -1,0 +1,201 @@
+"""A pipeline's YAML: one model and one data set, a list of stages, and who answers at the end."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.models import EMBEDDED, UNTRAINED
+from rlhf_trl.run.config_files import Written, read_config
+from rlhf_trl.run.folders import model_folder
+from rlhf_trl.run.stages import Stage, stage_of_config
+
+KEYS = ("output_dir", "common", "stages", "answers")
+RESERVED = ("answers", "configs")  # folders beside those of the stages
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage of a pipeline, and what its config says with everything laid over it."""
+
+    name: str
+    config: str  # the path of the recipe's config
+    stage: Stage
+    values: dict[str, Any]  # of that config, with the common keys and the stage's own over it
+    inputs: dict[str, list[str]]  # by dotted key: the earlier stages whose models it names
+    title: str | None = None  # for people
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Which models answer the held-out prompts at the end, and what scores the answers."""
+
+    prompts_of: str  # the stage whose held-out prompts and rewards they are
+    reference: str | None = None  # the model that the KL is to; None: that stage's start
+    proxy: str | None = None  # the stage whose reward model scores the answers
+    gold: str | None = None  # the score that is really wanted
+    samples: int = 4  # answers to each prompt at temperature 1
+    checkpoints: bool = False  # whether every checkpoint answers, too
+    options: dict[str, Any] = field(default_factory=dict)  # over that stage's config
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked pipeline."""
+
+    file: str
+    folder: Path
+    stages: dict[str, PlannedStage]
+    answers: Answers
+
+    def describe(self, seeds: int) -> dict[str, Any]:
+        """Return what the page reads of it."""
+        stages = {
+            name: {
+                "title": planned.title,
+                "recipe": planned.stage.script,
+                "config": planned.config,
+                "algorithm": planned.values.get("algorithm"),
+                "makes": planned.stage.makes,
+                "inputs": planned.inputs,
+            }
+            for name, planned in self.stages.items()
+        }
+        answers = asdict(self.answers)
+        return {"pipeline": self.file, "seeds": seeds, "stages": stages, "answers": answers}
+
+
+def read_plan(path: str, output_dir: str | None = None) -> Plan:
+    """Read and check a pipeline's YAML.
+
+    Args:
+        path: of the YAML.
+        output_dir: in place of the one it names.
+
+    Raises:
+        InputError: a key or a stage is unknown, or a stage reads a model that no stage before it
+            makes and that is not there.
+    """
+    content = read_config(path)
+    for key in content:
+        if key not in KEYS:
+            raise InputError(f"{path}: {key} is no key of a pipeline{nearest(key, KEYS)}.")
+    written_stages = content.get("stages")
+    if not isinstance(written_stages, dict) or not written_stages:
+        raise InputError(f"{path}: stages is missing; list each as NAME: {{config: PATH}}.")
+    folder = output_dir or content.get("output_dir")
+    if not isinstance(folder, str):
+        raise InputError(
+            f"{path}: output_dir is missing; name the folder that the stages write to."
+        )
+    common = _mapping(content.get("common"), f"{path}: common")
+    stages: dict[str, PlannedStage] = {}
+    for name, own in written_stages.items():
+        stages[name] = _stage(path, name, _mapping(own, f"{path}: stages.{name}"), common, stages)
+        _check_inputs(path, stages[name], [*written_stages])
+    answers = _answers(path, _mapping(content.get("answers"), f"{path}: answers"), stages)
+    return Plan(path, Path(folder), stages, answers)
+
+
+def _mapping(value: Any, place: str) -> dict[str, Any]:
+    """Return a block of the YAML, empty where it is not there; refuse what is none."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f"{place} is {value!r}; write keys and values below it.")
+    return dict(value)
+
+
+def _stage(
+    path: str,
+    name: str,
+    own: dict[str, Any],
+    common: Mapping[str, Any],
+    earlier: Mapping[str, PlannedStage],
+) -> PlannedStage:
+    """Return a stage: the config that it names, the common keys over it, its own over these.
+
+    Args:
+        path: of the pipeline's YAML, to which that of a config is relative.
+        name: of the stage.
+        own: its block; it is emptied of `config` and `title`.
+        common: keys for all stages.
+        earlier: the stages before it.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name) or name in RESERVED:
+        raise InputError(
+            f"{path}: {name!r} cannot be the name of a stage, which is that of a folder; write "
+            f"letters, digits and _, and none of {', '.join(RESERVED)}."
+        )
+    config, title = own.pop("config", None), own.pop("title", None)
+    if not isinstance(config, str):
+        raise InputError(f"{path}: stages.{name}.config is missing; name the config of a recipe.")
+    config = str(Path(path).parent / config)
+    written = Written(config)
+    written.lay(f"{path}: common", common)
+    written.lay(f"{path}: stages.{name}", own)
+    stage = stage_of_config(written.values, config)
+    inputs = {}
+    for key in sorted(stage.reads):
+        value = written.value(tuple(key.split(".")))
+        models = [model for model in (value if isinstance(value, list) else [value]) if model]
+        if models and all(model in earlier for model in models):
+            inputs[key] = models
+    return PlannedStage(name, config, stage, written.values, inputs, title)
+
+
+def _check_inputs(path: str, planned: PlannedStage, names: list[str]) -> None:
+    """Refuse a stage that reads what is neither an earlier stage's model nor a model elsewhere."""
+    for key in sorted(planned.stage.reads - planned.inputs.keys()):
+        value: Any = planned.values
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        for model in value if isinstance(value, list) else [value]:
+            if model in (None, EMBEDDED, UNTRAINED) or (isinstance(model, str) and "/" in model):
+                _check_elsewhere(path, planned.name, key, model)
+            elif not Path(str(model)).is_dir():
+                before = names[: names.index(planned.name)]
+                place = "stands after it" if model in names else "is no stage"
+                raise InputError(
+                    f"{path}: stages.{planned.name}.{key}: {model} {place}, so it has no model to "
+                    f"read yet; name one of {', '.join(before) or 'a stage before it'}, a folder "
+                    f"or a hub name{nearest(str(model), before)}."
+                )
+
+
+def _check_elsewhere(path: str, stage: str, key: str, model: str | None) -> None:
+    """Refuse a model of no stage whose folder is not there."""
+    if model in (None, EMBEDDED, UNTRAINED):
+        return
+    try:
+        model_folder(key, model)
+    except InputError as error:
+        raise InputError(
+            f"{path}: stages.{stage}.{key}: {model} is no stage before it and no folder; name a "
+            "stage, the folder of a model or a hub name."
+        ) from error
+
+
+def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage]) -> Answers:
+    """Return the block `answers` with its defaults, checked against the stages."""
+    known = [item.name for item in fields(Answers)]
+    for key in own:
+        if key not in known:
+            raise InputError(f"{path}: answers.{key} is no key here{nearest(key, known)}.")
+    policies = [name for name, planned in stages.items() if planned.stage.makes == "policy"]
+    prompted = [name for name in policies if stages[name].stage.prompted]
+    if not policies:
+        raise InputError(f"{path}: no stage trains a policy, so nobody could answer; add one.")
+    own.setdefault("prompts_of", (prompted or policies)[0])
+    judges = [name for name, planned in stages.items() if planned.stage.makes == "reward_model"]
+    for key, names in (("prompts_of", policies), ("proxy", judges)):
+        if key in own and own[key] not in names:
+            raise InputError(
+                f"{path}: answers.{key} is {own[key]}; name one of {', '.join(names) or 'none'}."
+            )
+    answers = Answers(**own)
+    if not isinstance(answers.samples, int) or answers.samples < 1:
+        raise InputError(f"{path}: answers.samples is {answers.samples}; write 1 or more.")
+    return answers

@@ -1,0 +1,298 @@
+"""Several runs of recipes: started in the order of what they read, and gone on with where stopped.
+
+Beside what a run itself leaves, its folder then holds what it was asked for (`asked.json`), what it
+printed (`output.txt`) and what it took (`cost.json`).
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlhf_trl.errors import InputError, Stopped
+from rlhf_trl.output import ASKED, COST, PRINTED, finished, whole_checkpoints, write_json
+from rlhf_trl.run.config_files import read_config
+from rlhf_trl.run.differences import differences
+from rlhf_trl.run.folders import home
+from rlhf_trl.run.options import join_options
+from rlhf_trl.run.processes import PR_SET_PDEATHSIG
+
+POLL = 0.1  # seconds between two looks at the runs
+PATIENCE = 120.0  # seconds for runs to save and end once they were told to
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to be done."""
+
+    folder: Path  # the run's, its output_dir
+    recipe: str  # its script, below `home()`
+    words: Sequence[str]  # its options, which begin with --config and a path
+    after: Sequence[Path] = ()  # folders of the runs that it reads
+    kind: str = ""  # jobs of one kind take about as long
+
+
+@dataclass
+class _Running:
+    """A run in a process group of its own."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    started: float  # `time.monotonic()`
+    printed_before: int  # bytes that earlier starts had printed
+
+    def printed(self) -> str:
+        """Return what this start has printed."""
+        content = (self.job.folder / PRINTED).read_bytes()[self.printed_before :]
+        return content.decode(errors="replace")
+
+
+@dataclass
+class _Jobs:
+    """What is being done, and how long it took."""
+
+    waiting: list[Job]
+    running: list[_Running] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # of finished ones, by kind
+    signal: int | None = None  # that told this process to stop
+    failure: InputError | None = None  # of the first run that failed
+
+    def ready(self) -> Job | None:
+        """Return the first job all of whose inputs are there."""
+        unfinished = {job.folder for job in self.waiting} | {run.job.folder for run in self.running}
+        return next((job for job in self.waiting if not unfinished & {*job.after}), None)
+
+    def time_left(self, side_by_side: int) -> str:
+        """Estimate it from the jobs that are done: those of the same kind, else all."""
+        known = [second for seconds in self.seconds.values() for second in seconds]
+        now, left = time.monotonic(), 0.0
+        for job in [*self.waiting, *(run.job for run in self.running)]:
+            seconds = self.seconds.get(job.kind, known)
+            left += sum(seconds) / len(seconds)
+        left -= sum(now - run.started for run in self.running)
+        minutes = max(left, 0.0) / side_by_side / 60
+        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
+
+
+def do_all(jobs: Sequence[Job], side_by_side: int = 1, accelerate: str | None = None) -> None:
+    """Do the jobs that are not done, `side_by_side` at once; those that were stopped go on.
+
+    A signal (SIGTERM, Ctrl-C, SIGHUP, SIGUSR1) is passed on to the runs, which save and end. Should
+    this process be killed, they do the same.
+
+    Args:
+        jobs: in an order in which a job stands after those that it reads.
+        side_by_side: how many run at the same time.
+        accelerate: the config to launch with; None: configs/accelerate/cpu.yaml, and each run on
+            one thread.
+
+    Raises:
+        InputError: a run failed, or a folder holds one that was asked for otherwise.
+        Stopped: by a signal.
+    """
+    if side_by_side < 1:
+        raise InputError(f"--jobs is {side_by_side}; write 1 or more.")
+    if accelerate is not None and not Path(accelerate).is_file():
+        raise InputError(f"--accelerate: {accelerate} is not a file; name one as in configs/.")
+    state = _Jobs([job for job in jobs if not is_done(job)])
+    count, total = len(jobs) - len(state.waiting), len(jobs)
+    with _passing_signals_on(state):
+        while state.running or (state.waiting and not (state.signal or state.failure)):
+            while len(state.running) < side_by_side and not (state.signal or state.failure):
+                job = state.ready()
+                if job is None:
+                    break
+                state.waiting.remove(job)
+                state.running.append(_start(job, accelerate))
+            for run in _ended(state.running):
+                error = _failure_of(run)
+                if error is None:
+                    count += 1
+                    seconds = time.monotonic() - run.started
+                    state.seconds.setdefault(run.job.kind, []).append(seconds)
+                    lines = run.printed().splitlines() or ["done"]
+                    line = f"[{count}/{total}] {run.job.folder}: {lines[-1]}"
+                    if state.waiting or state.running:
+                        line += f" ({state.time_left(side_by_side)})"
+                    print(line, flush=True)
+                elif not state.signal:
+                    state.failure = state.failure or error
+            time.sleep(POLL if state.running else 0)
+    if state.signal:
+        name = signal.Signals(state.signal).name
+        print(f"stopped by {name}; the same command goes on from what is saved", flush=True)
+        raise Stopped(128 + state.signal)
+    if state.failure:
+        raise state.failure
+    for job in jobs:  # refuses results of a config that was edited while the others ran
+        is_done(job)
+
+
+@contextmanager
+def _passing_signals_on(state: _Jobs) -> Iterator[None]:
+    """In the block, note the first signal that tells this process to stop, and pass it on."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if state.signal is None:
+            state.signal = number
+            for run in state.running:
+                _signal_group(run.process.pid, signal.SIGTERM)
+
+    before = {}
+    for number in STOPPING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Send a signal (0: none) to a process group; return whether there is any process in it."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def request(job: Job) -> dict[str, Any]:
+    """Return what a run computes: recipe, options and resolved config.
+
+    The folder of another run's model stands for the request of that run.
+    """
+    _, config, *options = job.words
+    resolved: list[Any] = []
+    for word in options:
+        request_file = Path(word).parent / ASKED
+        resolved.append(json.loads(request_file.read_text()) if request_file.is_file() else word)
+    return {**read_config(config), "recipe": job.recipe, "options": resolved}
+
+
+def is_done(job: Job) -> bool:
+    """Tell whether a run is finished; refuse one that was asked for otherwise.
+
+    One that was stopped before its first checkpoint has nothing to lose, and begins again.
+    """
+    folder = job.folder
+    for place in (folder, *folder.parents):
+        if place.is_file():
+            raise InputError(f"--output_dir: {place} is a file; name a folder.")
+    request_file = folder / ASKED
+    if not finished(folder) and not whole_checkpoints(folder):
+        return False
+    before = json.loads(request_file.read_text()) if request_file.exists() else {}
+    now = request(job)
+    if before != now:
+        changed = [*differences(before, now)] if before else ["unknown ones"]
+        raise InputError(
+            f"{folder} holds a run with other settings ({', '.join(changed)}); restore them, move "
+            "that folder away, or name another --output_dir."
+        )
+    return finished(folder)
+
+
+def _start(job: Job, accelerate: str | None) -> _Running:
+    """Start a run in a process group of its own, or go on with it from its newest checkpoint."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    write_json(job.folder / ASKED, request(job))
+    config = accelerate or str(home() / "configs" / "accelerate" / "cpu.yaml")
+    own = ["--output_dir", str(job.folder), "--disable_tqdm", "true", "--resume_from_checkpoint"]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--quiet",
+        "--config_file",
+        config,
+        str(home() / job.recipe),
+        *join_options(job.words, [*own, "auto"]),
+        "--traceback",
+    ]
+    one_thread = {} if accelerate else {"OMP_NUM_THREADS": "1"}
+    with (job.folder / PRINTED).open("ab") as printed:
+        printed_before = printed.tell()
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **one_thread},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # signals reach it through `do_all` alone
+            preexec_fn=_end_with_parent,
+        )
+    return _Running(job, process, time.monotonic(), printed_before)
+
+
+_prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
+
+
+def _end_with_parent() -> None:
+    """Have the launcher be ended when this process dies; its worker then saves and ends."""
+    if _prctl is not None:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _ended(running: list[_Running]) -> list[_Running]:
+    """Take the runs that have ended out of the list, write what they took, and return them.
+
+    A launcher that was told to stop ends before its workers do; they are waited for.
+    """
+    ended = []
+    for run in [*running]:
+        pid, status, used = os.wait4(run.process.pid, os.WNOHANG)
+        if pid == 0:
+            continue
+        run.process.returncode = os.waitstatus_to_exitcode(status)
+        until = time.monotonic() + PATIENCE
+        while _signal_group(pid, 0) and time.monotonic() < until:
+            time.sleep(POLL)
+        _signal_group(pid, signal.SIGKILL)
+        _add_cost(run.job.folder, used)
+        running.remove(run)
+        ended.append(run)
+    return ended
+
+
+def _add_cost(folder: Path, used: resource.struct_rusage) -> None:
+    """Add what a start took, of the processes that ended before their launcher, to `cost.json`."""
+    before = {"cpu_seconds": 0.0, "peak_memory_bytes": 0, "starts": 0}
+    if (folder / COST).is_file():
+        before = json.loads((folder / COST).read_text())
+    cost = {
+        "cpu_seconds": round(before["cpu_seconds"] + used.ru_utime + used.ru_stime, 2),
+        "peak_memory_bytes": max(before["peak_memory_bytes"], used.ru_maxrss * 1024),
+        "starts": before["starts"] + 1,
+    }
+    write_json(folder / COST, cost)
+
+
+def _failure_of(run: _Running) -> InputError | None:
+    """Return why a run failed, with what it printed as the cause; None where it did not."""
+    if run.process.returncode == 0:
+        return None
+    words = " ".join(run.job.words)
+    error = InputError(f"{words} failed: {failure_in(run.printed())}")
+    # shown by --traceback
+    error.__cause__ = RuntimeError(f"what the run printed:\n{run.printed()}")
+    return error
+
+
+def failure_in(printed: str) -> str:
+    """Return the line of a failed run's output that says why it failed, else the last one."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return next(iter([*errors, *lines[-1:]]), "no output")
