@@ -185,6 +185,8 @@ def _add_evaluate(commands: _Commands) -> None:
     )
     option("--reference", metavar="MODEL", help="measure the KL to this one")
     option("--answers", metavar="FILE", help="(outputs/answers-N.jsonl)")
+    option("--samples", type=int, default=1, metavar="N", help="answers sampled per prompt (1)")
+    option("--markdown", metavar="FILE", help="write the table and some answers there, too")
     option("--json", action="store_true", help="the same for programs")
     _add_model_options(option)
 
@@ -385,6 +387,8 @@ def _evaluate(args: argparse.Namespace) -> None:
             reward_model=args.reward_model,
             reference=args.reference,
             as_json=args.json,
+            samples=args.samples,
+            markdown=args.markdown,
         )
     print(text)
 

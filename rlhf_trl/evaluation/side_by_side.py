@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-from torch.nn.functional import pad
+from transformers import LogitsProcessorList
 
-from rlhf_trl.book.kl import exact
-from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.called import called
 from rlhf_trl.evaluation.held_out import AnswersHeldOut, Completions, Rows, Scores, named_rewards
 from rlhf_trl.evaluation.tables import side_by_side
 from rlhf_trl.models import load_tokenizer
 from rlhf_trl.policies import load_policy
-from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, generate, prompt_texts
+from rlhf_trl.rollouts.generate import GREEDY, Completion, Sampling, check_prompts, generate
+from rlhf_trl.rollouts.own_draws import OwnDraws
 
 Numbers = dict[str, dict[str, float | None]]  # by metric
+Samples = Sequence[Sequence[float | None]]  # of a metric: the values of a row's answers, by row
 
 
 class Policy(AnswersHeldOut):
@@ -54,17 +53,42 @@ class Policy(AnswersHeldOut):
     ) -> tuple[Completion, Scores]:
         """Return an answer to one prompt, and what the `scorers` give it."""
         rows = [{"prompt": prompt, **self.columns}]
-        completions = generate(
+        completions = self._generate(rows, sampling=sampling, streamer=streamer)
+        return completions[0], called(self.scorers, rows, completions)
+
+    def draw(self, number: int) -> list[Completion]:
+        """Return a sampled answer to each held-out prompt, another one for each number.
+
+        What is drawn depends on the run's seed, the place of the prompt and the number. It is the
+        same in batches of any size, but for their rounding.
+        """
+        size = self.args.per_device_eval_batch_size
+        answers = []
+        for first in range(0, len(self.held_out), size):
+            rows = self.held_out[first : first + size]
+            seeds = [(self.args.seed, first + place, number) for place in range(len(rows))]
+            draws = OwnDraws(seeds, self.max_completion_length)
+            # the likeliest token is the one drawn, since nothing else is left
+            answers += self._generate(
+                rows, sampling=GREEDY, logits_processor=LogitsProcessorList([draws])
+            )
+        return answers
+
+    def _generate(self, rows: Rows, **options: Any) -> list[Completion]:
+        """Return an answer to each row; the options are those of `generate`."""
+        return generate(
             self.model_wrapped,
             self.processing_class,
             rows,
-            sampling=sampling,
             max_new_tokens=self.max_completion_length,
             device=self.accelerator.device,
             template=self.template,
-            streamer=streamer,
+            **options,
         )
-        return completions[0], called(self.scorers, rows, completions)
+
+    def all_scores(self, answers: Completions) -> Scores:
+        """Return all scores of answers to the held-out prompts, as in the run's evaluation."""
+        return self._all_scores(self.held_out, answers, "")
 
     def judge(self, rows: Rows, answers: Completions) -> Scores:
         """Return the scores, those of the rewards, the reward they come to, and the scorers'."""
@@ -83,50 +107,6 @@ class Policy(AnswersHeldOut):
             for name, values in total.items():
                 scores.setdefault(name, values)  # as in training, a score of the task goes first
         return scores | called(self.scorers, rows, answers)
-
-    @torch.no_grad()
-    def kl(self, other: "Policy", answers: Completions) -> list[float]:
-        """Return the KL to another policy along answers to held-out prompts (`book.kl.exact`).
-
-        It is over all logits, as answers are sampled from all. A model may have more logits than
-        its tokenizer has tokens.
-
-        Args:
-            other: the policy that the KL is to.
-            answers: this policy's answer to each held-out prompt.
-
-        Raises:
-            InputError: the other policy has another vocabulary, or fewer logits.
-        """
-        tokenizer = self.processing_class
-        if tokenizer.get_vocab() != other.processing_class.get_vocab():
-            raise InputError(
-                f"--reference: {other.name} has another vocabulary than {self.name}, so there is "
-                "no KL between them; name a model with the same tokenizer."
-            )
-        is_text = isinstance(self.held_out[0]["prompt"], str)  # a chat template has special tokens
-        prompts = prompt_texts(tokenizer, self.held_out, self.template)
-        kls = []
-        for prompt, answer in zip(prompts, answers, strict=True):
-            prompt_ids = tokenizer(prompt, add_special_tokens=is_text)["input_ids"]
-            logits = self._answer_logits(prompt_ids, answer.ids)
-            other_logits = other._answer_logits(prompt_ids, answer.ids)
-            missing = other_logits.shape[1] - logits.shape[1]
-            if missing < 0:
-                raise InputError(
-                    f"--reference: {other.name} has {other_logits.shape[1]} logits and {self.name} "
-                    f"{logits.shape[1]}, of which some can be sampled from {self.name} only, so "
-                    "that the KL is infinite; name a model with as many."
-                )
-            # what this policy has no logit for, it never samples; -inf would make 0 * inf = NaN
-            logits = pad(logits, (0, missing), value=-1e9)
-            kls.append(float(exact(logits, other_logits).sum()))
-        return kls
-
-    def _answer_logits(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Tensor:
-        """Return the (T, V) logits before each token of an answer."""
-        ids = torch.tensor([[*prompt_ids, *answer_ids]], device=self.accelerator.device)
-        return self.model_wrapped(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1].float()
 
 
 def mean_and_error(
@@ -158,6 +138,7 @@ def compare(
     scores: Mapping[str, Scores],
     groups: Sequence[int],
     weights: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
+    samples: Mapping[str, Mapping[str, Samples]] = MappingProxyType({}),
 ) -> dict[str, Numbers]:
     """Return means of policies, and differences from the first policy, with standard errors.
 
@@ -168,9 +149,12 @@ def compare(
         groups: the number of each row's prompt.
         weights: by policy and metric, those of the rows where they are not all 1; where they are
             not the first policy's, there is no difference.
+        samples: by policy and metric, where a row's value is the mean over several answers: the
+            values of all of them. They count alike, each to the prompt of its row.
 
     Returns:
-        By policy and metric, `value`, its `error`, `difference` and `difference_error`.
+        By policy and metric, `value`, its `error`, the standard `deviation` of single values,
+        `difference` and `difference_error`.
     """
     first_policy = next(iter(scores))
     numbers: dict[str, Numbers] = {policy: {} for policy in scores}
@@ -184,35 +168,67 @@ def compare(
                 for row, (value, first) in enumerate(zip(values, first_values, strict=True)):
                     if value is not None and first is not None:
                         differences[row] = value - first
-            mean, error = mean_and_error(values, groups, own_weights)
+            all_values, all_groups = values, groups
+            if name in samples.get(policy, {}):
+                all_values, all_groups = _one_by_one(samples[policy][name], groups)
+            mean, error = mean_and_error(all_values, all_groups, own_weights)
             if mean is None:
                 continue
             difference, difference_error = mean_and_error(differences, groups, own_weights)
             numbers[policy][f"eval_{name}"] = {
                 "value": mean,
                 "error": error,
+                "deviation": _deviation(all_values),
                 "difference": difference,
                 "difference_error": difference_error,
             }
     return numbers
 
 
+def _one_by_one(samples: Samples, groups: Sequence[int]) -> tuple[list[float | None], list[int]]:
+    """Return the values of all samples of all rows, and the group of each."""
+    values: list[float | None] = []
+    group_of: list[int] = []
+    for row, group in zip(samples, groups, strict=True):
+        values += row
+        group_of += [group] * len(row)
+    return values, group_of
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    """Return the standard deviation of the values that are not None; None of fewer than two."""
+    applied = [value for value in values if value is not None]
+    return float(np.std(np.array(applied, dtype=float), ddof=1)) if len(applied) > 1 else None
+
+
 def table(numbers: Mapping[str, Numbers]) -> str:
     """Return one table that fits the terminal: a line for each metric, a column for each policy."""
+    return f"{side_by_side(table_lines(numbers))}\n\n{legend(numbers)}"
+
+
+def table_lines(numbers: Mapping[str, Numbers], deviations: bool = False) -> list[dict[str, str]]:
+    """Return a line for each metric with a cell for each policy; `deviations` go into the cells."""
     first = next(iter(numbers))
     lines: dict[str, dict[str, str]] = {}
     for policy, metrics in numbers.items():
         for key, metric in metrics.items():
             cell = _with_error(f"{metric['value']:.3f}", metric["error"])
+            if deviations and metric["deviation"] is not None:
+                cell += f", sd {metric['deviation']:.3f}"
             if metric["difference"] is not None and policy != first:
                 difference = f"{metric['difference']:+.3f}"
                 cell += f"  ({_with_error(difference, metric['difference_error'])})"
             name = key.removeprefix("eval_").replace("_", " ")
             lines.setdefault(name, {"": name, **dict.fromkeys(numbers, "-")})[policy] = cell
-    legend = "±: standard error by prompt"
+    return [*lines.values()]
+
+
+def legend(numbers: Mapping[str, Numbers]) -> str:
+    """Return what the errors and brackets of a table's cells mean."""
+    text = "±: standard error by prompt"
     if len(numbers) > 1:
-        legend += f"; in brackets: difference from {first}, by prompt"
-    return f"{side_by_side([*lines.values()])}\n\n{legend}"
+        text += f"; in brackets: difference from {next(iter(numbers))}, by prompt"
+    return text
 
 
 def _with_error(value: str, error: float | None) -> str:

@@ -159,13 +159,13 @@ def generate(
     device: torch.device,
     count: int = 1,
     template: Mapping[str, Any] | None = None,
-    streamer: Any = None,
+    **options: Any,
 ) -> list[Completion]:
     """Return `count` completions of each prompt, those of one prompt in a row.
 
     The model's generation_config decides nothing but `end_tokens`. The prompts of the rows are
-    all conversations or all texts; see `prompt_texts` for the `template`. A `streamer`, of
-    transformers, is given the tokens of a single completion as they come.
+    all conversations or all texts; see `prompt_texts` for the `template`. The `options` are those
+    of transformers' `generate`: a `logits_processor`, or a `streamer` of a single completion.
     """
     ends = end_tokens(model, tokenizer)
     samples = sampling.temperature > 0
@@ -190,7 +190,7 @@ def generate(
             input_ids=inputs["input_ids"].to(device),
             attention_mask=inputs["attention_mask"].to(device),
             generation_config=config,
-            streamer=streamer,
+            **options,
         )
     ids = output[:, inputs["input_ids"].shape[1] :]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -1,6 +1,7 @@
 """What a word of the command line names: a run, a checkpoint, an adapter, a model; and its run."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -31,6 +32,13 @@ class Named(NamedTuple):
     path: str
     config: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Return what to call it in a table: its folder, or the one around `seed-N` or `model`."""
+        folders = Path(self.word).parts
+        own = [name for name in folders if name != "model" and not re.fullmatch(r"seed-\d+", name)]
+        return (own or folders)[-1]
+
     def load(self, loaded: Loaded, conversational: bool) -> Policy:
         """Return it as the policy that a run with the config `loaded` would evaluate."""
         config = copy(loaded.model)
@@ -50,6 +58,26 @@ def loading(word: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = reason_in_short(error)
         raise InputError(f"{word} cannot be loaded as a language model: {reason}") from error
+
+
+def with_checkpoints(words: Sequence[str]) -> list[str]:
+    """Return words with the checkpoints that a pattern names, by step (`RUN/checkpoint-*`).
+
+    A shell would sort them by their names, checkpoint-100 before checkpoint-20. It leaves a pattern
+    to us where that is quoted, or where nothing fits.
+    """
+    expanded = []
+    for word in words:
+        pattern = Path(word).expanduser()
+        if "*" not in pattern.name or pattern.exists():
+            expanded.append(word)
+            continue
+        steps = numbered(pattern.parent, "checkpoint-")
+        fitting = [str(path) for _, path in sorted(steps.items()) if path.match(pattern.name)]
+        if not fitting:
+            raise InputError(f"no checkpoint fits {word}; name a run's, as in RUN/checkpoint-*.")
+        expanded += fitting
+    return expanded
 
 
 def named(word: str, reward_model: bool = False) -> Named:
