@@ -147,6 +147,8 @@ def stand_in(monkeypatch):
         start_process = subprocess.Popen
 
         def start(command, **options_of_process):
+            if "--config_file" not in command:  # no recipe is launched
+                return start_process(command, **options_of_process)
             words = command[command.index("--config_file") + 3 :]
             options = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
             folder = Path(options["--output_dir"])

@@ -8,16 +8,20 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from test_config import load_for_its_machine
 
+from rlhf_trl.pipeline.plan import read_plan
 from rlhf_trl.ports.book_fields import DEFAULTS
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.stages import STAGES, stage_of, stage_of_config
 
 ROOT = Path(__file__).parent.parent
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
+PIPELINES = sorted((ROOT / "configs" / "pipeline").glob("*.yaml"))
+STAGES_OF_PIPELINES = [(path, name) for path in PIPELINES for name in read_plan(str(path)).stages]
 CONFIGS = sorted(
     path
     for path in (ROOT / "configs").rglob("*.yaml")
-    if path not in ACCELERATE and path.name != "base.yaml"  # only extended, never run
+    if path not in [*ACCELERATE, *PIPELINES]
+    and path.name != "base.yaml"  # only extended, never run
 )
 
 
@@ -27,14 +31,28 @@ def name(path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_config_loads(monkeypatch, path):
-    given = read_config(path)
-    recipe = stage_of_config(given).name
-    own = STAGES[recipe].part("fields")
-    loaded = load_for_its_machine(monkeypatch, path, own, STAGES[recipe].config)
+    check_that_it_loads(monkeypatch, path, stage_of_config(read_config(path)))
+
+
+def check_that_it_loads(monkeypatch, path, stage):
+    """Check that a config of a stage loads on the machine that it is meant for."""
+    loaded = load_for_its_machine(monkeypatch, path, stage.part("fields"), stage.config)
     assert loaded.trl.output_dir.startswith("outputs/")
     assert loaded.model.model_name_or_path
-    if recipe == "grpo":
+    if stage.name == "grpo":
         assert loaded.trl.generation_batch_size % loaded.trl.num_generations == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "stage"), STAGES_OF_PIPELINES, ids=[f"{p.stem}-{s}" for p, s in STAGES_OF_PIPELINES]
+)
+def test_every_stage_of_a_pipeline_loads(monkeypatch, tmp_path, path, stage):
+    planned = read_plan(str(path)).stages[stage]
+    config = tmp_path / f"{stage}.yaml"
+    planned.write(config)
+    check_that_it_loads(monkeypatch, config, planned.stage)
+    for models in planned.inputs.values():  # what it reads comes before it
+        assert all(model in read_plan(str(path)).stages for model in models)
 
 
 def test_the_books_grpo_makes_four_optimizer_steps_per_buffer_of_four_prompts(monkeypatch):

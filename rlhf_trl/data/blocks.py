@@ -30,6 +30,7 @@ class GymData:
     source: Literal["reasoning_gym"] = setting("or files and hub sets: path", "reasoning_gym")
     size: int = setting("training rows", 2000, range="1 to 1000000")
     seed: int = setting("of the training rows", 0)
+    slice: str | None = setting("share of the prompts to train on, by a hash: ':50%', '50%:'")
     eval_size: int = setting("held-out rows; of files: prompts", 256, range="1 to 1000000")
     eval_seed: int = setting("of the held-out rows", 1000)
     system_prompt: str = setting("none, deepseek_zero (the gym's) or a text", "none")
@@ -47,6 +48,7 @@ class FileData:
     path: str = setting("file (JSON, JSONL, Parquet, CSV), folder or hub name", MISSING)
     source: Literal["path"] = setting("or reasoning-gym tasks: reasoning_gym", "path")
     split: str = setting("of a hub data set, or a slice: train[:90%]", "train")
+    slice: str | None = setting("share of the prompts to train on, by a hash: ':50%', '50%:'")
     eval_path: str | None = setting("held-out rows from another file")
     eval_split: str | None = setting("held-out rows from another slice")
     eval_size: int | None = setting("prompts to hold out", range="1 or more")
@@ -94,7 +96,14 @@ class SampledPairs(GymData):
     sampled_from: str | None = setting("null: the model that is trained")
 
 
-PreferenceData = OfflinePairs | SampledPairs | FileData  # the `dataset:` block of preference data
+@dataclass
+class RankablePairs(SampledPairs):
+    """`SampledPairs` to align a policy with, which a reward model may rank."""
+
+    scored_by: str | None = setting("reward model that ranks the answers; null: right and wrong")
+
+
+PreferenceData = OfflinePairs | RankablePairs | FileData  # the `dataset:` block of preference data
 
 
 @dataclass

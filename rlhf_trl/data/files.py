@@ -622,9 +622,9 @@ def read_sides(
     keys = _keys(train, turns)
     if config.eval_path or config.eval_split:
         held_out, dropped_held_out = _read_held_out(config, train, keys, turns, convert, options)
-        return Examples(train, held_out, None, dropped | dropped_held_out)
+        return _sliced(config, Examples(train, held_out, None, dropped | dropped_held_out), keys)
     if config.eval_size is None:
-        return Examples(train, None, None, dropped)
+        return _sliced(config, Examples(train, None, None, dropped), keys)
     # The smallest hashes are held out, so that the order of the rows does not decide.
     different = np.unique(keys)  # sorted
     is_held_out = np.isin(keys, different[: config.eval_size])
@@ -635,7 +635,35 @@ def read_sides(
             "leave nothing to train on; hold out fewer."
         )
     held_out = train.select(np.flatnonzero(is_held_out))
-    return Examples(train.select(np.flatnonzero(~is_held_out)), held_out, None, dropped)
+    train = train.select(np.flatnonzero(~is_held_out))
+    return _sliced(config, Examples(train, held_out, None, dropped), keys[~is_held_out])
+
+
+def _sliced(config: FileData, data: Examples, keys: "np.ndarray") -> Examples:
+    """Return the examples with those of a slice to train on alone, if `config` names one.
+
+    What is held out does not depend on the slice, so that none of its prompts is in any other.
+
+    Args:
+        config: the block.
+        data: the examples, N of them to train on.
+        keys: (N,) hashes of what these ask.
+    """
+    import numpy as np
+
+    if config.slice is None:
+        return data
+    from rlhf_trl.data.slices import Slice
+
+    is_in = Slice(config.slice).has(keys)
+    if not is_in.any():
+        raise InputError(
+            f"dataset.slice: none of the {len(keys)} rows to train on is in {config.slice!r}; "
+            "write a larger share."
+        )
+    data.train = data.train.select(np.flatnonzero(is_in))
+    data.dropped["the prompt is in no slice to train on"] = int((~is_in).sum())
+    return data
 
 
 def _read_held_out(

@@ -14,17 +14,25 @@ GYM_COLUMNS = ("question", "answer", "task")
 HELD_OUT_PART = 10  # one question in ten belongs to evaluation
 
 
+def question_key(entry: dict[str, Any]) -> str:
+    """Return a text that is the same for two entries if and only if they ask the same.
+
+    What `prompt_key` leaves out does not count, and neither does the order of the terms of a
+    chain_sum.
+    """
+    if entry["metadata"]["source_dataset"] != "chain_sum":
+        return prompt_key(entry["question"])
+    words = f"+ {entry['metadata']['expression']}".split()
+    pairs = zip(words[::2], map(int, words[1::2]), strict=True)
+    return str(sorted(term if sign == "+" else -term for sign, term in pairs))
+
+
 def is_held_out(entry: dict[str, Any]) -> bool:
     """Whether an entry belongs to the held-out side: a fixed tenth, by the hash of its question.
 
-    What `prompt_key` leaves out does not count, and neither does the order of the terms of a
-    chain_sum, so a word or a sum is never on both sides, whatever the seeds.
+    So a word or a sum is never on both sides, whatever the seeds.
     """
-    key = prompt_key(entry["question"])
-    if entry["metadata"]["source_dataset"] == "chain_sum":
-        words = f"+ {entry['metadata']['expression']}".split()
-        pairs = zip(words[::2], map(int, words[1::2]), strict=True)
-        key = str(sorted(term if sign == "+" else -term for sign, term in pairs))
+    key = question_key(entry)
     return int(hashlib.sha256(key.encode()).hexdigest(), 16) % HELD_OUT_PART == 0
 
 
@@ -74,6 +82,11 @@ class GymTasks:
         dataset = _mixture(config.specs, seed, candidates)
         seen: set[str] = set()
         drawn = 0
+        slice_to_train = None  # all
+        if config.slice and not held_out:
+            from rlhf_trl.data.slices import Slice
+
+            slice_to_train = Slice(config.slice)
         for index in range(candidates):
             try:
                 entry = dataset[index]  # generated now
@@ -85,6 +98,8 @@ class GymTasks:
             if is_held_out(entry) != held_out:
                 if not held_out:
                     self.passed_over += 1
+                continue
+            if slice_to_train and not slice_to_train.has_key(question_key(entry)):
                 continue
             key = prompt_key(entry["question"])
             if held_out and key in seen:

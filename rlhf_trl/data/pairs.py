@@ -6,7 +6,7 @@ from rlhf_trl.data.answers import completion_text
 from rlhf_trl.data.blocks import FileData, PreferenceData
 from rlhf_trl.data.examples import Examples, examples
 from rlhf_trl.data.gym import GymTasks, Row
-from rlhf_trl.data.sampled import groups, mixed_pairs, on_policy_pairs
+from rlhf_trl.data.sampled import Score, groups, mixed_pairs, on_policy_pairs, ranked_pairs
 from rlhf_trl.errors import InputError
 
 Sample = Callable[[list[Row], int, str], list[Row]]
@@ -18,6 +18,7 @@ def load_preferences(
     unpaired: bool = False,
     sample: Sample | None = None,
     margin: bool = False,
+    score: Score | None = None,
 ) -> Examples:
     """Make or read the pairs that a `dataset:` block describes.
 
@@ -29,6 +30,8 @@ def load_preferences(
             takes rows of `GymTasks`, the number of answers to each, and their side, "train" or
             "held-out". Answers beyond that number are ignored.
         margin: whether that column is read.
+        score: ranks the answers to train on, where the block has `scored_by`; the held-out pairs
+            are of right and wrong answers all the same, so that runs can be compared.
     """
     if isinstance(config, FileData):
         from rlhf_trl.data.files import read_sides
@@ -47,21 +50,25 @@ def load_preferences(
     count = config.samples_per_prompt
 
     def sampled_pairs(rows: list[Row], side: str) -> list[Row]:
-        texts = [
-            [completion_text(row["completion"]) for row in answers[:count]]
-            for answers in groups(sample(rows, count, side), len(rows))
-        ]
+        answers = [group[:count] for group in groups(sample(rows, count, side), len(rows))]
+        if score and side == "train":
+            return ranked_pairs(rows, answers, score)
+        texts = [[completion_text(row["completion"]) for row in group] for group in answers]
         return on_policy_pairs(rows, texts, config.seed)
 
     train = sampled_pairs(questions, "train")
     if not train:
+        lacking = (
+            "two answers that score differently" if score else "both a right and a wrong answer"
+        )
         raise InputError(
-            "dataset.pairs: the model gave no prompt both a right and a wrong answer, so there is "
-            "no on-policy pair; raise dataset.size or samples_per_prompt, or use offline pairs."
+            f"dataset.pairs: the model gave no prompt {lacking}, so there is no on-policy pair; "
+            "raise dataset.size or samples_per_prompt, or use offline pairs."
         )
     held_out = sampled_pairs(tasks.held_out, "held-out")
     reason = f"right and wrong not both among {count} samples"
-    dropped = {reason: len(questions) - len(train)}
+    reason_to_train = f"all {count} samples score alike" if score else reason
+    dropped = {reason_to_train: len(questions) - len(train)}
     dropped_held_out = {reason: len(tasks.held_out) - len(held_out)}
     if config.pairs == "mixed":
         train = mixed_pairs(offline_pairs(questions, config.seed), train, config.seed)

@@ -1,10 +1,12 @@
 """Pairs made of sampled answers."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlhf_trl.data.answers import as_completion, same_answer
 from rlhf_trl.data.gym import Row
+
+Score = Callable[[list[Row]], list[float]]  # takes answers
 
 
 def groups(rows: list[Row], number: int) -> list[list[Row]]:
@@ -28,6 +30,27 @@ def on_policy_pairs(
         if right and wrong:
             chosen = as_completion(rng.choice(right))
             rejected = as_completion(rng.choice(wrong))
+            pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
+    return pairs
+
+
+def ranked_pairs(rows: Sequence[Row], answers: Sequence[Sequence[Row]], score: Score) -> list[Row]:
+    """Return a pair for each row: of its answers, the one that scores best and the worst one.
+
+    A row has none if all its answers score alike, as equal ones do.
+
+    Args:
+        rows: the questions.
+        answers: to each, with `prompt`, `completion` and `finished`.
+        score: what scores answers, such as a reward model.
+    """
+    scores = iter(score([answer for group in answers for answer in group]))
+    pairs = []
+    for row, group in zip(rows, answers, strict=True):
+        by_score = sorted(((next(scores), -place) for place in range(len(group))), reverse=True)
+        (best, first), (worst, last) = by_score[0], by_score[-1]
+        if best > worst:  # of equal scores, the first sample is the better one
+            chosen, rejected = group[-first]["completion"], group[-last]["completion"]
             pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
     return pairs
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.output import hold, numbered, write_json, write_whole
+from rlhf_trl.output import hold, numbered, write_json
 from rlhf_trl.pipeline.page import write_page
 from rlhf_trl.pipeline.plan import Plan, read_plan
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.evaluate import evaluate
 from rlhf_trl.run.jobs import Job, do_all
 from rlhf_trl.run.options import join_options
-from rlhf_trl.run.yaml_loader import dump_yaml
 
 
 def pipeline(
@@ -47,7 +46,8 @@ def pipeline(
         raise InputError(f"output_dir: {plan.folder} is a file; name a folder.")
     plan.folder.mkdir(parents=True, exist_ok=True)
     hold(plan.folder)
-    _write_configs(plan)
+    for name, planned in plan.stages.items():
+        planned.write(_config_of(plan, name))
     to_do = [_job(plan, name, seed, words) for seed in range(seeds) for name in plan.stages]
     for planned, job in zip(plan.stages.values(), to_do, strict=False):
         planned.stage.load([*job.words])  # refuses a wrong setting before hours of training
@@ -64,12 +64,6 @@ def _config_of(plan: Plan, name: str) -> Path:
 
 def _run_of(plan: Plan, name: str, seed: int) -> Path:
     return plan.folder / name / f"seed-{seed}"
-
-
-def _write_configs(plan: Plan) -> None:
-    """Write the config of each stage, with all that was laid over it: what its runs are given."""
-    for name, planned in plan.stages.items():
-        write_whole(_config_of(plan, name), dump_yaml(planned.values))
 
 
 def _job(plan: Plan, name: str, seed: int, more: Sequence[str]) -> Job:

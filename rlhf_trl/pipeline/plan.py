@@ -1,16 +1,20 @@
 """A pipeline's YAML: one model and one data set, a list of stages, and who answers at the end."""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.models import EMBEDDED, UNTRAINED
-from rlhf_trl.run.config_files import Written, read_config
+from rlhf_trl.output import write_whole
+from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.folders import model_folder
 from rlhf_trl.run.stages import Stage, stage_of_config
+from rlhf_trl.run.yaml_loader import dump_yaml
 
 KEYS = ("output_dir", "common", "stages", "answers")
 RESERVED = ("answers", "configs")  # folders beside those of the stages
@@ -23,9 +27,18 @@ class PlannedStage:
     name: str
     config: str  # the path of the recipe's config
     stage: Stage
-    values: dict[str, Any]  # of that config, with the common keys and the stage's own over it
+    own: dict[str, Any]  # what stands over that config: the common keys, the stage's over them
     inputs: dict[str, list[str]]  # by dotted key: the earlier stages whose models it names
     title: str | None = None  # for people
+
+    def value(self, key: str) -> Any:
+        """Return what the config says with all that stands over it; None of a key that is unset."""
+        return _value(_merged(read_config(self.config), self.own), key)
+
+    def write(self, file: Path) -> None:
+        """Write the config of its runs, which extends that of the recipe."""
+        base = os.path.relpath(self.config, file.parent)
+        write_whole(file, dump_yaml({"extends": base, **self.own}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +70,7 @@ class Plan:
                 "title": planned.title,
                 "recipe": planned.stage.script,
                 "config": planned.config,
-                "algorithm": planned.values.get("algorithm"),
+                "algorithm": planned.value("algorithm"),
                 "makes": planned.stage.makes,
                 "inputs": planned.inputs,
             }
@@ -93,8 +106,8 @@ def read_plan(path: str, output_dir: str | None = None) -> Plan:
     common = _mapping(content.get("common"), f"{path}: common")
     stages: dict[str, PlannedStage] = {}
     for name, own in written_stages.items():
-        stages[name] = _stage(path, name, _mapping(own, f"{path}: stages.{name}"), common, stages)
-        _check_inputs(path, stages[name], [*written_stages])
+        own = _mapping(own, f"{path}: stages.{name}")
+        stages[name] = _stage(path, name, own, common, stages, [*written_stages])
     answers = _answers(path, _mapping(content.get("answers"), f"{path}: answers"), stages)
     return Plan(path, Path(folder), stages, answers)
 
@@ -114,6 +127,7 @@ def _stage(
     own: dict[str, Any],
     common: Mapping[str, Any],
     earlier: Mapping[str, PlannedStage],
+    names: Sequence[str],
 ) -> PlannedStage:
     """Return a stage: the config that it names, the common keys over it, its own over these.
 
@@ -123,6 +137,7 @@ def _stage(
         own: its block; it is emptied of `config` and `title`.
         common: keys for all stages.
         earlier: the stages before it.
+        names: of all stages.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name) or name in RESERVED:
         raise InputError(
@@ -133,49 +148,57 @@ def _stage(
     if not isinstance(config, str):
         raise InputError(f"{path}: stages.{name}.config is missing; name the config of a recipe.")
     config = str(Path(path).parent / config)
-    written = Written(config)
-    written.lay(f"{path}: common", common)
-    written.lay(f"{path}: stages.{name}", own)
-    stage = stage_of_config(written.values, config)
+    over = _merged(common, own)
+    values = _merged(read_config(config), over)
+    stage = stage_of_config(values, config)
     inputs = {}
     for key in sorted(stage.reads):
-        value = written.value(tuple(key.split(".")))
+        value = _value(values, key)
         models = [model for model in (value if isinstance(value, list) else [value]) if model]
         if models and all(model in earlier for model in models):
             inputs[key] = models
-    return PlannedStage(name, config, stage, written.values, inputs, title)
+        else:
+            for model in models:
+                _check_elsewhere(f"{path}: stages.{name}.{key}", model, names)
+    return PlannedStage(name, config, stage, over, inputs, title)
 
 
-def _check_inputs(path: str, planned: PlannedStage, names: list[str]) -> None:
-    """Refuse a stage that reads what is neither an earlier stage's model nor a model elsewhere."""
-    for key in sorted(planned.stage.reads - planned.inputs.keys()):
-        value: Any = planned.values
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        for model in value if isinstance(value, list) else [value]:
-            if model in (None, EMBEDDED, UNTRAINED) or (isinstance(model, str) and "/" in model):
-                _check_elsewhere(path, planned.name, key, model)
-            elif not Path(str(model)).is_dir():
-                before = names[: names.index(planned.name)]
-                place = "stands after it" if model in names else "is no stage"
-                raise InputError(
-                    f"{path}: stages.{planned.name}.{key}: {model} {place}, so it has no model to "
-                    f"read yet; name one of {', '.join(before) or 'a stage before it'}, a folder "
-                    f"or a hub name{nearest(str(model), before)}."
-                )
+def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two mappings as one: blocks are merged, of anything else `over` counts."""
+    merged = dict(below)
+    for key, value in over.items():
+        both_blocks = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both_blocks else value
+    return merged
 
 
-def _check_elsewhere(path: str, stage: str, key: str, model: str | None) -> None:
-    """Refuse a model of no stage whose folder is not there."""
-    if model in (None, EMBEDDED, UNTRAINED):
+def _value(values: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key, None where there is none."""
+    node: Any = values
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _check_elsewhere(place: str, model: Any, names: Sequence[str]) -> None:
+    """Refuse what is no earlier stage, no model in a folder, and no name that a hub has.
+
+    Args:
+        place: file and key that name it.
+        model: what it names.
+        names: of all stages.
+    """
+    is_there = model in (EMBEDDED, UNTRAINED) or Path(str(model)).is_dir()
+    with suppress(InputError):
+        # a hub has models without an owner, too, but here they are rather stages misspelled
+        is_there |= "/" in model and bool(model_folder("", model))
+    if is_there:
         return
-    try:
-        model_folder(key, model)
-    except InputError as error:
-        raise InputError(
-            f"{path}: stages.{stage}.{key}: {model} is no stage before it and no folder; name a "
-            "stage, the folder of a model or a hub name."
-        ) from error
+    what = "stands after it" if model in names else "is no stage before it, no folder"
+    raise InputError(
+        f"{place}: {model} {what}, so there is no model to read; name an earlier stage, the folder "
+        f"of a model or OWNER/NAME on the hub{nearest(str(model), names)}."
+    )
 
 
 def _answers(path: str, own: dict[str, Any], stages: Mapping[str, PlannedStage]) -> Answers:

@@ -80,19 +80,9 @@ class Written:
         self._last: dict[Key, int] = {}  # the place in that list of who wrote a key last
         self._decided: dict[Key, tuple[int, Any]] = {}  # of who gave it its value, and the value
         for file, content in _read_files(Path(path)):
-            self._write(file, content)
-        self._writers.append(COMMAND_LINE)
-
-    def _write(self, writer: str, content: dict[str, Any]) -> None:
-        """Lay what a further writer, a file, writes over what is there."""
-        self._writers.append(writer)
-        self._lay(self.values, content)
-        self._note((), content)
-
-    def lay(self, writer: str, content: dict[str, Any]) -> None:
-        """Lay what a further writer writes over the files, below the command line."""
-        self._writers.pop()
-        self._write(writer, content)
+            self._writers.append(file)
+            self._lay(self.values, content)
+            self._note((), content)
         self._writers.append(COMMAND_LINE)
 
     def _lay(self, block: dict[str, Any], content: dict[str, Any], path: Key = ()) -> None:

@@ -40,12 +40,17 @@ def prepare_preferences(
     own: Any, args: Any, model: Any, unpaired: bool = False
 ) -> tuple[Examples, Any]:
     """Return the examples of a run, which may be made of `kept_samples`, and the tokenizer."""
-    sample = None
+    sample = score = None
     if not isinstance(own.dataset, FileData):  # the rows of a file need not be sampled
         from rlhf_trl.rollouts.sampling import sampler
 
         sample = sampler(model, args, own.dataset, own.rollouts)
-    data = train.read(args, load_preferences, own.dataset, own.max_samples, unpaired, sample)
+    if getattr(own.dataset, "scored_by", None):
+        from rlhf_trl.run.scored_pairs import scorer_of_pairs
+
+        score = scorer_of_pairs(own.dataset, load_tokenizer(model, args), args)
+    options = (own.max_samples, unpaired, sample, False, score)
+    data = train.read(args, load_preferences, own.dataset, *options)
     tokenizer = load_tokenizer(model, args, data.conversational)
     if data.tasks is not None:
         check_prompts(data.tasks.held_out, tokenizer, model, args)

@@ -110,6 +110,7 @@ _TRAINERS = "rlhf_trl.trainers."
 _START = frozenset({"model_name_or_path"})
 _JUDGED = _START | {"reward_model"}
 _FROM_SAMPLES = _START | {"dataset.sampled_from"}
+_FROM_RANKED = _FROM_SAMPLES | {"dataset.scored_by"}
 
 _ALL = (
     Stage(
@@ -160,7 +161,7 @@ _ALL = (
         family="direct_alignment",
         selects=_is_of_pairs,
         examples=_EXAMPLES + "pairs",
-        reads=_FROM_SAMPLES,
+        reads=_FROM_RANKED,
     ),
     Stage(
         name="kto",
@@ -172,7 +173,7 @@ _ALL = (
         family="direct_alignment",
         selects=lambda row: row.chapter.trainer == "KTOTrainer",
         examples=_EXAMPLES + "labeled",
-        reads=_FROM_SAMPLES,
+        reads=_FROM_RANKED,
         options={"unpaired": True},
     ),
     Stage(
@@ -185,7 +186,7 @@ _ALL = (
         family="direct_alignment",
         selects=lambda row: row.chapter.trainer == "ORPOTrainer",
         examples=_EXAMPLES + "pairs",
-        reads=_FROM_SAMPLES,
+        reads=_FROM_RANKED,
     ),
     Stage(
         name="reward",

@@ -1,0 +1,216 @@
+"""A pipeline: its YAML, the words its stages get, what is repeated, and the whole command."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_trl.cli import main
+from rlhf_trl.errors import InputError
+from rlhf_trl.pipeline import command
+from rlhf_trl.pipeline.command import pipeline
+from rlhf_trl.pipeline.plan import read_plan
+from rlhf_trl.run.config import read_config
+
+ROOT = Path(__file__).parent.parent
+TINY = ROOT / "configs" / "tiny"
+STAGES = {
+    "reward": {"config": f"{TINY}/reward.yaml", "dataset": {"size": 30}},
+    "dpo": {"config": f"{TINY}/dpo.yaml", "title": "DPO", "beta": 1.0},
+    "grpo": {"config": f"{TINY}/grpo_reward.yaml", "reward_model": "reward"},
+}
+
+
+def written(path, **changed):
+    """Write a pipeline's YAML with changed keys; return its path."""
+    content = {
+        "output_dir": str(path / "out"),
+        "common": {"model_name_or_path": "tiny", "dataset": {"size": 20, "eval_size": 8}},
+        "stages": STAGES,
+        "answers": {"proxy": "reward", "gold": "exact_match"},
+    }
+    file = path / "mine.yaml"
+    file.write_text(json.dumps({**content, **changed}))  # JSON is YAML, too
+    return str(file)
+
+
+def test_a_stage_has_the_common_keys_over_its_config_and_its_own_over_these(tmp_path):
+    plan = read_plan(written(tmp_path))
+    reward, dpo, grpo = plan.stages.values()
+    assert (reward.value("dataset.size"), dpo.value("dataset.size")) == (30, 20)
+    assert reward.value("dataset.eval_size") == dpo.value("dataset.eval_size") == 8
+    assert reward.value("dataset.pairs") == "mixed"  # of its config
+    assert (dpo.value("beta"), dpo.title, grpo.title) == (1.0, "DPO", None)
+    assert dpo.value("title") is None and dpo.value("config") is None
+    dpo.write(tmp_path / "deep" / "dpo.yaml")
+    config = read_config(tmp_path / "deep" / "dpo.yaml")
+    assert config == {**read_config(TINY / "dpo.yaml"), "beta": 1.0, "dataset": config["dataset"]}
+    assert {"size": 20, "eval_size": 8, "pairs": "on_policy"}.items() <= config["dataset"].items()
+    assert [planned.stage.name for planned in plan.stages.values()] == ["reward", "dpo", "grpo"]
+    assert (reward.inputs, grpo.inputs) == ({}, {"reward_model": ["reward"]})
+    assert (plan.answers.prompts_of, plan.answers.samples) == ("grpo", 4)
+    assert read_plan(written(tmp_path), "elsewhere").folder == Path("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"stage": {}}, "stage is no key of a pipeline (did you mean 'stages'?)"),
+        ({"stages": []}, "stages is missing; list each as NAME: {config: PATH}"),
+        ({"output_dir": None}, "output_dir is missing"),
+        ({"common": 3}, "common is 3; write keys and values below it"),
+        ({"stages": {"a b": {}}}, "'a b' cannot be the name of a stage"),
+        ({"stages": {"answers": {}}}, "'answers' cannot be the name of a stage"),
+        ({"stages": {"grpo": {}}}, "stages.grpo.config is missing"),
+        ({"stages": {"grpo": {"config": "no.yaml"}}}, "no.yaml: the config cannot be read"),
+        (
+            {
+                "stages": {
+                    "reward": STAGES["reward"],
+                    "grpo": {**STAGES["grpo"], "reward_model": "rewrad"},
+                }
+            },
+            "stages.grpo.reward_model: rewrad is no stage before it, no folder, so there is no "
+            "model to read; name an earlier stage, the folder of a model or OWNER/NAME on the hub "
+            "(did you mean 'reward'?)",
+        ),
+        (
+            {"stages": {"grpo": STAGES["grpo"], "reward": STAGES["reward"]}},
+            "stages.grpo.reward_model: reward stands after it, so there is no model to read",
+        ),
+        (
+            {"stages": {"grpo": {"config": f"{TINY}/grpo_reward.yaml"}}},
+            "stages.grpo.reward_model: outputs/reward/model is no stage before it, no folder",
+        ),
+        ({"answers": {"proxi": 3}}, "answers.proxi is no key here (did you mean 'proxy'?)"),
+        ({"answers": {"proxy": "dpo"}}, "answers.proxy is dpo; name one of reward"),
+        ({"answers": {"samples": 0}}, "answers.samples is 0; write 1 or more"),
+        ({"stages": {"reward": STAGES["reward"]}, "answers": {}}, "no stage trains a policy"),
+    ],
+)
+def test_mistakes_in_the_yaml_are_one_sentence(tmp_path, monkeypatch, changed, sentence):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        read_plan(written(tmp_path, **changed))
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch, stand_in):
+    """Let a pipeline's runs, its evaluation and its page be stand-ins; return what they were."""
+    calls = {"answers": [], "pages": []}
+
+    def leave(folder, options):
+        config = read_config(options["--config"])
+        (folder / "config.yaml").write_text(json.dumps(config))
+        summary = {"model_step": 2, "model_sha256": f"of {folder.parent.name}"}
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+    def evaluate(models, answers, **options):
+        calls["answers"].append((models, options))
+        Path(answers).parent.mkdir(exist_ok=True)
+        Path(answers).write_text("{}\n")
+        return json.dumps({"models": dict.fromkeys(models, {})})
+
+    def write_page(folder):
+        calls["pages"].append(folder)
+        return folder / "page.html"
+
+    calls["runs"] = stand_in(leave)
+    monkeypatch.setattr(command, "evaluate", evaluate)
+    monkeypatch.setattr(command, "write_page", write_page)
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+def test_stages_are_trained_in_order_with_each_seed_and_then_answer(tmp_path, trained, capsys):
+    out = tmp_path / "out"
+    page = pipeline(written(tmp_path), 2)
+    assert page == out / "page.html" and trained["pages"] == [out]
+    places = [f"{out}/{name}/seed-{seed}" for seed in (0, 1) for name in STAGES]
+    assert [folder for folder, _ in trained["runs"]] == places
+    words = dict(trained["runs"])
+    grpo = words[f"{out}/grpo/seed-1"]
+    assert grpo["--reward_model"] == f"{out}/reward/seed-1/model"
+    assert (grpo["--seed"], grpo["--config"]) == ("1", f"{out}/configs/grpo.yaml")
+    assert read_config(out / "configs" / "dpo.yaml")["beta"] == 1.0
+    models, options = trained["answers"][1]
+    assert models == ["tiny", f"{out}/dpo/seed-1", f"{out}/grpo/seed-1"]
+    assert options["reward_model"] == f"{out}/reward/seed-1"
+    assert (options["reference"], options["samples"]) == ("tiny", 4)
+    written_json = json.loads((out / "pipeline.json").read_text())
+    assert (written_json["seeds"], [*written_json["stages"]]) == (2, [*STAGES])
+    assert written_json["stages"]["dpo"]["title"] == "DPO"
+    # nothing is left to do, but for the page
+    pipeline(written(tmp_path), 2)
+    assert len(trained["runs"]) == 6 and len(trained["answers"]) == 2
+    assert len(trained["pages"]) == 2
+
+
+def test_a_model_that_was_trained_anew_answers_anew(tmp_path, trained):
+    pipeline(written(tmp_path))
+    path = tmp_path / "out" / "grpo" / "seed-0" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_sha256": "another"}))
+    pipeline(written(tmp_path))
+    assert len(trained["answers"]) == 2
+    pipeline(written(tmp_path, answers={"proxy": "reward", "samples": 2}))
+    assert trained["answers"][2][1]["samples"] == 2
+
+
+def test_every_checkpoint_answers_if_asked(tmp_path, trained):
+    pipeline(written(tmp_path))
+    out = tmp_path / "out"
+    for step in (1, 2):
+        (out / "grpo" / "seed-0" / f"checkpoint-{step}").mkdir()
+    pipeline(written(tmp_path, answers={"checkpoints": True}))
+    grpo = f"{out}/grpo/seed-0"
+    # that of the last step is the run's model itself
+    assert trained["answers"][1][0] == ["tiny", f"{out}/dpo/seed-0", f"{grpo}/checkpoint-1", grpo]
+
+
+def test_an_edited_config_is_refused_and_options_go_to_all_stages(tmp_path, trained):
+    path = written(tmp_path)
+    pipeline(path, words=["--dataset.seed", "3"])
+    assert all(options["--dataset.seed"] == "3" for _, options in trained["runs"])
+    with pytest.raises(InputError, match=r"reward/seed-0 holds a run with other settings \(opt"):
+        pipeline(path)
+    changed = {**STAGES, "grpo": {**STAGES["grpo"], "learning_rate": 1e-5}}
+    with pytest.raises(InputError, match=r"grpo/seed-0 holds .* settings \(learning_rate\)"):
+        pipeline(written(tmp_path, stages=changed), words=["--dataset.seed", "3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["no.yaml"], "no.yaml: the config cannot be read"),
+        (["mine.yaml", "--seeds", "0"], "--seeds is 0; write 1 or more"),
+        (["mine.yaml", "--jobs", "0"], "--jobs is 0; write 1 or more"),
+        (["mine.yaml", "--output_dir", "mine.yaml"], "mine.yaml is a file; name a folder"),
+        (["mine.yaml", "--betta", "1"], "betta"),
+        (["mine.yaml", "--accelerate", "no.yaml"], "--accelerate: no.yaml is not a file"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_trains(tmp_path, trained, words, sentence):
+    written(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["pipeline", *words])
+    assert sentence in str(stop.value.code) and "\n" not in str(stop.value.code)
+    assert not trained["runs"]
+
+
+def test_two_pipelines_do_not_share_a_folder(tmp_path, trained):
+    (tmp_path / "out").mkdir()
+    program = "from pathlib import Path; from rlhf_trl.output import hold; import sys; "
+    program += "hold(Path(sys.argv[1])); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "out")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match="is in use by another run"):
+            pipeline(written(tmp_path))
+        other.stdin.close()
+    assert not trained["runs"]
