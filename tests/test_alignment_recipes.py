@@ -105,6 +105,26 @@ def test_the_answers_of_on_policy_pairs_are_kept_for_a_resumed_run(run, refused,
     assert f"left out {25 - pairs} training and {lost} held-out rows" in out
 
 
+def test_dpo_learns_from_pairs_that_a_reward_model_ranks(run, refused, tmp_path):
+    judge, _ = run("reward", "reward", *SMALL, "--dataset.pairs", "offline", "--max_steps", 1)
+    words = [*SMALL, "--dataset.pairs", "on_policy", "--dataset.samples_per_prompt", 2]
+    ranked = [*words, "--dataset.scored_by", judge]
+    folder, out = run("dpo", "dpo", *ranked, "--max_steps", 1, folder=tmp_path / "ranked")
+    kept = [json.loads(line) for line in (folder / "samples-train.jsonl").read_text().splitlines()]
+    texts = [row["completion"][0]["content"] for row in kept]
+    alike = sum(texts[n] == texts[n + 1] for n in range(0, len(texts), 2))
+    assert 0 < alike < 24  # of the other questions, some have no right answer
+    assert f"left out {alike} rows: all 2 samples score alike" in out
+    sentence = refused(
+        "dpo", "dpo", *words, "--dataset.scored_by", "no/folder/x", folder=tmp_path / "a"
+    )
+    assert sentence.startswith("error: dataset.scored_by: there is no folder no/folder/x")
+    sentence = refused("dpo", "dpo", *ranked, "--dataset.pairs", "mixed", folder=tmp_path / "b")
+    assert "dataset.pairs: mixed takes others, too; write on_policy" in sentence
+    sentence = refused("reward", "reward", *ranked, folder=tmp_path / "c")
+    assert "scored_by" in sentence and "is not a known key" in sentence
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_lora_exports_an_adapter(run, recipe):
     lora = ["--use_peft", "--lora_target_modules", "q_proj", "v_proj"]

@@ -7,7 +7,8 @@ ROOT = Path(__file__).parent.parent
 # from the ground; a room imports those before it
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "cards", "models", "policies"],
-    *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"], "pipeline",
+    *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"],
+    "pipeline",
     *["compare", "cli"],
 ]
 

@@ -112,7 +112,7 @@ def trained(tmp_path, monkeypatch, stand_in):
         calls["answers"].append((models, options))
         Path(answers).parent.mkdir(exist_ok=True)
         Path(answers).write_text("{}\n")
-        return json.dumps({"models": dict.fromkeys(models, {})})
+        return json.dumps({"models": {model: {} for model in models}})
 
     def write_page(folder):
         calls["pages"].append(folder)

@@ -13,7 +13,7 @@ from rlhf_trl.data.made import offline_pairs
 from rlhf_trl.data.pair_files import checked_pairs
 from rlhf_trl.data.pairs import load_preferences
 from rlhf_trl.data.prompts import load_prompts
-from rlhf_trl.data.sampled import on_policy_pairs
+from rlhf_trl.data.sampled import on_policy_pairs, ranked_pairs
 from rlhf_trl.errors import InputError
 from rlhf_trl.rewards.verifiers import exact_match
 
@@ -53,6 +53,50 @@ def test_on_policy_pairs_are_a_right_and_a_wrong_sample():
     assert pair["prompt"] == "a"
     assert pair["chosen"][0]["content"] == said("nus")
     assert pair["rejected"][0]["content"] in (said("sun"), said("uns"))
+
+
+def test_ranked_pairs_are_the_best_and_the_worst_sample_by_score_alone():
+    def score(answers):
+        return [float(answer["completion"][0]["content"][-1]) for answer in answers]
+
+    def answers(*texts):
+        return [{"completion": [{"role": "assistant", "content": text}]} for text in texts]
+
+    rows = [{"prompt": prompt} for prompt in "abcd"]  # with no right answer to look up
+    samples = [answers("x2", "x9", "x0"), answers("x3", "y3", "x3"), answers("x1")]
+    samples.append(answers("x5", "y5", "x4", "y4"))
+    pairs = ranked_pairs(rows, samples, score)
+    # b's score alike; c has one answer; of d's equal ones, the first is best and the last is worst
+    assert [
+        (pair["prompt"], pair["chosen"][0]["content"], pair["rejected"][0]["content"])
+        for pair in pairs
+    ] == [("a", "x9", "x0"), ("d", "x5", "y4")]
+
+
+def test_a_reward_model_ranks_the_pairs_to_train_on_and_no_others():
+    def sample(rows, count, side):
+        texts = ("no", "nono") if side == "train" else ("no", None)
+        return [
+            {"completion": said(text or row["answer"]), "finished": True, "prompt": row["prompt"]}
+            for row in rows
+            for text in texts
+        ]
+
+    def score(answers):
+        return [float(len(answer["completion"])) for answer in answers]
+
+    found = load_preferences(
+        data(pairs="on_policy", samples_per_prompt=2), None, False, sample, score=score
+    )
+    assert {pair["chosen"] for pair in found.train} == {said("nono")}  # never right
+    assert {pair["rejected"][0]["content"] for pair in found.held_out} == {said("no")}
+    assert found.dropped == {"all 2 samples score alike": 0}
+    with pytest.raises(InputError, match="no prompt two answers that score differently"):
+        load_preferences(
+            data(pairs="on_policy", samples_per_prompt=2),
+            sample=sample,
+            score=lambda answers: [0.0] * len(answers),
+        )
 
 
 def test_on_policy_data_samples_both_sides_and_counts_what_is_left_out():
