@@ -71,7 +71,7 @@ def _read(
     """Return the exact KL and k1 of each of the answers that both policies read at once."""
     device = policy.accelerator.device
     rows = [torch.tensor([*text.prompt, *text.answer], device=device) for text in batch]
-    # Padded on the right, by any token, since none before it sees it. It is read as well: masked, it
+    # Padded on the right by any token, since none before it sees it. It is read as well: masked, it
     # might have nothing to attend to in a sliding window, and its NaN would spread.
     ids = pad_sequence(rows, batch_first=True)
     predicts = torch.zeros_like(ids, dtype=torch.bool)  # the tokens that predict an answer's
