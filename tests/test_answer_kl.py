@@ -144,6 +144,14 @@ def test_that_of_a_policy_to_itself_is_zero():
     assert measured == {"kl": [0.0, 0.0], "kl_k1": [0.0, 0.0]}
 
 
+def test_a_reference_with_another_tokenizer_is_refused():
+    model = model_of("llama", 3, seed=1)
+    one = policy("p", model, ["a", "b", "<end>"], ["a"])
+    other = policy("q", model, ["a", "c", "<end>"], ["a"])
+    with pytest.raises(InputError, match="q has another vocabulary than p, so .*same tokenizer"):
+        kl_of_answers(one, other, [Completion("", True, [1])])
+
+
 def test_a_model_without_an_output_layer_is_refused():
     one = policy("p", model_of("llama", 3, seed=1), ["a", "b", "<end>"], ["a"])
     one.model = SimpleNamespace(config=one.model.config, get_output_embeddings=lambda: None)
