@@ -148,7 +148,7 @@ def test_a_reference_with_another_tokenizer_is_refused():
     model = model_of("llama", 3, seed=1)
     one = policy("p", model, ["a", "b", "<end>"], ["a"])
     other = policy("q", model, ["a", "c", "<end>"], ["a"])
-    with pytest.raises(InputError, match="q has another vocabulary than p, so .*same tokenizer"):
+    with pytest.raises(InputError, match=r"q has another vocabulary than p, so .*same tokenizer"):
         kl_of_answers(one, other, [Completion("", True, [1])])
 
 
