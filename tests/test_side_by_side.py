@@ -25,7 +25,7 @@ from rlhf_trl.evaluation.side_by_side import compare, mean_and_error, table
 from rlhf_trl.rewards.from_model import load_reward_model
 from rlhf_trl.run.config import read_config
 from rlhf_trl.run.folders import with_origin
-from rlhf_trl.run.named import load_run, named
+from rlhf_trl.run.named import Named, load_run, named, with_checkpoints
 from rlhf_trl.run.train import read
 from rlhf_trl.tiny import checkpoint_path
 
@@ -89,6 +89,18 @@ def test_differences_are_paired():
         *["right", "0.333", "±", "0.333", "1.000", "±", "0.000", "(+0.667", "±", "0.333)"]
     ]
     assert lines[2].split() == ["length", "3.000", "±", "0.000", "-"]
+
+
+def test_all_samples_count_and_are_clustered_by_their_prompt():
+    rows = [[1.0, 0.0], [1.0, None], [None, None]]
+    scores = {"one": {"x": [0.0, 0.0, 0.0]}, "two": {"x": [0.5, 1.0, None]}}
+    (measured,) = compare(scores, [0, 1, 2], samples={"two": {"x": rows}})["two"].values()
+    assert measured["value"] == 2 / 3  # of three values
+    # residuals of the two prompts that have values: 1/3 - 2/3 and 1/3
+    assert measured["error"] == pytest.approx(math.sqrt(2 * 2 / 9) / 3, rel=1e-12)
+    assert measured["deviation"] == pytest.approx(statistics.stdev([1, 0, 1]), rel=1e-12)
+    assert measured["difference"] == 0.75  # of the rows' means, where the score applies to both
+    assert compare({"one": {"x": [2.0]}}, [0])["one"]["eval_x"]["deviation"] is None
 
 
 def test_no_error_is_shown_where_it_is_unknown():
@@ -320,6 +332,69 @@ def test_a_run_an_adapter_and_a_reward_model_make_one_table(
     assert said["scores"]["sampled_kl"] == pytest.approx(kl, rel=1e-4)
 
 
+def test_several_samples_of_each_prompt(trained, models, evaluate, tmp_path):
+    words = [trained, "--dataset.eval_size", 8, "--samples", 3]
+    words += ["--reference", "tiny", "--reward_model", models["reward"]]
+    told = json.loads(evaluate(*words, "--answers", "both.jsonl", "--json"))
+    assert (told["samples"], told["reference"], told["held_out"]) == (3, "tiny", 8)
+    rows = [json.loads(line)[str(trained)] for line in (tmp_path / "both.jsonl").open()]
+    # the first one is the answer of the run's own evaluation
+    record = json.loads((trained / "evaluations" / "step-000004.json").read_text())["answers"]
+    assert [row["sampled"] for row in rows] != [row["greedy"] for row in rows]
+    for row in rows:
+        assert row["sampled"] == row["samples"][0]["text"]
+        for sample in row["samples"]:
+            assert sample["finished"] is (not sample["scores"]["cut_off"])
+            assert sample["tokens"] == sample["scores"]["length"]
+            right = f"<answer>{row['answer']}</answer>" in sample["text"]
+            assert sample["scores"]["exact_match"] == right
+    assert [row["question"] for row in rows] == [row["question"] for row in record[:8]]
+    assert any(len({sample["text"] for sample in row["samples"]}) == 3 for row in rows)
+    numbers = told["models"][str(trained)]
+    for name in ("exact_match", "scored_by_reward", "kl", "kl_k1"):
+        values = [[sample["scores"][name] for sample in row["samples"]] for row in rows]
+        flat = [value for row in values for value in row]
+        measured = numbers[f"eval_sampled_{name}"]
+        assert measured["value"] == pytest.approx(statistics.mean(flat), abs=1e-12)
+        assert measured["deviation"] == pytest.approx(statistics.stdev(flat), rel=1e-9)
+        means = [statistics.mean(row) for row in values]
+        error = statistics.stdev(means) / math.sqrt(len(means))  # the same for equal numbers
+        assert measured["error"] == pytest.approx(error, rel=1e-9, abs=1e-12)
+        in_table = [row["scores"][f"sampled_{name}"] for row in rows]
+        assert in_table == pytest.approx(means)
+    gaps = [s["scores"]["kl"] - s["scores"]["kl_k1"] for row in rows for s in row["samples"]]
+    assert abs(statistics.mean(gaps)) < 3 * statistics.stdev(gaps) / math.sqrt(len(gaps))
+
+
+def test_samples_depend_on_no_other_model_and_no_batch(trained, evaluate, tmp_path):
+    def samples(name, *words):
+        evaluate(*words, "--dataset.eval_size", 7, "--answers", name)
+        lines = [json.loads(line) for line in (tmp_path / name).open()]
+        return [[sample["text"] for sample in line["tiny"]["samples"]] for line in lines]
+
+    config = trained / "config.yaml"
+    alone = samples("alone.jsonl", "tiny", "--config", config, "--samples", 3)
+    samples("again.jsonl", "tiny", "--config", config, "--samples", 3)
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+    assert samples("two.jsonl", trained, "tiny", "--samples", 3) == alone
+    words = ["--config", config, "--samples", 4, "--per_device_eval_batch_size", 2]
+    in_small_batches = samples("small.jsonl", "tiny", *words)
+    for row, small in zip(alone, in_small_batches, strict=True):
+        assert row[1:] == small[1:3]  # the first is drawn as in the run, batch by batch
+    other_seed = samples("seed.jsonl", "tiny", "--config", config, "--samples", 3, "--seed", 4)
+    assert other_seed != alone
+
+
+def test_checkpoints_by_a_pattern_and_a_page(trained, evaluate, tmp_path):
+    words = ["--markdown", "page.md", "--dataset.eval_size", 4, "--max_completion_length", 6]
+    out = evaluate(f"{trained}/checkpoint-*", *words)
+    assert out.endswith("are in outputs/answers-1.jsonl, some of them in page.md\n")
+    text = (tmp_path / "page.md").read_text()
+    assert text.splitlines()[2] == f"|  | {trained}/checkpoint-2 | {trained}/checkpoint-4 |"
+    assert f"**{trained}/checkpoint-4**, greedily, cut off at the length limit:\n" in text
+    assert "## Best and worst sampled answers by reward\n" in text
+
+
 def with_logits(folder, extra, scale):
     """The embedded model with `extra` more logits; those beyond its vocabulary are like an e's."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint_path())
@@ -425,6 +500,28 @@ def test_what_names_no_policy_is_refused_in_one_sentence(trained, models, tmp_pa
     assert named("someone/model") == ("someone/model", "someone/model", None)
 
 
+def test_a_pattern_names_checkpoints_by_their_steps(tmp_path):
+    for step in (5, 10, 100, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-best").mkdir()
+    steps = [5, 10, 20, 100]
+    pattern = f"{tmp_path}/checkpoint-*"
+    expanded = with_checkpoints(["tiny", pattern, "someone/model"])
+    assert expanded == ["tiny", *(f"{tmp_path}/checkpoint-{n}" for n in steps), "someone/model"]
+    assert with_checkpoints([f"{tmp_path}/checkpoint-1*"]) == [
+        f"{tmp_path}/checkpoint-10",
+        f"{tmp_path}/checkpoint-100",
+    ]
+    with pytest.raises(InputError, match=r"^no checkpoint fits .*/checkpoint-7\*; name .*\.$"):
+        with_checkpoints([f"{tmp_path}/checkpoint-7*"])
+
+
+def test_a_model_of_several_seeds_is_called_by_what_they_share():
+    words = ["outputs/judge", "outputs/judge/seed-0", "outputs/judge/seed-11/model", "seed-1"]
+    assert [Named(word, word).name for word in words] == ["judge", "judge", "judge", "seed-1"]
+    assert Named("outputs/judge/checkpoint-5", "").name == "checkpoint-5"
+
+
 def test_bad_calls_are_one_sentence(trained, models, evaluate, tmp_path):
     def no(*words):
         with pytest.raises(SystemExit) as stop:
@@ -434,6 +531,10 @@ def test_bad_calls_are_one_sentence(trained, models, evaluate, tmp_path):
 
     assert "is of no run here" in no(models["adapter"])
     assert "a model is named twice (tiny, tiny)" in no("tiny", "tiny")
+    assert no("tiny", "--samples", 0) == "error: --samples is 0; write 1 or more."
+    assert "--markdown: " in no("tiny", "--markdown", trained / "summary.json")
+    same = no("tiny", "--answers", "a.md", "--markdown", "./a.md")
+    assert same == "error: --markdown: ./a.md is the file of --answers; name another."
     assert "someone/model' is neither a model folder here nor a hub model" in no(
         "someone/model", "--config", trained / "config.yaml"
     )

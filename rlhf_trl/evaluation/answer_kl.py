@@ -71,15 +71,15 @@ def _read(
     """Return the exact KL and k1 of each of the answers that both policies read at once."""
     device = policy.accelerator.device
     rows = [torch.tensor([*text.prompt, *text.answer], device=device) for text in batch]
-    # padded on the right, where no token of an answer sees it
-    ids = pad_sequence(rows, batch_first=True, padding_value=policy.processing_class.pad_token_id)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    predicts = torch.zeros_like(mask, dtype=torch.bool)  # the tokens that predict an answer's
+    # Padded on the right by any token, since none before it sees it. It is read as well: masked, it
+    # might have nothing to attend to in a sliding window, and its NaN would spread.
+    ids = pad_sequence(rows, batch_first=True)
+    predicts = torch.zeros_like(ids, dtype=torch.bool)  # the tokens that predict an answer's
     for row, text in enumerate(batch):
         start = len(text.prompt) - 1
         predicts[row, start : start + len(text.answer)] = True
-    hidden = _head_inputs(policy, ids, mask)[predicts]
-    ref_hidden = _head_inputs(reference, ids, mask)[predicts]
+    hidden = _head_inputs(policy, ids)[predicts]
+    ref_hidden = _head_inputs(reference, ids)[predicts]
     tokens = ids.roll(-1, dims=1)[predicts]
 
     vocabulary = reference.model.config.get_text_config().vocab_size
@@ -115,7 +115,7 @@ def _logits(
     return logits, ref_logits
 
 
-def _head_inputs(policy: Policy, ids: Tensor, mask: Tensor) -> Tensor:
+def _head_inputs(policy: Policy, ids: Tensor) -> Tensor:
     """Return what the output layer reads at each of (B, S) tokens, (B, S, H)."""
     hidden: list[Tensor] = []
 
@@ -125,7 +125,7 @@ def _head_inputs(policy: Policy, ids: Tensor, mask: Tensor) -> Tensor:
         return (inputs[0][:, :1],)
 
     with _before_head(policy, catch):
-        policy.model_wrapped(input_ids=ids, attention_mask=mask, use_cache=False)
+        _forward(policy, ids)
     return hidden[0]
 
 
@@ -136,8 +136,14 @@ def _head_outputs(policy: Policy, hidden: Tensor) -> Tensor:
     is that of a single token, in whose place the head reads the inputs.
     """
     with _before_head(policy, lambda *_: (hidden.unsqueeze(0),)):
-        token = torch.zeros(1, 1, dtype=torch.long, device=hidden.device)
-        return policy.model_wrapped(input_ids=token, use_cache=False).logits[0].float()
+        logits = _forward(policy, torch.zeros(1, 1, dtype=torch.long, device=hidden.device))[0]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))  # float64 stays what it is
+
+
+def _forward(policy: Policy, ids: Tensor) -> Tensor:
+    """Return the logits of a policy that reads (B, S) tokens, all of them."""
+    mask = torch.ones_like(ids)
+    return policy.model_wrapped(input_ids=ids, attention_mask=mask, use_cache=False).logits
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.answer_kl import kl_of_answers
 from rlhf_trl.evaluation.answers_markdown import as_markdown
 from rlhf_trl.evaluation.held_out import Score, Scores, shown
-from rlhf_trl.evaluation.side_by_side import Policy, Samples, compare, table
+from rlhf_trl.evaluation.side_by_side import Numbers, Policy, Samples, compare, table
 from rlhf_trl.output import write_lines, write_whole
 from rlhf_trl.reward_models.metrics import prompt_groups
 from rlhf_trl.rewards.from_model import load_reward_model
@@ -40,14 +40,31 @@ class _Run:
 
 @dataclass
 class _Results:
-    """What the models answered, by the word for each; values are by held-out row."""
+    """What the models answered, by the word for each; all lists are by held-out row."""
 
-    answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # as in the file
+    texts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # see `shown`
+    samples: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)  # see `_sampled`
     scores: dict[str, Scores] = field(default_factory=dict)
-    # by model and sampled score: the values of all samples of each row
-    samples: dict[str, dict[str, Samples]] = field(default_factory=dict)
     # by model and score: how rows are weighted in its mean, where not all of them count alike
     weights: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+
+    def lines(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the file of answers: for each row its prompt, and by model what it answered."""
+        lines = []
+        for number, row in enumerate(rows):
+            line: dict[str, Any] = {"prompt": row["prompt"]}
+            for model, texts in self.texts.items():
+                scores = {name: values[number] for name, values in self.scores[model].items()}
+                samples = self.samples[model][number]
+                line[model] = {**texts[number], "scores": scores, "samples": samples}
+            lines.append(line)
+        return lines
+
+    def numbers(self, rows: Sequence[dict[str, Any]]) -> dict[str, Numbers]:
+        """Return means, errors and differences, by model and score."""
+        groups = prompt_groups([row["prompt"] for row in rows])
+        samples = {model: _by_score(by_row) for model, by_row in self.samples.items()}
+        return compare(self.scores, groups, self.weights, samples)
 
 
 def evaluate(
@@ -94,19 +111,11 @@ def evaluate(
     if held.compares_with_start:  # rewards of preference losses are relative to it
         held.read_by_start(run.load(Named(start, start)))
     results = _answer(policies, run, held, judge, reference_policy, samples)
-    lines = _lines(run.rows, results)
+    lines = results.lines(run.rows)
     write_lines(answers, lines, ensure_ascii=False)
-
-    groups = prompt_groups([row["prompt"] for row in run.rows])
-    numbers = compare(results.scores, groups, results.weights, results.samples)
-    notes = ""  # what follows the legend of the table
-    if samples > 1:
-        notes += f"; sampled: {samples} answers to each prompt"
-    if held.compares_with_start:
-        notes += f"; rewards: relative to {start}, the run's start"
-    if reference:
-        notes += f"; sampled kl: to {reference}, nats per answer; k1: estimated by its log-ratio"
+    numbers = results.numbers(run.rows)
     heading = f"{len(run.rows)} held-out {held.noun or 'prompts'} of {run.path}"
+    notes = _notes(samples, start if held.compares_with_start else None, reference)
     if markdown:
         write_whole(markdown, as_markdown(heading, numbers, notes, lines))
     if as_json:
@@ -121,8 +130,26 @@ def evaluate(
         return json.dumps(content, indent=2)
     files = f"all answers, side by side, are in {answers}"
     if markdown:
-        files += f", some in {markdown}"
+        files += f", some of them in {markdown}"
     return f"{heading}\n\n{table(numbers)}{notes}\n{files}"
+
+
+def _notes(samples: int, start: str | None, reference: str | None) -> str:
+    """Return what follows the legend of the table.
+
+    Args:
+        samples: how many sampled answers each prompt got.
+        start: the model that rewards of preference losses are relative to, if there are any.
+        reference: the model that the KL is measured to, if any.
+    """
+    notes = ""
+    if samples > 1:
+        notes += f"; sampled: {samples} answers to each prompt"
+    if start:
+        notes += f"; rewards: relative to {start}, the run's start"
+    if reference:
+        notes += f"; sampled kl: to {reference}, nats per answer; kl k1: the answer's log-ratio"
+    return notes
 
 
 def _check_new(answers: str, markdown: str | None) -> None:
@@ -188,37 +215,28 @@ def _answer(
         policy.check(run.rows)
         greedy, first_sample = policy.complete(run.rows)
         scores = policy.all_scores(greedy)
-        sampled = [first_sample]
-        sampled += [policy.draw(number) for number in range(1, samples)]
-        by_row = _scored_samples(policy, sampled, reference)
-        of_samples = _by_score(by_row)
-        scores |= {name: [_mean(row) for row in rows] for name, rows in of_samples.items()}
+        sampled = [first_sample, *(policy.draw(number) for number in range(1, samples))]
+        by_row = _sampled(policy, sampled, reference)
+        for name, values_by_row in _by_score(by_row).items():
+            scores[name] = [_mean(values) for values in values_by_row]
         if held.noun:
             scores_of_rows, results.weights[model.word] = held.scores(policy)
             scores = scores_of_rows | scores  # they come first in the table
         results.scores[model.word] = scores
-        results.samples[model.word] = of_samples
-        texts = shown(run.rows, greedy, first_sample)
-        results.answers[model.word] = [
-            {
-                **row_texts,
-                "scores": {name: values[row] for name, values in scores.items()},
-                "samples": by_row[row],
-            }
-            for row, row_texts in enumerate(texts)
-        ]
+        results.samples[model.word] = by_row
+        results.texts[model.word] = shown(run.rows, greedy, first_sample)
         del policy  # before the next one is loaded
     return results
 
 
-def _scored_samples(
+def _sampled(
     policy: Policy, sampled: Sequence[Completions], reference: Policy | None
 ) -> list[list[dict[str, Any]]]:
-    """Return the samples of each row, with their scores, as they go into the file of answers.
+    """Return the samples of each row with their scores, as they go into the file of answers.
 
     Args:
         policy: who answered.
-        sampled: answers to all rows, several times.
+        sampled: answers to all rows, once or several times.
         reference: the policy that their KL is measured to.
     """
     by_row: list[list[dict[str, Any]]] = [[] for _ in policy.held_out]
@@ -229,7 +247,7 @@ def _scored_samples(
         for row, completion in enumerate(completions):
             sample = {
                 "text": completion.text,
-                "finished": completion.finished,  # otherwise cut off at the length limit
+                "finished": completion.finished,  # if not, it was cut off at the length limit
                 "tokens": len(completion.ids),
                 "scores": {name: values[row] for name, values in scores.items()},
             }
@@ -251,15 +269,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     if len(values) == 1 or not applied:
         return values[0]
     return sum(applied) / len(applied)
-
-
-def _lines(rows: Sequence[dict[str, Any]], results: _Results) -> list[dict[str, Any]]:
-    """Return what the file of answers has for each row: its prompt, and each model's answers."""
-    lines = []
-    for number, row in enumerate(rows):
-        answers = {model: by_row[number] for model, by_row in results.answers.items()}
-        lines.append({"prompt": row["prompt"], **answers})
-    return lines
 
 
 def _scores_of(loaded: Loaded, data: Examples) -> dict[str, Score]:
