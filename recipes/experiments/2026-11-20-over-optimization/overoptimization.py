@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.evaluation.report import read_evaluations
+from rlhf_trl.evaluation.measured import read_evaluations
 from rlhf_trl.output import write_json, write_whole
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.folders import home

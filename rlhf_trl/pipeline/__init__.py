@@ -1,0 +1,1 @@
+"""What joins runs: what was made from what, and what their folders hold."""
