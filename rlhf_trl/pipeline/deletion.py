@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import ADAPTER
 from rlhf_trl.output import RECORD
-from rlhf_trl.pipeline.lineage import ASIDE, Run, is_run, leftovers, not_running, owner_of, runs_in
+from rlhf_trl.pipeline.lineage import (
+    ASIDE,
+    LOST,
+    PARTS,
+    Run,
+    is_run,
+    leftovers,
+    not_running,
+    owner_of,
+    runs_in,
+)
 from rlhf_trl.pipeline.sizes import readable, size_of
 from rlhf_trl.run.origins import weights_files, weights_sha256
 
@@ -56,10 +66,12 @@ def targets(root: Path, paths: Sequence[str]) -> list[Target]:
             f"{root} is a run's folder; before --delete, name the one that holds all your runs, "
             "where those made from this one are looked for."
         )
-    named = [_target(root, Path(path), runs) for path in dict.fromkeys(paths)]
-    whole = {target.run.folder for target in named if target.is_whole_run}
-    wanted = [target for target in named if target.is_whole_run or target.run.folder not in whole]
-    others = [run for run in runs if run.folder not in whole]
+    named = [_target(root, Path(path), runs) for path in paths]
+    by_path = {target.path.resolve(): target for target in named}
+    # what lies in another one goes with that
+    wanted = [target for path, target in by_path.items() if not by_path.keys() & {*path.parents}]
+    whole = [target.run for target in wanted if target.is_whole_run]
+    others = [run for run in runs if run not in whole]
     for target in wanted:
         with not_running(target.run.folder):
             _refuse_if_needed(target, [run for run in others if run is not target.run])
@@ -95,9 +107,9 @@ def _target(root: Path, path: Path, runs: Sequence[Run]) -> Target:
     first, *rest = path.resolve().relative_to(run.folder.resolve()).parts
     if first in MODELS:
         raise InputError(f"{path} is what the run {run.folder} was for; delete the whole run.")
-    is_checkpoint = first.startswith("checkpoint-") and not rest
-    is_copy = not first.startswith("checkpoint-") and not is_run(path) and _holds_model(path)
-    if not (is_checkpoint or is_copy or (first == RECORD and not rest)):
+    is_checkpoint = first.removeprefix("checkpoint-").isdigit() and not rest
+    is_copy = not first.startswith(PARTS) and _holds_model(path)
+    if not (is_checkpoint or is_copy or first == RECORD):
         raise InputError(f"{path} is a part of the run {run.folder} that stays with it; {WHAT}.")
     return target
 
@@ -118,8 +130,7 @@ def _refuse_if_needed(target: Target, others: Sequence[Run]) -> None:
             how = "path"
             if not origin.folder.resolve().is_relative_to(target.path.resolve()):
                 how = "hash"
-                is_there = origin.now(digest) in ("unchanged", "unknown")
-                if is_there or origin.sha256 not in hashes(target.path):
+                if origin.now(digest) not in LOST or origin.sha256 not in hashes(target.path):
                     continue
             raise InputError(
                 f"{run.folder} was made from {target.path} ({origin.role}, by its {how}), which "

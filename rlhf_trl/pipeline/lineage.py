@@ -20,6 +20,7 @@ ASIDE = ".deleted-"  # how the name begins of what a deletion has renamed and no
 PARTS = ("checkpoint-", "earlier-", "round-", ASIDE)  # folders in a run's that are no other runs
 # A run's folder has a config and one of these.
 MARKS = ("summary.json", output.LOCK, output.RECORD, "model", "checkpoint-*")
+LOST = ("changed", "gone")  # what a path is that does not hold the weights any more
 
 
 class Origin(NamedTuple):
@@ -170,7 +171,7 @@ def lineage(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for origin in run.origins:
             now = origin.now(digest)
             holder = owner_of(origin.folder, runs)
-            if origin.sha256 and now in ("changed", "gone"):
+            if origin.sha256 and now in LOST:
                 same = (one for one in runs if one.summary.get("model_sha256") == origin.sha256)
                 holder = next(same, holder)
             made_from.append(
@@ -202,10 +203,8 @@ def tree(content: Sequence[dict[str, Any]]) -> str:
     below: dict[str, list[tuple[str, str]]] = defaultdict(list)  # a relation, and a run
     for name, entry in entries.items():
         for origin in entry["made_from"]:
-            relation = f"{origin['role']} {origin['path']}"
-            if origin["now"] in ("changed", "gone"):
-                relation += f", {origin['now']} since"
-            below[origin["run"] or origin["path"]].append((relation, name))
+            holder = origin["run"] or origin["path"]
+            below[holder].append((_relation(origin, holder), name))
     made = {name for edges in below.values() for _, name in edges}
     lines: list[str] = []
     drawn: set[str] = set()
@@ -226,8 +225,17 @@ def tree(content: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _relation(origin: dict[str, Any], holder: str) -> str:
+    """Say what a model was to a run, its path if that is not plain, and what has become of it."""
+    relation = origin["role"]
+    if origin["path"] not in (holder, f"{holder}/model"):
+        relation += f" {origin['path']}"
+    return f"{relation}, {origin['now']} since" if origin["now"] in LOST else relation
+
+
 def _about(entry: dict[str, Any]) -> str:
     """Say of which algorithm a run is, where it started if from no folder, and its hash."""
-    start = "" if entry["made_from"] else f" from {entry['start']}"
+    roles = [origin["role"] for origin in entry["made_from"]]
+    start = "" if "model_name_or_path" in roles else f" from {entry['start']}"
     digest = entry["model_sha256"]
     return f"{entry['algorithm']}{start}" + (f", {digest[:12]}" if digest else "")

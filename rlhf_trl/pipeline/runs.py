@@ -1,6 +1,7 @@
 """`rlhf-trl runs`: a line for each run in a folder, and two runs side by side."""
 
 import json
+import sys
 from datetime import datetime
 from math import ceil
 from pathlib import Path
@@ -72,7 +73,7 @@ def table(content: dict[str, Any]) -> str:
     count = len(lines)
     parts = [f"{count} {'run' if count == 1 else 'runs'}, {readable(content['bytes'])}"]
     if lines:
-        parts.insert(0, tables.text(lines))
+        parts.insert(0, tables.text(lines, width=sys.maxsize))  # each run on one line
     if content["leftovers"]:
         left = ", ".join(content["leftovers"])
         parts.append(
@@ -114,7 +115,7 @@ def comparison(compared: dict[str, Any]) -> str:
     parts = [f"{first} and {second} differ in {count} {'field' if count == 1 else 'fields'}"]
     if count:
         fields = [
-            {"field": key, "first": show(old), "second": show(new)}
+            {"field": key, "first": _shown(old), "second": _shown(new)}
             for key, (old, new) in compared["fields"].items()
         ]
         parts.append(tables.side_by_side(fields))
@@ -128,6 +129,10 @@ def comparison(compared: dict[str, Any]) -> str:
         cells = ["-" if value is None else f"{value:.4g}" for value in values]
         lines.append({"step": str(step), "first": cells[0], "second": cells[1]})
     return "\n\n".join([*parts, f"{compared['metric']} by step", tables.text(lines)])
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else show(value)
 
 
 def _evaluations(run: Run) -> dict[int, dict[str, Any]]:
