@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_compare,
         _add_probe,
         _add_rollouts,
+        _add_runs,
     ):
         add_command(commands)
     if words and not words[0].startswith("-") and words[0] not in commands.names:
@@ -297,6 +298,28 @@ def _add_rollouts(commands: _Commands) -> None:
     option("--output", help="(RUN/rollouts.html; RUN/rollouts-OTHER.html)")
 
 
+def _add_runs(commands: _Commands) -> None:
+    option = commands.add(
+        "runs",
+        _runs,
+        "the runs in a folder: a line for each, what was made from what, which may go",
+        epilog="A deletion that was ended leaves what it had renamed to .deleted-NAME: "
+        "--delete --yes, without a path, removes that.",
+    )
+    option("folder", nargs="?", default="outputs", metavar="FOLDER", help="(%(default)s)")
+    option("--tree", action="store_true", help="draw which run was made from which")
+    option("--compare", nargs=2, metavar="RUN", help="settings that differ, and both curves")
+    option("--json", action="store_true", help="the same for programs")
+    option(
+        "--delete",
+        nargs="*",
+        metavar="PATH",
+        help="RUN, RUN/checkpoint-N, RUN/rollouts.sqlite or a copy of a model in RUN; write it "
+        "behind FOLDER",
+    )
+    option("--yes", action="store_true", help="do it; without, --delete says what it would do")
+
+
 def _algorithms(args: argparse.Namespace) -> None:
     from rlhf_trl.algorithms import ALGORITHMS
     from rlhf_trl.run import explain
@@ -490,6 +513,26 @@ def _rollouts(args: argparse.Namespace) -> None:
     target = args.output or Path(first, f"{name}.html")
     write_page(args.runs, target)
     print(f"{target} is written; open it in a browser")
+
+
+def _runs(args: argparse.Namespace) -> None:
+    """Do one of the four things that `rlhf-trl runs` does."""
+    if args.yes and args.delete is None:
+        raise InputError("--yes is read with --delete only; remove it, or name what to delete.")
+    if args.tree + bool(args.compare) + (args.delete is not None) > 1:
+        raise InputError("write one of --tree, --compare and --delete.")
+    from rlhf_trl.pipeline import deletion, lineage, runs
+
+    folder = Path(args.folder)
+    if args.compare:
+        content, text = runs.compare(*map(Path, args.compare)), runs.comparison
+    elif args.delete is not None:
+        content, text = deletion.delete(folder, args.delete, args.yes), deletion.report
+    elif args.tree:
+        content, text = lineage.lineage(lineage.runs_in(folder)), lineage.tree
+    else:
+        content, text = runs.listing(folder), runs.table
+    print(json.dumps(content, indent=2, default=str) if args.json else text(content))
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -37,6 +37,7 @@ NEVER = {
     "run.finish",
     "run.generation_kwargs",
     "run.help",
+    "run.origins",
     "run.processes",
     "run.resuming",
     "run.tied_weights",

@@ -9,10 +9,11 @@ import io
 import json
 import math
 import re
+import resource
 import runpy
 import sys
 from contextlib import redirect_stdout
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -442,6 +443,11 @@ def _fingerprint(questions):
     return blake2b(repr(sorted(keys)).encode(), digest_size=8).hexdigest()
 
 
+def _weights_sha256(folder):
+    """What `sha256sum` prints of the one file of a small model."""
+    return sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_summary(finished, name):
     run = finished(name)
@@ -453,6 +459,14 @@ def test_summary(finished, name):
     for library in ("rlhf_trl", "trl", "transformers", "torch", "accelerate", "reasoning_gym"):
         assert versions.pop(library) == version(library)
     assert set(versions) == {"peft"}
+    # more than 100 MB, and no more than this process has ever used
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert 100e6 < summary.pop("peak_memory_bytes") <= peak
+    made_from = []
+    if name == "grpo_reward":
+        folder = finished("reward").folder / "model"
+        origin = {"role": "reward_model", "path": str(folder), "sha256": _weights_sha256(folder)}
+        made_from.append(origin)
     examples = steps * len(run.trainer.train_dataset)
     if name in POLICIES:
         generations = math.ceil(steps / int(run.options.get("num_iterations", 1)))
@@ -478,6 +492,8 @@ def test_summary(finished, name):
         "passed_over": left_out,
         "before": run.evaluations[0]["metrics"],
         "after": run.evaluations[steps]["metrics"],
+        "made_from": made_from,
+        "model_sha256": _weights_sha256(run.folder / "model"),
     }
     if answers:  # named in the first lines, too
         assert f"; {left_out} of their kind" in run.printed

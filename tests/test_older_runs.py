@@ -22,6 +22,7 @@ import os
 import runpy
 import shutil
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,12 @@ def recipe(monkeypatch, capfd):
 def test_a_checkpoint_goes_on_as_it_did_then(name, older, recipe):
     recipe(name, "--config", f"{name}/config.yaml", "--resume_from_checkpoint", "auto")
     assert (older / name / "checkpoint-4" / MANIFEST).exists()
+    # the checkpoint says nothing of what it was made from
+    summary = json.loads((older / name / "summary.json").read_text())
+    weights = sha256((OLDER / "start" / "model.safetensors").read_bytes()).hexdigest()
+    assert summary["made_from"] == [
+        {"role": "model_name_or_path", "path": "start", "sha256": weights}
+    ]
     ours = load_file(older / name / "model" / "model.safetensors")
     theirs = load_file(OLDER / "expected" / f"{name}.safetensors")
     before = load_file(OLDER / name / "checkpoint-2" / "model.safetensors")

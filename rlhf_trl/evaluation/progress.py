@@ -3,8 +3,7 @@
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import has_length
 
-# The scores of answers that stand above the bar: the first of these that was measured.
-SCORES_OF_ANSWERS = {"exact_match": "exact match", "reward": "reward"}
+from rlhf_trl.evaluation.measured import SCORES_OF_ANSWERS
 
 
 class RewardProgress(ProgressCallback):

@@ -1,6 +1,5 @@
 """What a run shows at its end: table, learning curve, warnings, last line, and what comes next."""
 
-import json
 import math
 import os
 import shutil
@@ -10,20 +9,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from rlhf_trl.evaluation.progress import SCORES_OF_ANSWERS
+from rlhf_trl.evaluation.measured import HEADLINES
 from rlhf_trl.evaluation.standstill import ROUNDING
 from rlhf_trl.output import RECORD, numbered, write_whole
 from rlhf_trl.rollouts.store import trained_with
 
 SAMPLES_SHOWN = 5
-# What the last line of a run shows: the first of these that was measured.
-HEADLINES = {
-    **SCORES_OF_ANSWERS,
-    "pair_accuracy": "pair accuracy",
-    "first_error": "first error found",
-    "auc": "AUC",
-    "loss": "loss",
-}
 # What the learning curve shows of evaluations on an axis from 0 to 1.
 SHARES = (
     ("exact_match", "o-", "exact match, greedy"),
@@ -74,14 +65,6 @@ def _always(log: list[dict], key: str, value: float) -> bool:
     """Return whether a metric was logged, and was never anything but `value`."""
     logged = [entry[key] for entry in log if entry.get(key) is not None]
     return bool(logged) and all(math.isclose(x, value, abs_tol=ROUNDING) for x in logged)
-
-
-def read_evaluations(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the evaluations of a run by step, in order."""
-    return {
-        step: json.loads(path.read_text())
-        for step, path in sorted(numbered(folder, "step-").items())
-    }
 
 
 def table(evaluations: dict[int, dict[str, Any]]) -> str:

@@ -1,9 +1,13 @@
 """The end of a run: its log, summary, learning curve, and the lines that it prints last."""
 
 import os
+import resource
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rlhf_trl import output
 from rlhf_trl.data.arrow import cells
@@ -11,6 +15,8 @@ from rlhf_trl.data.examples import Examples
 from rlhf_trl.data.prompt_keys import fingerprint, prompt_key
 from rlhf_trl.evaluation import report
 from rlhf_trl.evaluation.held_out import AnswersHeldOut
+from rlhf_trl.evaluation.measured import read_evaluations
+from rlhf_trl.run.origins import weights_sha256
 from rlhf_trl.run.seen import examples_seen
 from rlhf_trl.run.versions import versions
 
@@ -43,7 +49,7 @@ def finish(
     args, folder = trainer.args, Path(trainer.args.output_dir)
     held_out = getattr(trainer, "held_out", ())
     log = trainer.state.log_history
-    evaluations = report.read_evaluations(folder / "evaluations")
+    evaluations = read_evaluations(folder / "evaluations")
     # with load_best_model_at_end, later evaluations are of a model that is not kept
     until_kept = {step: end for step, end in evaluations.items() if step <= kept_step}
     questions = _questions(data)
@@ -67,6 +73,9 @@ def finish(
             "after": until_kept[max(until_kept)]["metrics"] if until_kept else {},
             "train_seconds": round(training_time["seconds"], 2),
             "train_cpu_seconds": round(training_time["cpu_seconds"], 2),
+            "peak_memory_bytes": _peak_memory(args.device),
+            "made_from": trainer.told["made_from"],
+            "model_sha256": weights_sha256(folder / "model"),
             "versions": versions(),
         },
     )
@@ -94,6 +103,17 @@ def finish(
     start, has_adapter = loaded.model.model_name_or_path, loaded.model.use_peft
     print(report.next_steps(shown_folder, start, last_step, prompt, has_adapter))
     print(report.headline(reported, task_names, args.seed), flush=True)
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Return the most bytes that torch has allocated on a GPU, or else that this process has used.
+
+    It is that of this process since it began, so of a run's last start.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # elsewhere in KiB
 
 
 def _task_names(trainer: Any, data: Examples) -> set[str]:

@@ -28,7 +28,7 @@ from rlhf_trl.evaluation.standstill import Watch
 from rlhf_trl.models import UNTRAINED, as_saved, load_quietly, model_config, prepare_model
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.run.folders import model_folder, with_origin
+from rlhf_trl.run.folders import with_origin
 from rlhf_trl.run.kinds import kind_of
 from rlhf_trl.run.signals import signals
 from rlhf_trl.run.stopping import Stop
@@ -113,7 +113,9 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     `note` is one more sentence to print. Where a stage trains nothing, the `output_dir` of its own
     fields is claimed, and its config is kept there; that is all.
     """
-    _find_models(loaded)
+    from rlhf_trl.run.origins import begin_reading, find_models
+
+    find_models(loaded)
     if loaded.trl is None:
         output.claim(loaded.own.output_dir, None)
         print(name, flush=True)
@@ -139,6 +141,8 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
         raise SystemExit(0)
 
     args.resume_from_checkpoint = start.checkpoint
+    if args.process_index == 0:
+        begin_reading(loaded.given, args.output_dir)
     if "eval_on_start" not in loaded.given:
         args.eval_on_start = not start.is_evaluated
     if "logging_first_step" not in loaded.given:
@@ -207,15 +211,6 @@ def _announce(args: Any, lines: list[str]) -> None:
         disable_progress_bars()
     if args.world_size > 1:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
-
-
-def _find_models(loaded: Any) -> None:
-    """Name the folders of the reward model and the teachers, or say which one does not exist."""
-    own, args = loaded.own, loaded.trl
-    if reward_model := getattr(own, "reward_model", None):
-        own.reward_model = model_folder("reward_model", reward_model)
-    if teachers := getattr(args, "teacher_models", None):
-        args.teacher_models = [model_folder("teacher_models", name) for name in teachers]
 
 
 def read(args: Any, load: Callable[..., Examples], config: Any, *options: Any) -> Examples:
@@ -426,6 +421,10 @@ def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> N
     if loaded.own.save_checksums:
         facts["rows"] = checksums(data)
     facts["chat_template"] = sha256(template.encode()).hexdigest()
+    if trainer.is_world_process_zero():
+        from rlhf_trl.run.origins import made_from
+
+        facts["made_from"] = made_from(args)
     trainer.told = facts
     if args.resume_from_checkpoint is not None:
         from rlhf_trl.run.resuming import check_rows, check_template
