@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = [
     *["errors", "book", "algorithms", "losses", "tiny", "output", "cards", "models", "policies"],
     *["data", "rollouts", "reward_models", "rewards", "evaluation", "trainers", "run", "ports"],
-    *["compare", "cli"],
+    *["pipeline", "compare", "cli"],
 ]
 
 
