@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def draw_frontier(path: Path, results: Results) -> None:
 
     labels = {"gold": f"gold: {results.gold}, sampled", "proxy": "proxy: the reward model's score"}
     shown = [name for name in labels if _has(results, name)]
-    figure = Figure(figsize=(9, 0.8 + 3.6 * max(1, len(shown))), layout="constrained")
+    figure = Figure(figsize=(8, 1.4 + 3.2 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
     curves = results.with_curve()
     others = [name for name in results.models if name not in curves]
@@ -37,7 +38,8 @@ def draw_frontier(path: Path, results: Results) -> None:
     _scale_by_root(axes[-1])
     reference = results.title(results.reference)
     axes[-1].set_xlabel(f"KL to {reference}, nats per answer, on a square-root scale")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    handles, titles = axes[0].get_legend_handles_labels()
+    figure.legend(handles, titles, loc="outside lower center", ncols=2, fontsize="small")
     _save(path, figure)
 
 
@@ -123,7 +125,8 @@ def draw_distributions(path: Path, results: Results) -> None:
     axes[-1, 1].set_xlabel("KL, nats per answer, on a square-root scale")
     _scale_by_root(axes[-1, 1])
     for row, stage in zip(axes, results.models, strict=True):
-        row[0].set_ylabel(results.title(stage), rotation=0, ha="right", va="center")
+        title = fill(results.title(stage), 22)
+        row[0].set_ylabel(title, rotation=0, ha="right", va="center")
     handles = {}
     for axis in axes.flat:
         axis.set_yticks([])

@@ -155,6 +155,8 @@ def penalties(results: Results) -> list[tuple[str, str]]:
 
 def penalty_against_stopping(results: Results) -> list[str]:
     """Return a sentence for each penalty: is it better than stopping early at the same KL?"""
+    if results.gold is None:
+        return []
     return [_compared(results, penalized, free) for penalized, free in penalties(results)]
 
 

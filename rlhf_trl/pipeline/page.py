@@ -12,6 +12,7 @@ from rlhf_trl.output import write_whole
 from rlhf_trl.pipeline.figures import draw_distributions, draw_frontier
 from rlhf_trl.pipeline.frontier import CLEAR, over_optimization, penalty_against_stopping
 from rlhf_trl.pipeline.results import (
+    COLUMNS,
     FEWEST,
     Answers,
     Results,
@@ -85,11 +86,11 @@ def sections_of(results: Results) -> dict[str, Any]:
         "gold": results.gold,
         "fewest": FEWEST,
         "clear": CLEAR,
-        "preview": _flat(json.loads(preview.read_text())) if preview.is_file() else {},
+        "preview": _preview(json.loads(preview.read_text())) if preview.is_file() else [],
         "table": table,
         "reward_models": _reward_models(results),
         "sentences": [*over_optimization(results), *penalty_against_stopping(results)],
-        "curves": [results.title(name) for name in results.with_curve()],
+        "curves": {results.title(name): _curve(results, name) for name in results.with_curve()},
         "side_by_side": _side_by_side(results),
         "extremes": {results.title(name): _extremes(results, name) for name in results.models},
         "costs": _costs(results),
@@ -112,7 +113,7 @@ def given(results: Results, stage: str) -> str:
     data = config.get("dataset", {})
     sources = []
     for name in config.get("reward_funcs") or []:
-        sources.append(f"reward {name}")
+        sources.append(f"right answers ({name})" if name == results.gold else f"reward {name}")
     if config.get("reward_model"):
         sources.append(_judge(results, config["reward_model"]))
     if not sources and data.get("scored_by"):
@@ -129,10 +130,11 @@ def given(results: Results, stage: str) -> str:
 
 def _judge(results: Results, path: str) -> str:
     """Return what people call a reward model."""
-    for name in results.stages:
-        if name in Path(path).parts:
-            return f"reward model {results.title(name)}"
-    return f"reward model {path}"
+    stage = next((name for name in results.stages if name in Path(path).parts), None)
+    if stage is None:
+        return f"reward model {path}"
+    title = results.title(stage)
+    return f"reward model {stage}" if title == stage else title
 
 
 def _reward_models(results: Results) -> list[Line]:
@@ -150,6 +152,20 @@ def _reward_models(results: Results) -> list[Line]:
         lines.append(line)
     keys = dict.fromkeys(key for line in lines for key in line)
     return [{key: line.get(key, "-") for key in keys} for line in lines]
+
+
+def _curve(results: Results, stage: str) -> list[Line]:
+    """Return a line for each step of a run with checkpoints: mean and spread over seeds."""
+    curves = [dict(results.curve(stage, seed)) for seed in results.seeds]
+    lines = []
+    for step in sorted(set.union(*map(set, curves))):
+        answers = [curve[step] for curve in curves if step in curve]
+        line = {"step": str(step)}
+        for key in ("kl", "proxy", "gold"):
+            heading, digits = COLUMNS[key]
+            line[heading] = over_seeds([one.mean(key) for one in answers], digits)
+        lines.append(line)
+    return lines
 
 
 def _costs(results: Results) -> list[Line]:
@@ -226,15 +242,31 @@ def _shown(sample: Sample) -> dict[str, Any]:
     return {"text": sample.text, "finished": sample.finished, "numbers": numbers}
 
 
-def _flat(value: Any, place: str = "") -> dict[str, Any]:
-    """Return the values of nested blocks and lists by their dotted places."""
+def _preview(content: Any) -> list[Line]:
+    """Return what `rlhf-trl preview --json` wrote, a line for each number.
+
+    Blocks beside each other, as those of several stages, are columns.
+    """
+    blocks = content if isinstance(content, dict) else {}
+    if not blocks or not all(isinstance(block, dict) for block in blocks.values()):
+        blocks = {"value": content}
+    columns = {name: _flat(block) for name, block in blocks.items()}
+    places = dict.fromkeys(place for column in columns.values() for place in column)
+    return [
+        {"": place, **{name: column.get(place, "-") for name, column in columns.items()}}
+        for place in places
+    ]
+
+
+def _flat(value: Any, place: str = "") -> dict[str, str]:
+    """Return the values of nested blocks and lists, as text, by their dotted places."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
     else:
-        return {place: value}
-    flat: dict[str, Any] = {}
+        return {place: f"{value:.4g}" if isinstance(value, float) else str(value)}
+    flat: dict[str, str] = {}
     for key, item in items:
         flat |= _flat(item, f"{place}.{key}" if place else str(key))
     return flat

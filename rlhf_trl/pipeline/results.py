@@ -91,8 +91,12 @@ class Results:
         return [self.reference, *others]
 
     def title(self, name: str) -> str:
-        """Return what people call a stage, or a model of none."""
-        return self.stages.get(name, {}).get("title") or name
+        """Return what people call a stage, or the reference where it is none."""
+        if name not in self.stages:
+            return f"{name} (reference)"
+        titles = [stage.get("title") for stage in self.stages.values()]
+        title = self.stages[name].get("title")
+        return title if title and titles.count(title) == 1 else name
 
     def run(self, stage: str, seed: int) -> Path:
         """Return the folder of a run."""
@@ -255,7 +259,7 @@ def over_seeds(values: Sequence[float | None], digits: int = 3) -> str:
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return "-"
-    part = "" if len(known) == len(values) else f" ({len(known)} of {len(values)} seeds)"
+    part = "" if len(known) == len(values) else f" in {len(known)} of {len(values)} seeds"
     return mean_and_spread(known, digits) + part
 
 
