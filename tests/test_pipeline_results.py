@@ -117,7 +117,7 @@ def test_a_folder_that_is_not_whole_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match=r"seed-1\.jsonl cannot be read"):
         read_results(folder)
     path.write_text(text.replace('"tiny"', '"other"'))
-    with pytest.raises(InputError, match=r"seed-1\.jsonl has no answers of tiny, the reference"):
+    with pytest.raises(InputError, match=r"seed-0\.jsonl has no answers of other; move seed-0"):
         read_results(folder)
     path.unlink()
     with pytest.raises(InputError, match=r"name the folder of a pipeline that has run to its end"):

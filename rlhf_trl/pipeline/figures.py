@@ -10,7 +10,7 @@ import numpy as np
 from rlhf_trl.output import write_whole
 from rlhf_trl.pipeline.results import Point, Results
 
-RIGHT, WRONG, OTHER = "tab:blue", "tab:orange", "tab:gray"
+COLORS = {"right": "tab:blue", "wrong": "tab:orange", "gold unknown": "tab:gray"}
 TICKS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # nats
 
 
@@ -46,7 +46,7 @@ def draw_frontier(path: Path, results: Results) -> None:
 def _scale_by_root(axis: Any) -> None:
     """Give the KL a square-root scale: most of what is of interest happens at a small one."""
     # slightly negative KLs are rounding; the negative left end keeps the marks at 0 whole
-    axis.set_xscale("function", functions=(_signed_root, _signed_square))
+    axis.set_xscale("function", functions=(_root, _square))
     highest = axis.get_xlim()[1]
     axis.set_xlim(-0.0002 * highest, highest)
     ticks = [0.0]
@@ -57,11 +57,13 @@ def _scale_by_root(axis: Any) -> None:
     axis.xaxis.set_major_formatter("{x:g}")
 
 
-def _signed_root(x: Any) -> Any:
+def _root(x: Any) -> Any:
+    """Return the square root, of what is below 0 with the other sign."""
     return np.sign(x) * np.sqrt(np.abs(x))
 
 
-def _signed_square(x: Any) -> Any:
+def _square(x: Any) -> Any:
+    """Undo `_root`."""
     return np.sign(x) * np.square(x)
 
 
@@ -86,8 +88,7 @@ def _draw_curve(axis: Any, results: Results, stage: str, name: str, color: str) 
 
 def _draw_end(axis: Any, results: Results, stage: str, name: str, number: int) -> None:
     """Draw the end of a run as a point: the mean over seeds, with bars for their spread."""
-    ends = [results.answers.get((stage, None, seed)) for seed in results.seeds]
-    values = np.array([[end.mean("kl"), end.mean(name)] for end in ends if end is not None])
+    values = np.array([[end.mean("kl"), end.mean(name)] for end in results.ends(stage)])
     spread = values.std(0, ddof=1) if len(values) > 1 else (None, None)
     kl, value = values.mean(0)
     axis.errorbar(
@@ -104,34 +105,30 @@ def _draw_end(axis: Any, results: Results, stage: str, name: str, number: int) -
 
 
 def draw_distributions(path: Path, results: Results) -> None:
-    """Draw histograms of the proxy, right and wrong answers apart, and of the KL, of all seeds."""
+    """Draw histograms of proxy and KL, right and wrong answers apart: a row for each model."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.8 + 1.35 * len(results.models)), layout="constrained")
     axes = figure.subplots(len(results.models), 2, sharex="col", squeeze=False)
-    pooled = {name: _pooled(results, name) for name in results.models}
-    everything = {
-        name: np.concatenate([values[name] for values in pooled.values()])
-        for name in ("proxy", "kl")
-    }
+    pooled = [_pooled(results, stage) for stage in results.models]
     bins = {
-        "proxy": _edges(everything["proxy"]),
-        "kl": _signed_square(_edges(_signed_root(everything["kl"]))),
+        "proxy": _edges(np.concatenate([values["proxy"] for values in pooled])),
+        "kl": _square(_edges(_root(np.concatenate([values["kl"] for values in pooled])))),
     }
-    for row, values in zip(axes, pooled.values(), strict=True):
-        for axis, name in zip(row, bins, strict=True):
-            _draw_histogram(axis, values[name], values["gold"], bins[name])
+    for row, stage, values in zip(axes, results.models, pooled, strict=True):
+        for axis, (name, edges) in zip(row, bins.items(), strict=True):
+            _draw_histogram(axis, values[name], values["gold"], edges)
+            axis.set_yticks([])
+        title = fill(results.title(stage), 22)
+        row[0].set_ylabel(title, rotation=0, ha="right", va="center")
     axes[-1, 0].set_xlabel("proxy: the reward model's score")
     axes[-1, 1].set_xlabel("KL, nats per answer, on a square-root scale")
     _scale_by_root(axes[-1, 1])
-    for row, stage in zip(axes, results.models, strict=True):
-        title = fill(results.title(stage), 22)
-        row[0].set_ylabel(title, rotation=0, ha="right", va="center")
-    handles = {}
+    by_label = {}  # a model may have right answers only, or wrong ones
     for axis in axes.flat:
-        axis.set_yticks([])
-        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            by_label[label] = handle
+    figure.legend(by_label.values(), by_label.keys(), loc="outside upper center", ncols=3)
     _save(path, figure)
 
 
@@ -142,22 +139,20 @@ def _edges(values: np.ndarray) -> np.ndarray:
 
 def _pooled(results: Results, stage: str) -> dict[str, np.ndarray]:
     """Return the numbers of all samples of a model, of all seeds."""
-    ends = [results.answers.get((stage, None, seed)) for seed in results.seeds]
     return {
-        name: np.concatenate([end.values(name).ravel() for end in ends if end is not None])
+        name: np.concatenate([answers.values(name).ravel() for answers in results.ends(stage)])
         for name in ("proxy", "gold", "kl")
     }
 
 
 def _draw_histogram(axis: Any, values: np.ndarray, gold: np.ndarray, bins: Any) -> None:
-    """Draw the shares of samples in bins, those of right and wrong answers on top of each other."""
-    kinds = {"right": (gold > 0.5, RIGHT), "wrong": (gold <= 0.5, WRONG)}
-    kinds["gold unknown"] = (~np.isfinite(gold), OTHER)
-    known = {kind: values[part & np.isfinite(values)] for kind, (part, _) in kinds.items()}
-    known = {kind: part for kind, part in known.items() if part.size}
-    if known:
-        colors = [kinds[kind][1] for kind in known]
-        axis.hist([*known.values()], bins, stacked=True, color=colors, label=[*known])
+    """Draw a histogram, right and wrong answers on top of each other."""
+    belongs = {"right": gold > 0.5, "wrong": gold <= 0.5, "gold unknown": ~np.isfinite(gold)}
+    parts = {kind: values[these & np.isfinite(values)] for kind, these in belongs.items()}
+    kinds = [kind for kind, part in parts.items() if part.size]
+    if kinds:
+        colors = [COLORS[kind] for kind in kinds]
+        axis.hist([parts[kind] for kind in kinds], bins, stacked=True, color=colors, label=kinds)
 
 
 def _save(path: Path, figure: Any) -> None:

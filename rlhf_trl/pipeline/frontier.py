@@ -76,7 +76,7 @@ def over_optimization(results: Results) -> list[str]:
                 by_outcome.setdefault(one.outcome, []).append(one)
         for courses in sorted(by_outcome.values(), key=len, reverse=True):
             share = f"in {len(courses)} of {len(curves)} seeds"
-            sentences.append(f"{results.title(stage)}: {_said(courses, share)}")
+            sentences.append(f"{results.title(stage)}: {_told(courses, share)}")
     return sentences
 
 
@@ -86,12 +86,12 @@ def _known(points: Sequence[Point]) -> bool:
     return all(math.isfinite(point.answers.mean(name)) for point in points for name in names)
 
 
-def _said(courses: Sequence[Course], share: str) -> str:
+def _told(courses: Sequence[Course], share: str) -> str:
     """Return what happened in the runs of some seeds, which all had the same outcome."""
 
-    def mean(place: str, name: str, digits: int = 2) -> str:
+    def mean(place: str, name: str) -> str:
         values = [getattr(one, place).answers.mean(name) for one in courses]
-        return f"{np.mean(values):.{digits}f}"
+        return f"{np.mean(values):.2f}"
 
     first = courses[0]
     relation = {1: "above", 0: "not clearly different from", -1: "below"}[first.against_start]
@@ -132,25 +132,19 @@ def at_kl(points: Sequence[Point], kl: float, name: str) -> float | None:
 def penalties(results: Results) -> list[tuple[str, str]]:
     """Return the pairs of stages of which the first has a KL penalty and the second has none.
 
-    Both have the same recipe, algorithm and reward model, and the checkpoints of the second one
-    answered.
+    Both train one algorithm on one reward model, and the checkpoints of the second one answered.
     """
-    kinds = {}
-    for stage in results.models:
-        if stage in results.stages:
-            config = results.config(stage)
-            recipe = results.stages[stage]["recipe"]
-            kinds[stage] = recipe, config.get("algorithm"), config.get("reward_model")
-    betas = {stage: results.config(stage).get("beta") or 0 for stage in kinds}
-    return [
-        (penalized, free)
-        for free in results.with_curve()
-        for penalized in kinds
-        if free in kinds
-        and kinds[penalized] == kinds[free]
-        and kinds[free][2]  # without a reward model, beta may mean something else
-        and betas[free] == 0 < betas[penalized]
-    ]
+    configs = {name: results.config(name) for name in results.models if name in results.stages}
+    pairs = []
+    for free in results.with_curve():
+        base = configs[free]
+        if base.get("beta") or not base.get("reward_model"):  # elsewhere beta is no penalty
+            continue
+        for penalized, config in configs.items():
+            shared = all(config.get(key) == base.get(key) for key in ("algorithm", "reward_model"))
+            if shared and config.get("beta"):
+                pairs.append((penalized, free))
+    return pairs
 
 
 def penalty_against_stopping(results: Results) -> list[str]:
@@ -162,31 +156,33 @@ def penalty_against_stopping(results: Results) -> list[str]:
 
 def _compared(results: Results, penalized: str, free: str) -> str:
     """Return whether a stage with a penalty beats stopping the one without early, at equal KL."""
-    rows = []  # of a seed: KL, then proxy and gold of the penalty and of stopping early
+    penalty, stopped = [], []  # KL, proxy and gold of each seed
     for seed in results.seeds:
-        points = results.curve(free, seed)
         answers = results.answers[penalized, None, seed]
-        kl = answers.mean("kl")
-        stopped = [at_kl(points, kl, name) for name in ("proxy", "gold")]
-        if None not in stopped:
-            rows.append([kl, answers.mean("proxy"), answers.mean("gold"), *stopped])
-    beta = results.config(penalized)["beta"]
-    subject = f"{results.title(penalized)} (beta {beta:g})"
-    if not rows:
+        numbers = [answers.mean(name) for name in ("kl", "proxy", "gold")]
+        points = results.curve(free, seed)
+        at_equal_kl = [at_kl(points, numbers[0], name) for name in ("kl", "proxy", "gold")]
+        if None not in at_equal_kl:
+            penalty.append(numbers)
+            stopped.append(at_equal_kl)
+    subject = f"{results.title(penalized)} (beta {results.config(penalized)['beta']:g})"
+    if not penalty:
         return f"{subject}: {results.title(free)} never has its KL, so they cannot be compared."
-    kl, proxy, gold, stopped_proxy, stopped_gold = np.mean(rows, axis=0)
-    gains = np.array([[row[1] - row[3], row[2] - row[4]] for row in rows])
-    both = int((gains > 0).all(1).sum())
+    kl, proxy, gold = np.mean(penalty, axis=0)
+    _, stopped_proxy, stopped_gold = np.mean(stopped, axis=0)
+    gains = (np.array(penalty) - stopped)[:, 1:]  # of proxy and gold
+    better_proxy, better_gold = (gains > 0).sum(0)
+    better_both = (gains > 0).all(1).sum()
     sentence = (
         f"{subject} ends at KL {kl:.2f} with proxy {proxy:.2f} and gold {gold:.2f}; "
         f"{results.title(free)}, stopped at that KL, has {stopped_proxy:.2f} and "
         f"{stopped_gold:.2f} (differences {mean_and_spread(gains[:, 0], 2)} and "
-        f"{mean_and_spread(gains[:, 1], 2)}): the penalty beats early stopping on both in {both} "
-        f"of {len(rows)} seeds, on the proxy in {(gains[:, 0] > 0).sum()}, on gold in "
-        f"{(gains[:, 1] > 0).sum()}"
+        f"{mean_and_spread(gains[:, 1], 2)}): the penalty beats early stopping on both in "
+        f"{better_both} of {len(penalty)} seeds, on the proxy in {better_proxy}, on gold in "
+        f"{better_gold}"
     )
-    if len(rows) < len(results.seeds):
-        sentence += f"; in {len(results.seeds) - len(rows)} it never has that KL"
+    if len(penalty) < len(results.seeds):
+        sentence += f"; in {len(results.seeds) - len(penalty)} it never has that KL"
     changed = differences(results.config(free), results.config(penalized)).keys() - BESIDE
     if changed:
         sentence += f"; they differ in {', '.join(sorted(changed))}, too"

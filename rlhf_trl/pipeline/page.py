@@ -75,7 +75,7 @@ def sections_of(results: Results) -> dict[str, Any]:
         }
         for name, line in zip(results.models, summary(results), strict=True)
     ]
-    first = results.answers[results.reference, None, results.seeds[0]]
+    first = results.ends(results.reference)[0]
     preview = results.folder / "preview.json"
     return {
         "name": str(results.folder),
@@ -143,7 +143,7 @@ def _reward_models(results: Results) -> list[Line]:
     for name, stage in results.stages.items():
         if stage["makes"] != "reward_model":
             continue
-        summaries = [results.json(name, seed, "summary.json") for seed in results.seeds]
+        summaries = [results.read_json(name, seed, "summary.json") for seed in results.seeds]
         after = [one.get("after", {}) for one in summaries]
         line = {"reward model": results.title(name), "given": given(results, name)}
         for key in dict.fromkeys(key for one in after for key in one):
@@ -175,7 +175,7 @@ def _costs(results: Results) -> list[Line]:
     for name in results.stages:
         line = {"stage": results.title(name)}
         for heading, (file, key, factor, digits) in COSTS.items():
-            found = [results.json(name, seed, file).get(key) for seed in results.seeds]
+            found = [results.read_json(name, seed, file).get(key) for seed in results.seeds]
             values = [None if value is None else value * factor for value in found]
             line[heading] = over_seeds(values, digits)
             if key == "cpu_seconds":
@@ -188,7 +188,7 @@ def _costs(results: Results) -> list[Line]:
 def _settings(results: Results, stage: str) -> dict[str, str]:
     """Return how a stage is started, what it was made from, and its config."""
     planned = results.stages[stage]
-    summary_of_run = results.json(stage, results.seeds[0], "summary.json")
+    summary_of_run = results.read_json(stage, results.seeds[0], "summary.json")
     made_from = [
         f"{entry['role']}: {entry['path']} ({entry['sha256'][:12]})"
         for entry in summary_of_run.get("made_from", [])
@@ -203,10 +203,7 @@ def _settings(results: Results, stage: str) -> dict[str, str]:
 
 def _side_by_side(results: Results) -> list[dict[str, Any]]:
     """Return some questions with one sampled answer of each model, of the first seed."""
-    answers = {
-        results.title(name): results.answers[name, None, results.seeds[0]]
-        for name in results.models
-    }
+    answers = {results.title(name): results.ends(name)[0] for name in results.models}
     questions = next(iter(answers.values())).questions
     places = sorted(random.Random(0).sample(range(len(questions)), min(QUESTIONS, len(questions))))
     return [
@@ -220,7 +217,7 @@ def _side_by_side(results: Results) -> list[dict[str, Any]]:
 
 def _extremes(results: Results, stage: str) -> dict[str, list[dict[str, Any]]]:
     """Return the samples of a model that the reward model likes best, and least."""
-    answers: Answers = results.answers[stage, None, results.seeds[0]]
+    answers: Answers = results.ends(stage)[0]
     samples = [
         (sample.proxy, {"question": question, **_shown(sample)})
         for question, row in zip(answers.questions, answers.samples, strict=True)

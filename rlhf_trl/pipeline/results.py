@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +103,7 @@ class Results:
         """Return the folder of a run."""
         return self.folder / stage / f"seed-{seed}"
 
-    def json(self, stage: str, seed: int, name: str) -> dict[str, Any]:
+    def read_json(self, stage: str, seed: int, name: str) -> dict[str, Any]:
         """Return a file of a run, {} where there is none."""
         path = self.run(stage, seed) / name
         return json.loads(path.read_text()) if path.is_file() else {}
@@ -111,9 +112,13 @@ class Results:
         """Return the config of a run, by default that of the first seed."""
         return read_config(self.run(stage, self.seeds[0] if seed is None else seed) / "config.yaml")
 
+    def ends(self, stage: str) -> list[Answers]:
+        """Return what a model, or that of the end of a run, answered with each seed."""
+        return [self.answers[stage, None, seed] for seed in self.seeds]
+
     def curve(self, stage: str, seed: int) -> list[Point]:
         """Return the models of a run by step; a run that began with the reference begins there."""
-        end = self.json(stage, seed, "summary.json").get("model_step", 0)
+        end = self.read_json(stage, seed, "summary.json").get("model_step", 0)
         points = {
             end if step is None else step: answers
             for (name, step, of_seed), answers in self.answers.items()
@@ -134,7 +139,7 @@ def read_results(folder: str | Path) -> Results:
     """Read the folder of a pipeline.
 
     Raises:
-        InputError: it has no `pipeline.json`, or a seed has no answers.
+        InputError: it has no `pipeline.json`, or a seed lacks the answers of a model.
     """
     folder = Path(folder)
     content = _load(folder / "pipeline.json", folder)
@@ -148,8 +153,13 @@ def read_results(folder: str | Path) -> Results:
         for word in lines[0].keys() - {"prompt"}:
             place = _place(word, stages)
             answers[*place, seed] = _answers([line[word] for line in lines], asked["gold"])
-        if (reference, None, seed) not in answers:
-            raise InputError(f"{path} has no answers of {reference}, the reference.")
+    ends = {stage for stage, step, _ in answers if step is None} | {reference}
+    for stage, seed in product(sorted(ends), seeds):
+        if (stage, None, seed) not in answers:
+            raise InputError(
+                f"{folder}/answers/seed-{seed}.jsonl has no answers of {stage}; move seed-{seed}.* "
+                "away from there and start the pipeline again."
+            )
     return Results(folder, stages, seeds, reference, asked["gold"], answers)
 
 
@@ -233,18 +243,14 @@ def measure(answers: Answers, reference: Answers) -> dict[str, float]:
 
 def summary(results: Results) -> list[Line]:
     """Return a line for each model: mean and standard deviation over seeds of each number."""
-    numbers = {
-        name: [
-            measure(
-                results.answers[name, None, seed], results.answers[results.reference, None, seed]
-            )
-            for seed in results.seeds
-            if (name, None, seed) in results.answers
-        ]
-        for name in results.models
-    }
     lines = []
-    for name, by_seed in numbers.items():
+    for name in results.models:
+        by_seed = [
+            measure(answers, reference)
+            for answers, reference in zip(
+                results.ends(name), results.ends(results.reference), strict=True
+            )
+        ]
         line = {"model": results.title(name)}
         for key, (heading, digits) in COLUMNS.items():
             line[heading] = over_seeds([one[key] for one in by_seed], digits)
