@@ -17,8 +17,8 @@ TICKS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  
 def draw_frontier(path: Path, results: Results) -> None:
     """Draw gold and proxy over KL: runs with checkpoints as curves, ends of others as points.
 
-    A thin line is a seed, the thick one the mean of the seeds step by step; the bars at a point are
-    standard deviations over seeds.
+    A thin line is a seed, the thick one the mean of the seeds step by step, and a star its end; the
+    bars at a point are standard deviations over seeds.
     """
     from matplotlib.figure import Figure
 
@@ -83,7 +83,9 @@ def _draw_curve(axis: Any, results: Results, stage: str, name: str, color: str) 
         axis.plot(*line(points), color=color, alpha=0.35, linewidth=0.8)
     shared = set.intersection(*({point.step for point in points} for points in curves))
     lines = [line([point for point in points if point.step in shared]) for points in curves]
-    axis.plot(*np.mean(lines, axis=0), "o-", color=color, markersize=4, label=results.title(stage))
+    mean = np.mean(lines, axis=0)
+    axis.plot(*mean, "o-", color=color, markersize=4, label=results.title(stage))
+    axis.plot(*mean[:, -1], "*", color=color, markersize=12)
 
 
 def _draw_end(axis: Any, results: Results, stage: str, name: str, number: int) -> None:
