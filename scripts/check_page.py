@@ -1,7 +1,9 @@
-"""Open the page of a run's rollouts in headless Chromium, offline, use it, and compare with SQL.
+"""Open a page in headless Chromium, offline, use it, and compare it with the files it is made of.
 
     rlhf-trl rollouts outputs/grpo
     python scripts/check_page.py outputs/grpo --screenshot page.png
+    rlhf-trl pipeline configs/pipeline/tiny.yaml
+    python scripts/check_page.py outputs/pipeline
 
 Needs `pip install playwright` and a Chromium (`apt-get install chromium`); no part of the tests.
 """
@@ -112,16 +114,39 @@ def check_aligned(page: Page) -> None:
         assert len({places[prompt] for places in heights}) == 1, prompt
 
 
+def check_pipeline(page: Page, folder: Path) -> None:
+    """Look at every part of a pipeline's page, wide and narrow."""
+    stages = json.loads((folder / "pipeline.json").read_text())["stages"]
+    titles = [stage.get("title") or name for name, stage in stages.items()]
+    assert page.locator(".settings summary").all_inner_texts() == titles
+    for image in page.locator("img").all():
+        assert image.evaluate("image => image.complete && image.naturalWidth > 500")
+    for details in page.locator("details").all():
+        inside = details.locator("table, pre").first
+        assert not inside.is_visible()
+        details.locator("summary").click()
+        assert inside.is_visible()
+    for width in (400, page.viewport_size["width"]):  # wide tables scroll by themselves
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    written = (folder / "table.md").read_text().splitlines()
+    sentences = [line.removeprefix("- ") for line in written if line.startswith("- ")]
+    assert page.locator(".sentence").all_inner_texts() == sentences
+
+
 def main() -> None:
     """Parse the options, open, use, report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("run", type=Path, help="folder with rollouts.sqlite and rollouts.html")
+    parser.add_argument(
+        "run", type=Path, help="folder of a run with rollouts.html, or of a pipeline"
+    )
     parser.add_argument("--page", type=Path, help="another page whose first run this is")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--screenshot", type=Path)
     parser.add_argument("--only_open", action="store_true", help="for a page that samples")
     args = parser.parse_args()
-    path = args.page or args.run / "rollouts.html"
+    of_pipeline = (args.run / "pipeline.json").is_file()
+    path = args.page or args.run / ("page.html" if of_pipeline else "rollouts.html")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=args.chromium, args=["--no-sandbox"])
         page = browser.new_context(offline=True, viewport={"width": 1300, "height": 900}).new_page()
@@ -133,9 +158,11 @@ def main() -> None:
         page.on("dialog", lambda dialog: faults.append(dialog.message))
         started = time.perf_counter()
         page.goto(path.resolve().as_uri())
-        page.wait_for_selector(".sample")
+        page.wait_for_selector("table" if of_pipeline else ".sample")
         seconds = time.perf_counter() - started
-        if not args.only_open:
+        if of_pipeline:
+            check_pipeline(page, args.run)
+        elif not args.only_open:
             found = json.loads(page.locator("#data").text_content())[0]
             database = sqlite3.connect(args.run / "rollouts.sqlite")
             check(page, database, found)
