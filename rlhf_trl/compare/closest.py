@@ -297,9 +297,9 @@ def _own_subject(
         for field in fields_of(classes[1])
         if field.name in row.reads and field.default not in (None, MISSING)
     }
-    # What the trainer needs to run on the batches overrides the user's value, as the name of a
-    # reward that the batches have; but the user's overrides it where the equation reads the field,
-    # as PPO's `gamma`.
+    # What the trainer needs to run on the batches, such as the name of a reward that they have,
+    # overrides the user's values. Only where the equation reads the field, as PPO's `gamma`, the
+    # user's value holds.
     needed = own_fields(row)
     not_in_equation = {name: value for name, value in needed.items() if name not in row.reads}
     fields = needed | _loss_fields(defaults | values) | not_in_equation
@@ -460,7 +460,7 @@ def _away(result: Result) -> tuple[float, float]:
 def _distance(
     matrix: Matrix, subject: Subject, algorithm: str, formulation_name: str, fixes: bool
 ) -> Distance:
-    """Measure a subject against one formulation, as it is and with the fields changed that differ.
+    """Measure a subject against one formulation; with `fixes`, also with changed fields.
 
     Raises:
         InputError: the subject trains on other data or models, or has no finite gradient.
@@ -618,7 +618,7 @@ def _params(row: Formulation, subject: Subject, config: Any) -> dict[str, Any]:
     ours only `subject.fields` count, as a field that it does not set has the row's default.
     """
     params: dict[str, Any] = {}
-    # not the config's: `_required` has the first; without the others the row is its plain equation
+    # The first is the batches', see `_required`; without the others the row is its plain equation.
     not_in_config = ("max_completion_length", "importance_cap", "baseline_value")
     for name in row.reads:
         if name in not_in_config:

@@ -84,17 +84,34 @@ def fix_completions(
         sampler: a sampler with log-probabilities of its own is said to have drawn them, as vLLM.
         gaps: that sampler knows no log-probability of every seventh token.
     """
-    calls = 0
-    original = getattr(trainer, "_generate_single_turn", None)
     base_names = {base.__name__ for base in type(trainer).__mro__}
     is_grpo = "GRPOTrainer" in base_names  # which returns log-probabilities, too
     returns_ids_only = not is_grpo and bool(base_names & {"RLOOTrainer", *DISTILLING})
+    generate = _answering(trainer, completion, returns_ids_only, sampler, gaps)
+    trainer._generate_single_turn = generate
+    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer, which calls this one instead
+        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
+    elif tools and returns_ids_only:
+        _mark_tools_of_generate(trainer)
+    elif tools:
+        _mark_tools_by_rollout(trainer, generate)
+    if sampler and not returns_ids_only:
+        trainer.use_vllm = True  # otherwise TRL does not read the sampler's log-probabilities
+
+
+def _answering(
+    trainer: Any, completion: Completion, returns_ids_only: bool, sampler: bool, gaps: bool
+) -> Callable[..., Any]:
+    """Return what stands in for a trainer's `_generate_single_turn`; see `fix_completions`.
+
+    It returns the token ids of the completions; unless `returns_ids_only`, also None or, with a
+    `sampler`, the log-probabilities that this reports.
+    """
+    calls = 0
+    original = getattr(trainer, "_generate_single_turn", None)
 
     def generate(prompt_ids, images, multimodal_fields, num_generations=None, **kwargs):
-        """Stand in for `_generate_single_turn`: return token ids, and log-probabilities or None.
-
-        `prompt_ids` has the prompt of each wanted completion, so one prompt a group long.
-        """
+        """Answer `prompt_ids`, which have the prompt of each completion that is wanted."""
         nonlocal calls
         # Our trainers' dynamic sampling first generates more than it needs, and then calls this
         # once more for the answers that it has kept: those must come back, not new ones.
@@ -115,15 +132,7 @@ def fix_completions(
             logps = [_reported_logps(ids, gaps) for ids in completion_ids]
         return completion_ids, logps
 
-    trainer._generate_single_turn = generate
-    if hasattr(trainer, "_generate_transformers"):  # an SDPOTrainer, which calls this one instead
-        trainer._generate_transformers = lambda ids: (ids, generate(ids, None, {}))
-    elif tools and returns_ids_only:
-        _mark_tools_of_generate(trainer)
-    elif tools:
-        _mark_tools_by_rollout(trainer, generate)
-    if sampler and not returns_ids_only:
-        trainer.use_vllm = True  # otherwise TRL does not read the sampler's log-probabilities
+    return generate
 
 
 def _tool_masks(completion_ids: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -208,7 +217,7 @@ def check_generation(trainer: Any) -> None:
 
 
 def _is_grpo(trainer: Any) -> bool:
-    """Return whether it is a GRPOTrainer, or an SDPOTrainer, which has these levels, too."""
+    """Return whether it is a GRPOTrainer, or an SDPOTrainer, which has this attribute, too."""
     return hasattr(trainer, "importance_sampling_level")
 
 

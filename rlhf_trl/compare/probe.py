@@ -391,6 +391,7 @@ def unlike(
     if not math.isfinite(new_value) or not new_slope.isfinite().all():
         count = int((~new_slope.isfinite()).sum())
         return f"the loss is {new_value:.3g}, its gradient has {count} NaN"
+    # what each sentence below adds about the loss
     losses = "" if value == new_value else f", the loss {value:.4g} and {new_value:.4g}"
     length = float(slope.norm())
     new_length = float(new_slope.norm())
