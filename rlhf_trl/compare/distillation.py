@@ -110,11 +110,11 @@ class DistillationWindow:
         if hasattr(trainer, "teacher_context_builder"):  # only SDPOTrainer has one
             return self._run_sdpo(trainer)
         trainer.model.load_state_dict(self.student)
+        # TRL makes one generation of `size` prompts and splits it into `count` micro-batches. For
+        # that its sampler repeats the numbers of these prompts `count` times.
         order = list(trainer._get_train_sampler())
         count = trainer.args.gradient_accumulation_steps
         size = ROWS * count * trainer.accelerator.num_processes
-        # TRL makes one generation of `size` prompts and splits it into `count` micro-batches. For
-        # that its sampler repeats the numbers of these prompts `count` times.
         if order[: size * count] != order[:size] * count:
             raise InputError("DistillationTrainer leaves out prompts")
         # TRL shuffles a generation before it splits it. `unmixed` switches that off, and with
@@ -254,7 +254,7 @@ def build_trainer(
     the trainer. SDPOTrainer samples GROUP completions of each prompt by itself; for
     DistillationTrainer, which samples one, each prompt stands GROUP times in the data.
     """
-    words = policy.WORDS[: ROWS * batch.accumulation // GROUP]
+    words = policy.WORDS[: ROWS * batch.accumulation // GROUP]  # each is a prompt
     examples = [{"prompt": [{"role": "user", "content": word}]} for word in words]
     window = {
         "per_device_train_batch_size": ROWS,
@@ -269,13 +269,18 @@ def build_trainer(
     else:
         examples = [example for example in examples for _ in range(GROUP)]
         examples *= 2  # `models.at_scale` makes this one of two processes, which share the data
-        teacher = untrained()
-        # TRL must put the teacher into evaluation mode; if it does not, this dropout shows it
-        teacher.model.layers[0].self_attn.attention_dropout = 0.5
-        arguments.setdefault("teacher_model", teacher)
+        arguments.setdefault("teacher_model", _teacher_with_dropout())
     built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
     measure.check_generation(built)
-    # the batch `scored`: the only one of `policy.RARE` here, so it also has the tokens of a tool
+    # The recorded losses have one batch of distillation, `scored` in `policy.RARE`. No reward model
+    # scores here; so that tokens of a tool are recorded, too, that batch has them.
     has_tools = batch.rewards == "model"
     measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
     return built
+
+
+def _teacher_with_dropout() -> Module:
+    """Return a teacher whose dropout shows in the loss unless TRL puts it into evaluation mode."""
+    teacher = untrained()
+    teacher.model.layers[0].self_attn.attention_dropout = 0.5
+    return teacher
