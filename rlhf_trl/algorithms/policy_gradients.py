@@ -1,7 +1,7 @@
 """Policy gradients (chapter 6): one row per algorithm, its parts by name.
 
 A row without `kl_penalty` or `value_loss` has none. `code` and `trl` say what they change in their
-own algorithm's `chapter`, and nothing else.
+own algorithm's `chapter`, and nothing else; so does a variant of another algorithm.
 """
 
 from dataclasses import replace
@@ -346,19 +346,11 @@ ROWS["cispo"] = Algorithm(
     ),
 )
 
-_CISPO_WINDOW = PolicyGradient(
-    advantage="group_standardized",
-    ratio="token_ratio",
-    surrogate="clipped_importance_weight",
+_CISPO_WINDOW = replace(
+    _CISPO,
     aggregation="token_mean",
     window="window",
-    kl="loss",
-    reads={"epsilon": 0.2, "epsilon_high": 0.4, "beta": 0.0, "kl_estimator": "k3"},
-    constants={"std_epsilon": 1e-4},
-    settings=grpo_fields(loss_type="cispo"),
     trl="TRL bounds the weight from above only",
-    trl_offset={"epsilon_high": 1.0},
-    trainer_reads={"missing_eos_penalty": None},
     differs=(
         "CISPO with one mean over all tokens of the accumulation window, as in DAPO. As in "
         "GRPO, 1e-4 is added to the standard deviation."
@@ -470,23 +462,11 @@ ROWS["dapo"] = Algorithm(
     ),
 )
 
-_DAPO_PER_PROMPT = PolicyGradient(
-    advantage="group_standardized",
-    ratio="token_ratio",
-    surrogate="clipped_ratio",
+_DAPO_PER_PROMPT = replace(
+    _DAPO,
     aggregation="per_prompt",
     window="micro_batch",
-    kl="none",
-    reads={"epsilon": 0.2, "epsilon_high": 0.28},
-    constants={"std_epsilon": 1e-4},
-    settings=grpo_fields(loss_type="dapo"),
     trl="TRL divides by the tokens of the window",
-    trainer_reads={
-        "correctness_reward": REQUIRED,
-        "soft_punish_cache": 128,
-        "dynamic_sampling_rounds": 8,
-        "missing_eos_penalty": None,
-    },
     differs=(
         "Each prompt counts the same, and each token of its completions. As in GRPO, 1e-4 is "
         "added to the standard deviation."

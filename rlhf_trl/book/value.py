@@ -1,7 +1,7 @@
 """The critic of PPO: its targets and its loss per token.
 
-All tensors are (B, T): `values` of the critic that is trained, `old_values` at rollout time, `returns`
-that it is to reach.
+All tensors are (B, T): `values` are those of the critic that is trained, `old_values` those at
+rollout time, `returns` its targets.
 """
 
 import torch

@@ -45,5 +45,5 @@ def distilled_loss(
 
 
 def student_name(row: Distillation) -> str:
-    """Return what a row's function reads, as its first argument, of the student: logps or logits."""
+    """Return what a row's function reads of the student, its first argument: logps or logits."""
     return next(iter(inspect.signature(look_up(book.distillation, row.loss)).parameters))
