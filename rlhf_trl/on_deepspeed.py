@@ -18,7 +18,7 @@ def allow_in_checkpoints() -> None:
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
 
-def whole_weights(model: Any) -> AbstractContextManager[None]:
+def gathered(model: Any) -> AbstractContextManager[None]:
     """Gather weights of which each process may hold a part, so that a block may change them."""
     from deepspeed import zero
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -22,7 +22,6 @@ from rlhf_trl.errors import Diverged, InputError, naming, reason_in_short, setti
 
 Batch = dict[str, Any]  # tensors, by TRL's names
 Parameters = ParamSpec("Parameters")
-SYNCED = "synced_reference.pt"  # in checkpoints, where sync_ref_model moves the reference
 LIBRARIES = ("trl", "transformers")
 
 
@@ -212,9 +211,9 @@ class OnTRL:
             counted = getattr(self, "_total_train_tokens", 0)
             self.state.num_input_tokens_seen = max(self.state.num_input_tokens_seen, counted)
         if getattr(self.args, "sync_ref_model", False):
-            synced = self.accelerator.get_state_dict(self.ref_model)
-            if self.args.should_save:
-                torch.save(synced, folder / SYNCED)
+            from rlhf_trl import synced_reference
+
+            synced_reference.save(self, folder)
 
     # Extends Trainer._load_optimizer_and_scheduler, which keeps the learning rate that was saved,
     # although max_steps or the schedule may have changed since.
@@ -229,24 +228,9 @@ class OnTRL:
         if self.args.include_num_input_tokens_seen == "no":
             self._total_train_tokens = self.state.num_input_tokens_seen
         if getattr(self.args, "sync_ref_model", False):
-            self._load_synced(Path(checkpoint, SYNCED))
+            from rlhf_trl import synced_reference
 
-    def _load_synced(self, file: Path) -> None:
-        """Bring the reference model, which sync_ref_model has moved, back to where it was."""
-        if self.is_fsdp_enabled:
-            raise InputError(
-                "resume_from_checkpoint: the reference model that sync_ref_model moves is not "
-                "brought back where FSDP shares it out; start anew, or use DeepSpeed."
-            )
-        weights = torch.load(file, map_location="cpu", weights_only=True)
-        reference = self.accelerator.unwrap_model(self.ref_model)
-        whole_weights = nullcontext()
-        if self.is_deepspeed_enabled:
-            from rlhf_trl import on_deepspeed
-
-            whole_weights = on_deepspeed.whole_weights(reference)
-        with whole_weights:
-            reference.load_state_dict(weights)
+            synced_reference.load(self, Path(checkpoint))
 
     # Extends Trainer._push_from_checkpoint: nothing is uploaded before it is whole.
     @override

@@ -123,7 +123,6 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         self._generate_every = args.steps_per_generation * args.num_iterations
         # what goes into and out of checkpoints
         self._carried = {"baseline_value": None, "stream_position": 0, "generation": 0}
-        self._unrecorded = {}
         self._ahead: list[dict[str, Any]] = []  # generations of a window that are not yet used
         # tokens of each accumulation window (optimizer step) that the generation is learned in
         self._window_tokens: Tensor | None = None

@@ -18,6 +18,7 @@ from rlhf_trl import book
 from rlhf_trl.algorithms import of_the_row
 from rlhf_trl.book.aggregation import masked
 from rlhf_trl.errors import InputError, setting
+from rlhf_trl.evaluation.recorded_later import RecordedLater
 from rlhf_trl.losses import estimate_advantages
 from rlhf_trl.trainers import value_model
 from rlhf_trl.trainers.on_trl import Batch, with_signature_of
@@ -82,7 +83,7 @@ class BookPPOConfig(BookGRPOConfig):
                 )
 
 
-class BookPPOTrainer(BookGRPOTrainer):
+class BookPPOTrainer(RecordedLater, BookGRPOTrainer):
     """BookGRPOTrainer for rows with a critic.
 
     The value model is a module of the policy, named `value_model`; `save_model` writes the policy
@@ -101,6 +102,7 @@ class BookPPOTrainer(BookGRPOTrainer):
     @with_signature_of(GRPOTrainer.__init__)
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
+        self._unrecorded = {}
         self._with_values = False
         self._logps: Tensor | None = None
         self._values: Tensor | None = None
