@@ -247,8 +247,7 @@ def distillation_loss(
     tensors = _read_tensors(row.label, look_up(book.distillation, row.loss), tensors, {"mask"})
     name = student_name(row)  # "logps" or "logits"
     tensors = promoted(tensors, name)
-    counts = {"num_generations": num_generations, "normalizer": normalizer}
-    _check_distilled(row, name, tensors, **counts)
+    _check_distilled(row, name, tensors, num_generations, normalizer)
     mask = tensors["mask"]
     student = tensors[name]
     teachers = tensors[f"teacher_{name}"].reshape(-1, *student.shape)  # K, or a single one
@@ -258,6 +257,7 @@ def distillation_loss(
     if shape not in ((count,), (count, len(mask))):
         wanted = f"({count},) or ({count}, B)"
         raise InputError(f"{row.label}: teacher_weights must have shape {wanted}, not {shape}")
+    counts = {"num_generations": num_generations, "normalizer": normalizer}
     weighted_teachers = zip(teachers, weights.to(student), strict=True)
     return distilled_loss(row, parameters, student, weighted_teachers, mask, **counts)
 

@@ -139,7 +139,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         self._correctness = self._reward_column("correctness_reward")
         self._format = self._reward_column("format_reward")
         self._rounds = args.dynamic_sampling_rounds if self._counts_examples() else 0
-        # the book's code trains without groups of equal rewards; `_rounds` draws new ones instead
+        # where `_rounds` draws no new ones, the book's code leaves groups without contrast out
         is_books_dapo = self._algorithm == "dapo" and self._formulation == "code"
         self.drops_groups = is_books_dapo and not self._rounds
 
@@ -189,7 +189,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
         windows = self.args.gradient_accumulation_steps // self._generate_every
         if not self._counts_window() or windows <= 1:
             return self._generation(inputs)
-        # The window spans several generations, and its first loss needs the tokens of the last.
+        # The first loss of the window needs the tokens of all its generations: they come at once.
         if not self._ahead:
             first_batches = self._window[:: self._generate_every]  # of each generation
             self._ahead = [self._generation(batch) for batch in first_batches]
@@ -209,7 +209,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             rewards = penalized[WITH_PENALTIES]
             self._log_penalties(penalized, self._group())
         if not self._stock:
-            if training and self.num_generations == 1:  # TRL finds no spread in groups of one
+            if training and self.num_generations == 1:  # a group of one cannot have a spread
                 self._metrics["train"].pop("frac_reward_zero_std", None)
             if self.drops_groups and training:
                 self._drop_groups(output)

@@ -203,6 +203,7 @@ class BookRewardTrainer(_OnRewardTrainer):
             return dataset
 
         def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+            """Return the ids of a row's texts, the best first."""
             encode = partial(self.reader.encode, processing_class, row["prompt"])
             return {"ranked_ids": [encode(completion).ids for completion in row["ranked"]]}
 
