@@ -24,11 +24,13 @@ OF_TEXTS = {"number_answers", "math_answers", "judgment_blocks", "judgments", "d
 NEVER = {
     "cards",
     "losses.checked",
+    "on_deepspeed",
     "policies",
     "rewards.faults",
     "rewards.from_model",
     "run.chat_templates",
     "evaluation.progress",
+    "evaluation.recorded_later",
     "evaluation.report",
     "rollouts.sampling",
     "rollouts.store",
@@ -41,6 +43,7 @@ NEVER = {
     "run.processes",
     "run.resuming",
     "run.tied_weights",
+    "synced_reference",
 }
 GRPO = {"algorithms.policy_gradients", "losses.policy_gradients", "run.policy_gradients"}
 DPO = {"algorithms.direct_alignment", "losses.preferences", "run.preferences"}
