@@ -4,7 +4,6 @@ YAML file -> the files it `extends` -> command line -> types -> algorithm -> TRL
 can be checked without TRL, which takes seconds to import, is checked before it is imported.
 """
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
@@ -15,7 +14,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from typing import get_args as type_args
 
 from rlhf_trl import algorithms
-from rlhf_trl.errors import InputError, allowed, instead, key_named_in, nearest
+from rlhf_trl.errors import InputError, allowed, instead, nearest
 from rlhf_trl.output import write_whole
 from rlhf_trl.run.config_files import (
     Key,
@@ -27,7 +26,6 @@ from rlhf_trl.run.config_files import (
     read_config,
 )
 from rlhf_trl.run.config_types import (
-    BOOLEAN_WORDS,
     NAMES,
     RENAMED,
     Known,
@@ -121,7 +119,9 @@ def load_config(
     path, overrides = read_command_line(words)
     config = CheckedConfig(path, RULES)
     for option, values in overrides:
-        config.override(option, values)
+        from rlhf_trl.run.command_words import override
+
+        override(config, option, values)
     for old, new in RENAMED.items():
         config.rename(old, new)
     if "env" in config.values:
@@ -135,7 +135,22 @@ def load_config(
     if trl is None:
         config.refuse_unknown(config.values, own_fields, ())
         return Loaded(own_run, None, None, {key: own_values[key] for key in config.values})
+    return _with_trl(config, own_run, own_values, trl)
 
+
+def _with_trl(
+    config: "CheckedConfig", own_run: Any, own_values: dict[str, Any], trl: type | str
+) -> Loaded:
+    """Return a whole configuration: the recipe's own fields are checked already, TRL's here.
+
+    Args:
+        config: what files and command line write.
+        own_run: the recipe's own fields.
+        own_values: what `config` writes of these, as plain values.
+        trl: TRL's config class, as `load_config` takes it.
+    """
+    own = type(own_run)
+    own_fields = fields_of(own)
     trl_class, model_class = imported(trl), imported("ModelConfig")
     trl_fields, model_fields = fields_of(trl_class), fields_of(model_class)
     # our config classes declare these fields as our recipes do, and get the recipe's values below
@@ -187,7 +202,8 @@ class CheckedConfig(Written):
             return kinds[0]
         choices_by_kind = [_choices(kind, path) for kind in kinds]
         chosen: dict[Key, Any] = {}
-        for choices in reversed(choices_by_kind):  # the first kind comes last: its default stays
+        # a choice that is not written is the first kind's, which comes last here and so stays
+        for choices in reversed(choices_by_kind):
             for choice, values in choices.items():
                 chosen[choice] = self.value(choice, default=values[0])
         for choice in choices_by_kind[0]:
@@ -204,17 +220,9 @@ class CheckedConfig(Written):
         place = unmet_by_kind.index({}) if {} in unmet_by_kind else 0
         known = fields_of(kinds[place])
         for key in [key for key in block if key not in known]:
-            needed: dict[Key, list[Any]] = {}  # the choices that the kinds with this key lack
-            for kind, unmet in zip(kinds, unmet_by_kind, strict=True):
-                if key in fields_of(kind):
-                    needed |= unmet
-            if any(self.decided_after(choice, (*path, key)) for choice in needed):
-                del block[key]  # it was written for a choice that has been replaced since
-            elif needed:
-                choice, values = next(iter(needed.items()))
-                name = ".".join(choice)
-                remedy = f"remove it, or write {name}: {' or '.join(values)}"
-                self.fail((*path, key), f"is not read with {name}: {chosen[choice]}; {remedy}")
+            from rlhf_trl.run.config_faults import settle_key_of_other_kind
+
+            settle_key_of_other_kind(self, block, (*path, key), kinds, unmet_by_kind, chosen)
         return kinds[place]
 
     def refuse_unknown(self, values: dict[str, Any], known: Known, path: Key) -> None:
@@ -262,7 +270,9 @@ class CheckedConfig(Written):
         """
         members = members_of(kind)
         if isinstance(value, Words):
-            value = self._value_of_words(value, kind, path)
+            from rlhf_trl.run.command_words import value_of_words
+
+            value = value_of_words(self, value, kind, path)
         if isinstance(value, str) and list[str] in members and str not in members:
             value = [value]  # one string is a list of one, as in TRL's own parser
         fitting = [member for member in members if fits(value, member)]
@@ -289,32 +299,6 @@ class CheckedConfig(Written):
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
 
-    def _value_of_words(self, words: Words, kind: Any, path: Key) -> Any:
-        """Return the plain value that command-line words have for a field of this type.
-
-        Several words make a list. One word is read as YAML where a type of the field fits that,
-        else as text, else as a list of one. No word at all, as in a bare `--bf16`, is true.
-        """
-        members = members_of(kind)
-        if not words and bool not in members and Any not in members:
-            self.fail(path, f"has no value; write {describe(kind)}")
-        if not words or Any in members:
-            return words.untyped()
-        lists = [member for member in members if shape_of(member) in (list, tuple)]
-        if len(words) == 1:
-            value = read_word(words[0])
-            if bool in members and str not in members:
-                value = BOOLEAN_WORDS.get(words[0].lower(), value)
-            for reading in (value, words[0]):
-                if any(fits(reading, member) for member in members):
-                    return reading
-            if not lists:
-                return value  # `check` refuses it
-        if not lists:
-            self.fail(path, f"takes one value and got {len(words)}: {' '.join(words)}")
-        item_kind = (type_args(lists[0]) or (Any,))[0]
-        return [self._value_of_words(Words([word]), item_kind, path) for word in words]
-
     def build(self, value: Any, kind: Any, path: Key) -> Any:
         """Turn a checked plain value into the dataclasses and enums that its type `kind` names."""
         members = members_of(kind)
@@ -330,7 +314,9 @@ class CheckedConfig(Written):
                 return member(**arguments)
             except ValueError as error:
                 message = " ".join(str(error).split())
-                key = _key_at_fault(message, known, value)
+                from rlhf_trl.run.config_faults import key_at_fault
+
+                key = key_at_fault(message, known, value)
                 path = path or ((key,) if key else ())  # of a whole config, look for its key
                 name = ".".join(path) or member.__name__
                 raise InputError(f"{self.source(path)}: {name}: {message}") from error
@@ -341,20 +327,6 @@ class CheckedConfig(Written):
         if isinstance(value, dict):
             return copied(value)
         return member(value) if isinstance(member, EnumType) else value
-
-
-def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
-    """Return which key a library's message is about, or None where it does not say.
-
-    Messages of transformers have no backticks: there it is the first of the `given` keys that the
-    message spells, or else whose value it spells.
-    """
-    if "`" in message:
-        return key_named_in(message, known)
-    words = re.findall(r"\w+", message)
-    spelled = [word for word in words if word in given]
-    valued = [key for key, value in given.items() if value in words]
-    return next(iter([*spelled, *valued]), None)
 
 
 def _choices(kind: Any, path: Key) -> dict[Key, list[Any]]:

@@ -17,7 +17,6 @@ from rlhf_trl.rewards.loading import (
 )
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.run import train
-from rlhf_trl.run.folders import model_folder
 
 
 @train.names_the_key
@@ -91,6 +90,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
             check_all_rewarded(own.reward_funcs, data.train)
     if own.reward_model:
         from rlhf_trl.rewards.from_model import load_reward_model
+        from rlhf_trl.run.folders import model_folder
 
         path = model_folder("reward_model", own.reward_model)
         strips_think = own.reward_model_strips_think

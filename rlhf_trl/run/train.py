@@ -28,7 +28,6 @@ from rlhf_trl.evaluation.standstill import Watch
 from rlhf_trl.models import UNTRAINED, as_saved, load_quietly, model_config, prepare_model
 from rlhf_trl.run import launch
 from rlhf_trl.run.config import Loaded
-from rlhf_trl.run.folders import model_folder, with_origin
 from rlhf_trl.run.kinds import kind_of
 from rlhf_trl.run.signals import signals
 from rlhf_trl.run.stopping import Stop
@@ -202,6 +201,8 @@ def _announce(args: Any, lines: list[str]) -> None:
         for line in lines:
             print(line, flush=True)
         for teacher in getattr(args, "teacher_models", None) or ():
+            from rlhf_trl.run.folders import with_origin
+
             print(f"teacher: {with_origin(teacher)}", flush=True)
     else:
         disable_progress_bars()
@@ -212,9 +213,15 @@ def _announce(args: Any, lines: list[str]) -> None:
 def _find_models(loaded: Any) -> None:
     """Name the folders of the reward model and the teachers, or say which one does not exist."""
     own, args = loaded.own, loaded.trl
-    if reward_model := getattr(own, "reward_model", None):
+    reward_model = getattr(own, "reward_model", None)
+    teachers = getattr(args, "teacher_models", None)
+    if not (reward_model or teachers):
+        return
+    from rlhf_trl.run.folders import model_folder
+
+    if reward_model:
         own.reward_model = model_folder("reward_model", reward_model)
-    if teachers := getattr(args, "teacher_models", None):
+    if teachers:
         args.teacher_models = [model_folder("teacher_models", name) for name in teachers]
 
 
