@@ -264,28 +264,13 @@ class CheckedConfig(Written):
     def check(self, value: Any, kind: Any, path: Key) -> Any:
         """Return `value` as a plain value (str, int, list, dict ...) that fits the type `kind`.
 
-        First it is read (what follows an option on the command line is `Words`), then the first
-        alternative of the type that it fits is taken, and then what it contains is checked.
-        `path` is its place in the config, for errors.
+        The first alternative of the type that it fits is taken, and then what it contains is
+        checked. `path` is its place in the config, for errors.
         """
-        members = members_of(kind)
-        if isinstance(value, Words):
-            from rlhf_trl.run.command_words import value_of_words
-
-            value = value_of_words(self, value, kind, path)
-        if isinstance(value, str) and list[str] in members and str not in members:
-            value = [value]  # one string is a list of one, as in TRL's own parser
-        fitting = [member for member in members if fits(value, member)]
-        if isinstance(value, str) and path[-1].endswith("_kwargs"):
-            # TRL types these as text, too, which it later reads as a mapping in JSON
-            fitting = fitting if isinstance(read_word(value), dict) else []
-        if not fitting:
-            name = f", {NAMES[type(value)]}" if value is not None else ""
-            self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
-        member = fitting[0]
+        value, member = self._read_as(value, kind, path)
         if is_dataclass(member):  # of several blocks, such as `dataset:` has, the keys tell which
-            block = self.kind_of(value, [m for m in members if is_dataclass(m)], path)
-            return self.check_block(value, fields_of(block), path)
+            blocks = [member for member in members_of(kind) if is_dataclass(member)]
+            return self.check_block(value, fields_of(self.kind_of(value, blocks, path)), path)
         # The last argument of a type: the items of list[X], the values of dict[str, X], and those
         # of tuple[X, X], as TRL has no tuple of several types.
         item_kind = (type_args(member) or (Any,))[-1]
@@ -299,8 +284,32 @@ class CheckedConfig(Written):
             self.fail(path, "is not a number (nan); write one")
         return float(value) if member is float else value
 
+    def _read_as(self, value: Any, kind: Any, path: Key) -> tuple[Any, Any]:
+        """Return a plain value, and the first alternative of the type `kind` that it fits.
+
+        What follows an option on the command line is `Words`; the type tells what they mean.
+        """
+        members = members_of(kind)
+        if isinstance(value, Words):
+            from rlhf_trl.run.command_words import value_of_words
+
+            value = value_of_words(self, value, kind, path)
+        if isinstance(value, str) and list[str] in members and str not in members:
+            value = [value]  # one string is a list of one, as in TRL's own parser
+        fitting = [member for member in members if fits(value, member)]
+        if isinstance(value, str) and path[-1].endswith("_kwargs"):
+            # TRL types these as text, too, which it reads as a mapping in JSON; refuse other text
+            fitting = fitting if isinstance(read_word(value), dict) else []
+        if not fitting:
+            name = f", {NAMES[type(value)]}" if value is not None else ""
+            self.fail(path, f"is {show(value)}{name}; write {remedy(value, kind)}")
+        return value, fitting[0]
+
     def build(self, value: Any, kind: Any, path: Key) -> Any:
-        """Turn a checked plain value into the dataclasses and enums that its type `kind` names."""
+        """Turn a value that `check` returned into the dataclasses and enums that `kind` names.
+
+        A dataclass may refuse its arguments; the `InputError` about it begins at `path`.
+        """
         members = members_of(kind)
         member = next(m for m in members if fits(value, m))
         if is_dataclass(member):
@@ -313,13 +322,9 @@ class CheckedConfig(Written):
             try:
                 return member(**arguments)
             except ValueError as error:
-                message = " ".join(str(error).split())
-                from rlhf_trl.run.config_faults import key_at_fault
+                from rlhf_trl.run.config_faults import refusal_of
 
-                key = key_at_fault(message, known, value)
-                path = path or ((key,) if key else ())  # of a whole config, look for its key
-                name = ".".join(path) or member.__name__
-                raise InputError(f"{self.source(path)}: {name}: {message}") from error
+                raise refusal_of(member, value, error, self, path) from error
         if isinstance(value, list):
             item_kind = (type_args(member) or (Any,))[0]
             built = [self.build(v, item_kind, (*path, str(i))) for i, v in enumerate(value)]
@@ -351,7 +356,7 @@ def _check_algorithm(config: CheckedConfig, run: Any) -> None:
     values = {key: plain(value) for key, value in config.values.items()}
     _, algorithm_field = fields_of(type(run))["algorithm"]
     names = allowed(algorithm_field.metadata) or algorithms.ALGORITHMS
-    others = {}  # what the recipe's algorithms are in this formulation
+    others = {}  # the recipe's rows in this formulation: an error says which one reads the field
     for name in names:
         other = algorithms.ALGORITHMS[name].formulations.get(formulation)
         if other:
@@ -377,14 +382,15 @@ def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: 
     def value(name: str) -> Any:
         return args.get(name, known[name][1].default)
 
-    batch, product = value("generation_batch_size"), "generation_batch_size"
+    batch = value("generation_batch_size")
+    product = "generation_batch_size"
     if batch is None:
         per_device, processes = value("per_device_train_batch_size"), world_size()
         key = "steps_per_generation"
         if value(key) is None:
             key = "gradient_accumulation_steps"
         batch = per_device * processes * value(key)
-        product = (
+        product = (  # how the batch came about, for the error
             f"per_device_train_batch_size {per_device} x {processes} "
             f"process{'es' * (processes > 1)} x {key} {value(key)}"
         )

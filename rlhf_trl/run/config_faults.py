@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_trl.errors import key_named_in
+from rlhf_trl.errors import InputError, key_named_in
 from rlhf_trl.run.config_files import Key, Written
 from rlhf_trl.run.config_types import Known, fields_of
 
@@ -46,7 +46,25 @@ def settle_key_of_other_kind(
         config.fail(path, f"is not read with {name}: {chosen[choice]}; {remedy}")
 
 
-def key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
+def refusal_of(
+    cls: type, values: Mapping[str, Any], error: ValueError, config: Written, path: Key
+) -> InputError:
+    """Return the error about a dataclass that refuses its values: file, key and its message.
+
+    Args:
+        cls: the dataclass, of this package or of TRL.
+        values: what it was to be made of.
+        error: what it raised.
+        config: what files and command line write.
+        path: the place of the block; (): the whole config, in which the message may name a key.
+    """
+    message = " ".join(str(error).split())
+    if not path and (key := _key_at_fault(message, fields_of(cls), values)):
+        path = (key,)
+    return InputError(f"{config.source(path)}: {'.'.join(path) or cls.__name__}: {message}")
+
+
+def _key_at_fault(message: str, known: Known, given: Mapping[str, Any]) -> str | None:
     """Return which key a library's message is about, or None where it does not say.
 
     Messages of transformers have no backticks: there it is the first of the `given` keys that the

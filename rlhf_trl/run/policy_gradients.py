@@ -61,10 +61,12 @@ def on_policy_note(loaded: Any) -> str | None:
     args = loaded.trl
     if loaded.row is None or not hasattr(args, "steps_per_generation"):
         return None
-    if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
+    # the batches that a generation is learned from, which one accumulation step must hold whole
+    batches = args.steps_per_generation * args.num_iterations
+    if args.gradient_accumulation_steps % batches:
         return None  # the weights change while a generation is in use
     name = loaded.row.algorithm
-    nearest = nearest_row(name, loaded.row.formulation)
+    nearest = nearest_row(name, loaded.row.formulation)  # the row that differs from it least
     if nearest is None or not nearest.inactive_at_ratio_1:
         return None
     reason = "one update per generation: every ratio is 1, so"
@@ -83,7 +85,7 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
     if not hasattr(own, "reward_funcs"):  # a recipe that learns from data, not from rewards
         return []
     rewards = []
-    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` refuses
+    if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` raises
         rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
         if not own.reward_model:  # it rewards every row

@@ -46,6 +46,7 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
     print(f"resuming from {checkpoint}", flush=True)
     manifest, allowed = output.read_manifest(checkpoint), loaded.own.resume_changed
     # what the manifest of an earlier version does not hold counts as unchanged
+    # by key, its value before and now
     changed = changed_fields(loaded, manifest.get("given", loaded.given))
     versions_before = manifest.get("versions", {})
     for library, now in versions().items():
@@ -57,7 +58,7 @@ def check_resume(loaded: Any, checkpoint: str) -> None:
     for key, (old, new) in changed.items():
         effect = ", which changes the schedule of the learning rate" if key in LENGTH else ""
         print(f"changed since {Path(checkpoint).name}: {key}: {old} -> {new}{effect}", flush=True)
-        name = key.partition(".")[0]
+        name = key.partition(".")[0]  # of a key in a block, that of the block
         if name in NEVER or (name in DECISIVE and name not in allowed):
             remedy = "" if name in NEVER else f"write resume_changed: [{name}] if it is meant, or "
             raise InputError(

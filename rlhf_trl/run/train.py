@@ -127,7 +127,7 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     _check_settings(args)
 
     start = _Start()
-    if args.process_index == 0:
+    if args.process_index == 0:  # alone, as it moves files and prints
         start = _start_of(loaded)
     (start,) = broadcast_object_list([start])
     if start.refusal is not None:  # on every process, or the others would wait for this one
@@ -137,6 +137,14 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
             print(start.nothing_left, flush=True)
         raise SystemExit(0)
 
+    _decide_settings(loaded, start)
+    load_quietly()
+    _announce(args, [first_line] if note is None else [first_line, note])
+
+
+def _decide_settings(loaded: Any, start: _Start) -> None:
+    """Set what of TRL's settings depends on where a run starts, or is another in recipes."""
+    args = loaded.trl
     args.resume_from_checkpoint = start.checkpoint
     if "eval_on_start" not in loaded.given:
         args.eval_on_start = not start.is_evaluated
@@ -145,8 +153,6 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     # transformers gives wandb this variable, by default "huggingface", and not the field `project`
     os.environ.setdefault("WANDB_PROJECT", args.project)
     args.run_name = os.environ.get("WANDB_RUN_NAME", args.run_name)
-    load_quietly()
-    _announce(args, [first_line] if note is None else [first_line, note])
 
 
 def _check_settings(args: Any) -> None:
@@ -171,7 +177,10 @@ def _check_settings(args: Any) -> None:
 
 
 def _start_of(loaded: Any) -> _Start:
-    """Claim the output folder, and find out from what it holds where the run starts."""
+    """Claim the output folder, and find out from what it holds where the run starts.
+
+    A run that has finished before is no error: a command that is repeated ends well.
+    """
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     start = _Start()
     try:
@@ -412,7 +421,7 @@ def _can_evaluate(trainer: Any) -> bool:
 
 
 def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
-    """Let a trainer keep what checkpoints and evaluations say of the run.
+    """Have evaluations written to files, and facts about the run beside each checkpoint (`told`).
 
     A run that goes on from a checkpoint is refused if its rows or its chat template are others.
     """
@@ -423,7 +432,7 @@ def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> N
         output.write_json(folder / "evaluations" / f"step-{step:06d}.json", content)
 
     trainer.on_answers = write_evaluation
-    trainer.save_checksums = loaded.own.save_checksums
+    trainer.save_checksums = loaded.own.save_checksums  # of the files of a checkpoint
     template = json.dumps(trainer.processing_class.chat_template)
     facts: dict[str, Any] = {
         "given": loaded.given,
