@@ -250,7 +250,7 @@ def renamed(
 
     original = dataset
     there = [name for name in dataset.column_names if name != ROW]
-    theirs = _names_there(there, where, columns, shapes, optional)
+    theirs = _names_there(there, where, columns, shapes, optional)  # the data set's, by ours
     shape = next((shape for shape in shapes if theirs[shape[1]] in there), shapes[-1])
     names = [name for name in (*shape, *optional) if theirs[name] in there]
     dataset = _selected(dataset, names, theirs)

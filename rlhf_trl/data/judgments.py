@@ -272,8 +272,8 @@ def checked_ranked(dataset: "Dataset", where: str, columns: Names, length: int) 
     dataset = renamed(dataset, where, columns, tuple(shapes))
     dropped = {}
     if "completions" in dataset.column_names:
-        # Some rows are left out here, which moves the others up. Numbered, an error of `_ranked_row`
-        # below still names the row of the file.
+        # Some rows are left out here, which moves the others up. As they are numbered, an error of
+        # `_ranked_row` below still names the row of the file.
         ranked = converted(dataset, _by_score, where, numbered=True, length=length)
         dropped = {f"not {length} different scores": len(dataset) - len(ranked)}
         if not len(ranked):

@@ -27,8 +27,8 @@ def checked_pairs(
 ) -> Counted:
     """Return pairs, or labeled examples, and how many rows were left out, by reason.
 
-    Pairs of two equal answers are left out, and ties: those with a margin of 0. The examples have the
-    columns of chat templates (`TEMPLATE`) where the data set has them.
+    Pairs of two equal answers are left out, and ties: those with a margin of 0. The examples have
+    the columns of chat templates (`TEMPLATE`) where the data set has them.
 
     Args:
         dataset: the rows.

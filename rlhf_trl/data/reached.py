@@ -65,7 +65,7 @@ def reached(function: Any) -> str:
             variables = vars(import_module(name))
         except (Exception, SystemExit):  # not made for this place: its source alone counts
             continue
-        # the others are set by Python, such as the place of the file
+        # names with two underscores are Python's own, such as `__file__`
         values = {key: value for key, value in variables.items() if not key.startswith("__")}
         pickled_values, modules = _pickled(values, f"the module {name!r}")
         seen[name] += pickled_values

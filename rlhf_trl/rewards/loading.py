@@ -106,26 +106,9 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
 
     `columns` are those that reward functions get: all of the data set but the prompt.
     """
-    base, colon, column = name.partition(":")
+    base, colon, _ = name.partition(":")
     if base in VERIFIERS:
-        column = column if colon else ANSWER
-        if column not in columns:
-            raise InputError(
-                f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
-                f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
-            )
-        if base == "math" and find_spec("math_verify") is None:
-            raise InputError(
-                "reward_funcs: math needs the extra math, which is not installed; run "
-                "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
-            )
-        verifier = VERIFIERS[base]
-
-        def compared(completions: list[Any], **sample: Any) -> list[float | None]:
-            """Hand the column to the verifier as `answer`, whatever it is called."""
-            return verifier(completions, **{**sample, ANSWER: sample[column]})
-
-        return compared
+        return _comparison(name, columns)
     if base not in ("format", "gym_score"):
         return None
     if colon:
@@ -138,3 +121,26 @@ def _built_in(name: str, tasks: GymTasks | None, columns: list[str]) -> RewardFu
             f"data; write one of {', '.join(VERIFIERS)}, or the dotted path of your own."
         )
     return gym_score(tasks)
+
+
+def _comparison(name: str, columns: list[str]) -> RewardFunc:
+    """Return the verifier that `name` begins with, made to read the column that stands in it."""
+    base, colon, column = name.partition(":")
+    column = column if colon else ANSWER
+    if column not in columns:
+        raise InputError(
+            f"reward_funcs: {name!r} reads the column {column!r}{nearest(column, columns)}, "
+            f"and rewards get {', '.join(columns)}; write {base}:COLUMN."
+        )
+    if base == "math" and find_spec("math_verify") is None:
+        raise InputError(
+            "reward_funcs: math needs the extra math, which is not installed; run "
+            "scripts/setup.sh math, or pip install 'rlhf_trl[math]'."
+        )
+    verifier = VERIFIERS[base]
+
+    def compared(completions: list[Any], **sample: Any) -> list[float | None]:
+        """Hand the column to the verifier as `answer`, whatever it is called."""
+        return verifier(completions, **{**sample, ANSWER: sample[column]})
+
+    return compared
