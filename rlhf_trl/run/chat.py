@@ -7,6 +7,7 @@ from string import ascii_letters, digits
 from typing import Any, NamedTuple
 
 from rlhf_trl.data.answers import completion_text
+from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import InputError
 from rlhf_trl.evaluation.side_by_side import Policy
 from rlhf_trl.models import EMBEDDED
@@ -54,11 +55,7 @@ class Chat:
         named_models = [named(word) for word in models]
         named_judge = named(reward_model, reward_model=True) if reward_model else None
         run_config = config_of(named_models, config)  # a path; None where no model is of a run
-        if run_config:
-            loaded, data = load_run(run_config, words)
-        else:  # the embedded model's config, with settings for any model
-            embedded_config = config_of([named(EMBEDDED)], None)
-            loaded, data = load_run(embedded_config, [*PLAIN.split(), *words])
+        loaded, data = _load(run_config, words)
         self.messages = data.conversational
         self.policies = [model.load(loaded, self.messages) for model in named_models]
         if named_judge:
@@ -106,6 +103,14 @@ class Chat:
                     self.turns[policy.name] = [*turns, {"role": "assistant", "content": reply.text}]
                 score = scores["score"][0] if "score" in scores else None
                 yield Answer(policy.name, method, reply.text, score)
+
+
+def _load(run_config: str | None, words: Sequence[str]) -> tuple[Loaded, Examples]:
+    """Load a run's config and data; without a run, those of the embedded model, for any model."""
+    if run_config:
+        return load_run(run_config, words)
+    embedded_config = config_of([named(EMBEDDED)], None)
+    return load_run(embedded_config, [*PLAIN.split(), *words])
 
 
 def _sampling_of(loaded: Loaded, temperature: float | None) -> Sampling:

@@ -118,10 +118,11 @@ def load_config(
         raise SystemExit(0)
     path, overrides = read_command_line(words)
     config = CheckedConfig(path, RULES)
-    for option, values in overrides:
+    if overrides:
         from rlhf_trl.run.command_words import override
 
-        override(config, option, values)
+        for option, values in overrides:
+            override(config, option, values)
     for old, new in RENAMED.items():
         config.rename(old, new)
     if "env" in config.values:
@@ -217,13 +218,14 @@ class CheckedConfig(Written):
             for choices in choices_by_kind
         ]
         # where no kind has all its choices met, the first kind's fields tell what is wrong
-        place = unmet_by_kind.index({}) if {} in unmet_by_kind else 0
-        known = fields_of(kinds[place])
-        for key in [key for key in block if key not in known]:
+        kind = kinds[unmet_by_kind.index({}) if {} in unmet_by_kind else 0]
+        unread = [key for key in block if key not in fields_of(kind)]
+        if unread:
             from rlhf_trl.run.config_faults import settle_key_of_other_kind
 
-            settle_key_of_other_kind(self, block, (*path, key), kinds, unmet_by_kind, chosen)
-        return kinds[place]
+            for key in unread:
+                settle_key_of_other_kind(self, block, (*path, key), kinds, unmet_by_kind, chosen)
+        return kind
 
     def refuse_unknown(self, values: dict[str, Any], known: Known, path: Key) -> None:
         """Stop at the first key of `values` that is not one of the `known`."""
@@ -380,6 +382,7 @@ def _check_generation_batch(config: CheckedConfig, args: dict[str, Any], known: 
         return  # a recipe that generates nothing in training
 
     def value(name: str) -> Any:
+        """Return what the config gives, or else the field's default."""
         return args.get(name, known[name][1].default)
 
     batch = value("generation_batch_size")

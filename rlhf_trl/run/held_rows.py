@@ -60,9 +60,9 @@ class HeldRows:
         self._reference = texts, self._read(policy, texts)
 
     def scores(self, policy: Policy) -> tuple[Scores, dict[str, list[int]]]:
-        """Return the scores of a model on each row, and how many tokens weigh rows in their means.
+        """Return the scores of a model on each row, and the weights of the rows in their means.
 
-        Both are by the name of the score; a score without weights is averaged over rows. A model
+        Both are by the name of the score, of which one without weights has the plain mean. A model
         that reads other tokens than the reference has no reward relative to it.
         """
         texts = self._texts(policy.processing_class)

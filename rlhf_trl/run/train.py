@@ -127,7 +127,7 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     _check_settings(args)
 
     start = _Start()
-    if args.process_index == 0:  # alone, as it moves files and prints
+    if args.process_index == 0:  # alone, as it claims the folder and prints
         start = _start_of(loaded)
     (start,) = broadcast_object_list([start])
     if start.refusal is not None:  # on every process, or the others would wait for this one
