@@ -103,7 +103,7 @@ def serve(*models_and_options: Any, **options: Any) -> None:
         for policy in chat.policies:
             policy.max_completion_length = length  # for its answers
             policy.args.max_completion_length = length  # for the check that they fit the context
-        yield ["", turns, *columns]
+        yield ["", turns, *columns]  # empties the text box at once
         if not text.strip():
             return
         with_question = [[*messages, message("user", text)] for messages in columns]

@@ -73,6 +73,7 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
     else:  # a recipe without rows, whose tiny config has the name of its script
         name = Path(sys.argv[0]).stem
     tiny_config = home() / "configs" / "tiny" / f"{name}.yaml"
+    # a field of the trainer has its own section, and an old name its new one
     shown = [key for key in config_fields if key not in {*trainer_fields, *RENAMED}]
     heading = "TRL's fields:"
     if tiny_config.is_file() and not everything:
@@ -86,14 +87,19 @@ def recipe_help(own: type, config_class: str, everything: bool) -> str:
         ),
         heading: {key: config_fields[key] for key in shown},
     }
+    return "\n".join([USAGE, *_section_lines(sections)])
+
+
+def _section_lines(sections: Mapping[str, Helps]) -> list[str]:
+    """Return the lines of sections, by their titles; a section without fields has none."""
     width = get_terminal_size((120, 0)).columns
-    lines = [USAGE]
+    lines = []
     for title, section in sections.items():
         if section:
             lines += ["", title]
         for key, field_help in section.items():
             lines += _field_lines(key, field_help, width)
-    return "\n".join(lines)
+    return lines
 
 
 def _trainer_fields(own: type, config_fields: Helps, everything: bool) -> Helps:

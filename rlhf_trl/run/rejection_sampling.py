@@ -316,7 +316,7 @@ def _answers_path(loaded: Any, rows: Any, sampling: Sampling) -> Path:
         for key, value in vars(model).items()
         if key.startswith(("load_in_", "bnb_", "use_bnb_"))
     }
-    hashed = {
+    hashed = {  # the same with an adapter's base, and what else sampling reads
         **hashed_earlier,
         "model": fingerprint(name, model.model_revision),
         "columns": _rows_hash(rows.select_columns(template_columns)) if template_columns else None,

@@ -22,7 +22,7 @@ LOSSES = {
 def train_supervised(loaded: Any, trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
-    _check_turns(loaded)
+    _decide_what_is_trained(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     names_a_template = args.chat_template_path is not None or own.chat_template_fallback is not None
@@ -72,7 +72,7 @@ def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
         setattr(loaded.trl, key, value)
 
 
-def _check_turns(loaded: Any) -> None:
+def _decide_what_is_trained(loaded: Any) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
     if None not in (args.chat_template_path, own.chat_template_fallback):
