@@ -39,7 +39,7 @@ def checked_pairs(
     """
     shapes = (PAIRED, UNPAIRED) if unpaired else (PAIRED,)
     optional = ("margin", *TEMPLATE) if margin else TEMPLATE
-    split = renamed(dataset, where, columns, shapes, optional)
+    split = renamed(dataset, where, columns, shapes, optional)  # prompts apart from the answers
     dropped = {UNSPLIT: len(dataset) - len(split)}
     checked = [name for name in split.column_names if name not in (*TEMPLATE, ROW)]
     check_cells(split, checked, where)

@@ -66,7 +66,7 @@ class HeldRows:
         that reads other tokens than the reference has no reward relative to it.
         """
         texts = self._texts(policy.processing_class)
-        columns = self._read(policy, texts)
+        columns = self._read(policy, texts)  # by side, what the model makes of each row's text
         if self.noun == "answers":
             scores, counts = answer_scores(columns[0])
             return scores, dict.fromkeys(scores, counts)
@@ -75,7 +75,7 @@ class HeldRows:
             reference_texts, reference_columns = self._reference
             if reference_texts == texts:
                 reference = reference_columns
-        resolved = self._loaded.row
+        resolved = self._loaded.row  # the algorithm, with the config's values of its parameters
         if self.noun == "labeled answers":
             labels = [row["label"] for row in self._rows]
             before = None if reference is None else reference[0]  # there is one side

@@ -17,10 +17,11 @@ from rlhf_trl.rewards.loading import (
 )
 from rlhf_trl.rollouts.generate import check_prompts
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 
 
 @train.names_the_key
-def train_policy(loaded: Any, trainer_class: Any) -> None:
+def train_policy(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what every policy-gradient recipe does: load, train, evaluate, save, report."""
     from rlhf_trl.rewards.calls import watched
 
@@ -52,7 +53,7 @@ def train_policy(loaded: Any, trainer_class: Any) -> None:
         train.run(trainer, loaded, data, loaded.row.label)
 
 
-def on_policy_note(loaded: Any) -> str | None:
+def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
     """Say what of an algorithm does nothing in a run whose ratios never leave 1; None: all acts.
 
     Every ratio is 1 where each generation is used up within one accumulation step: TRL then takes

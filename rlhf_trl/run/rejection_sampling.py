@@ -37,6 +37,7 @@ from rlhf_trl.rewards.verifiers import VERIFIERS
 from rlhf_trl.rollouts.generate import Completion, Sampling, check_prompts, prompt_texts
 from rlhf_trl.rollouts.sampling import fingerprint, in_batches, kept, sample_completions
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.policy_gradients import check_reward_model
 from rlhf_trl.run.resuming import RESUMING
@@ -93,7 +94,7 @@ class Rollouts:
         return scores, labels, groups
 
 
-def train_on_selected(loaded: Any, trainer_class: Any) -> None:
+def train_on_selected(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what the recipe of rejection sampling does: sample, score, select, train, evaluate.
 
     Beside what `train.run` leaves, `<output_dir>` then holds `selection.json`, `scores.jsonl` and
@@ -129,7 +130,7 @@ def train_on_selected(loaded: Any, trainer_class: Any) -> None:
             _train(config_of_round, data, tokenizer, trainer_class)
 
 
-def _round(loaded: Any, number: int, resume: str | None) -> Any:
+def _round(loaded: Loaded[Any, Any], number: int, resume: str | None) -> Loaded[Any, Any]:
     """Return what `load_config` would have returned for a round; the last one is the run itself."""
     root = Path(loaded.trl.output_dir)
     own, args, model = copy(loaded.own), copy(loaded.trl), copy(loaded.model)
@@ -150,7 +151,7 @@ def _round(loaded: Any, number: int, resume: str | None) -> Any:
     return loaded._replace(own=own, trl=args, model=model, given=given)
 
 
-def _is_done(loaded: Any) -> bool:
+def _is_done(loaded: Loaded[Any, Any]) -> bool:
     """Tell whether a round is finished; refuse one that was run with other settings."""
     folder = Path(loaded.trl.output_dir)
     if not output.finished(folder):
@@ -165,7 +166,7 @@ def _is_done(loaded: Any) -> bool:
     return True
 
 
-def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> None:
+def _train(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any, trainer_class: Any) -> None:
     """Do a round: sample, score and select answers, and train on those selected."""
     from datasets import Dataset
 
@@ -193,7 +194,7 @@ def _train(loaded: Any, data: Examples, tokenizer: Any, trainer_class: Any) -> N
     train.run(trainer, loaded, trained, NAME, write_more=report, prompts=data.train)
 
 
-def _select(loaded: Any, rollouts: Rollouts) -> Pairs:
+def _select(loaded: Loaded[Any, Any], rollouts: Rollouts) -> Pairs:
     """Return the answers that the config's strategy selects, which reads some of its options."""
     own = loaded.own
     strategy = STRATEGIES[own.strategy]
@@ -216,7 +217,7 @@ def _example(rollouts: Rollouts, tokenizer: Any, pair: tuple[int, int]) -> dict[
     return {"input_ids": prompt_ids + answer_ids, "completion_mask": mask}
 
 
-def roll_out(loaded: Any, data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
+def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[Rollouts, Any]:
     """Return the scored answers to the training prompts, and the function `correctness_of` or None.
 
     Answers and rewards are kept in files whose names hash all they depend on, so that a run which
@@ -290,7 +291,7 @@ def correctness_of(own: Any, data: Examples) -> Any:
     return correctness
 
 
-def _answers_path(loaded: Any, rows: Any, sampling: Sampling) -> Path:
+def _answers_path(loaded: Loaded[Any, Any], rows: Any, sampling: Sampling) -> Path:
     """Return the file of the answers, whose name hashes all that sampling reads.
 
     The name that earlier versions gave left some of it out. With `reuse_answers` a file of that
@@ -346,7 +347,9 @@ def _new_or_earlier(path: Path, earlier_path: Path, reuse: bool) -> Path:
     return path
 
 
-def _rewards_path(loaded: Any, rows: Any, functions: list[Any], sampled: Path) -> Path | None:
+def _rewards_path(
+    loaded: Loaded[Any, Any], rows: Any, functions: list[Any], sampled: Path
+) -> Path | None:
     """Return the file of the rewards, whose name hashes all they depend on; None: keep none.
 
     `sampled` is the file of the answers, beside which it stands. A reward model is hashed by its
@@ -399,6 +402,7 @@ def _rewards(
         for completion in prompt_answers
     ]
     rows = [row for row in batch for _ in range(count)]  # that of each completion
+    # by function, a value for each completion, None where it does not apply
     by_function = called(dict(enumerate(functions)), rows, completions).values()
     totals = []
     for place, values in enumerate(zip(*by_function, strict=True)):

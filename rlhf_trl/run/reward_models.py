@@ -12,10 +12,11 @@ from rlhf_trl.reward_models.reader import good, judged_class
 from rlhf_trl.reward_models.report import draw_reward_report, write_candidates
 from rlhf_trl.rollouts.sampling import sampler
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 
 
 @train.names_the_key
-def train_reward_model(loaded: Any, trainer_class: Any) -> None:
+def train_reward_model(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what every reward-model recipe does: load, train, evaluate, save, report.
 
     Beside what `train.run` leaves, `<output_dir>` then holds `reward_report.png` where anything was

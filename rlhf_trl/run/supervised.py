@@ -10,6 +10,7 @@ from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -19,7 +20,7 @@ LOSSES = {
 
 
 @train.names_the_key
-def train_supervised(loaded: Any, trainer_class: Any) -> None:
+def train_supervised(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
     _decide_what_is_trained(loaded)
@@ -57,7 +58,7 @@ def print_counts(trainer: Any) -> None:
             print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
-def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
+def fix(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
     """Set fields of TRL that something else decides; refuse a config that says otherwise.
 
     Args:
@@ -72,7 +73,7 @@ def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
         setattr(loaded.trl, key, value)
 
 
-def _decide_what_is_trained(loaded: Any) -> None:
+def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
     """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
     if None not in (args.chat_template_path, own.chat_template_fallback):

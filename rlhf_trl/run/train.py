@@ -106,7 +106,7 @@ class _Start:
     nothing_left: str | None = None  # what to say where it has finished before
 
 
-def begin(loaded: Any, name: str, note: str | None = None) -> None:
+def begin(loaded: Loaded[Any, Any], name: str, note: str | None = None) -> None:
     """Check the launch, claim the output folder, find the checkpoint, say what is about to run.
 
     `note` is one more sentence to print. Where a stage trains nothing, the `output_dir` of its own
@@ -135,14 +135,14 @@ def begin(loaded: Any, name: str, note: str | None = None) -> None:
     if start.nothing_left is not None:
         if args.process_index == 0:
             print(start.nothing_left, flush=True)
-        raise SystemExit(0)
+        raise SystemExit(0)  # no error: a command that is repeated ends well
 
     _decide_settings(loaded, start)
     load_quietly()
     _announce(args, [first_line] if note is None else [first_line, note])
 
 
-def _decide_settings(loaded: Any, start: _Start) -> None:
+def _decide_settings(loaded: Loaded[Any, Any], start: _Start) -> None:
     """Set what of TRL's settings depends on where a run starts, or is another in recipes."""
     args = loaded.trl
     args.resume_from_checkpoint = start.checkpoint
@@ -176,11 +176,8 @@ def _check_settings(args: Any) -> None:
             raise InputError(f"{key}: a run resumed with it would not be the same one; remove it.")
 
 
-def _start_of(loaded: Any) -> _Start:
-    """Claim the output folder, and find out from what it holds where the run starts.
-
-    A run that has finished before is no error: a command that is repeated ends well.
-    """
+def _start_of(loaded: Loaded[Any, Any]) -> _Start:
+    """Claim the output folder, and find out from what it holds where the run starts."""
     args, folder = loaded.trl, Path(loaded.trl.output_dir)
     start = _Start()
     try:
@@ -219,7 +216,7 @@ def _announce(args: Any, lines: list[str]) -> None:
         print(f"process {args.process_index} of {args.world_size} on {args.device}", flush=True)
 
 
-def _find_models(loaded: Any) -> None:
+def _find_models(loaded: Loaded[Any, Any]) -> None:
     """Name the folders of the reward model and the teachers, or say which one does not exist."""
     own, args = loaded.own, loaded.trl
     reward_model = getattr(own, "reward_model", None)
@@ -293,7 +290,7 @@ def build(
     return trainer
 
 
-def check_model(loaded: Any) -> None:
+def check_model(loaded: Loaded[Any, Any]) -> None:
     """Refuse a model that writes no answers, unless a reward model is made of it, and float16."""
     args, model, row = loaded.trl, loaded.model, loaded.row
     if model.model_name_or_path == UNTRAINED:  # built here, always a float32 language model
@@ -347,7 +344,7 @@ def names_the_key(train: Callable[..., None]) -> Callable[..., None]:
     """Decorate a function that does a whole run: what TRL refuses in it then names the key."""
 
     @wraps(train)
-    def run_naming_keys(loaded: Any, *args: Any, **kwargs: Any) -> None:
+    def run_naming_keys(loaded: Loaded[Any, Any], *args: Any, **kwargs: Any) -> None:
         with naming([*vars(loaded.trl), *vars(loaded.model)]):
             train(loaded, *args, **kwargs)
 
@@ -356,7 +353,7 @@ def names_the_key(train: Callable[..., None]) -> Callable[..., None]:
 
 def run(
     trainer: Any,
-    loaded: Any,
+    loaded: Loaded[Any, Any],
     data: Examples,
     name: str,
     write_more: Callable[..., None] | None = None,
@@ -420,7 +417,7 @@ def _can_evaluate(trainer: Any) -> bool:
     return bool(getattr(trainer, "held_out", ())) or trainer.eval_dataset is not None
 
 
-def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
+def _tell_checkpoints(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: str) -> None:
     """Have evaluations written to files, and facts about the run beside each checkpoint (`told`).
 
     A run that goes on from a checkpoint is refused if its rows or its chat template are others.
@@ -450,7 +447,7 @@ def _tell_checkpoints(trainer: Any, loaded: Any, data: Examples, name: str) -> N
         check_template(loaded, facts["chat_template"])
 
 
-def _open_record(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
+def _open_record(trainer: Any, loaded: Loaded[Any, Any], data: Examples, name: str) -> None:
     """Give a trainer the record of its rollouts, unless the config wants none."""
     if loaded.own.rollouts == "off":
         return
@@ -461,7 +458,7 @@ def _open_record(trainer: Any, loaded: Any, data: Examples, name: str) -> None:
     trainer.rollouts = Store(trainer.args.output_dir, loaded.own.rollouts, facts, answers)
 
 
-def _write_config(loaded: Any, folder: Path) -> None:
+def _write_config(loaded: Loaded[Any, Any], folder: Path) -> None:
     """Write the config into the run's folder; move away what an earlier run left behind there."""
     if loaded.trl.resume_from_checkpoint is None:
         output.set_aside(folder, 0)
