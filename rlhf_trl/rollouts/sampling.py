@@ -167,7 +167,7 @@ def sample_completions(
     policy = load_policy(model, args)
 
     def answer(batch: list[dict[str, Any]], first: int) -> list[list[Completion]]:
-        if dealt:  # by the batch's place: the process that has it may be any
+        if dealt:  # by the place of the batch, which any process may have
             torch.manual_seed(seed + first)
         answers = generate(
             policy,
