@@ -10,6 +10,7 @@ from rlhf_trl.data.demonstrations import load_demonstrations
 from rlhf_trl.errors import InputError
 from rlhf_trl.models import load_tokenizer, loading
 from rlhf_trl.run import train
+from rlhf_trl.run.config import Loaded
 
 LOSSES = {
     "last": {"completion_only_loss": True, "assistant_only_loss": False},
@@ -19,21 +20,23 @@ LOSSES = {
 
 
 @train.names_the_key
-def train_supervised(loaded: Any, trainer_class: Any) -> None:
+def train_supervised(loaded: Loaded[Any, Any], trainer_class: Any) -> None:
     """Do what the recipe of supervised fine-tuning does: load, train, evaluate, save, report."""
     own, args = loaded.own, loaded.trl
-    _check(loaded)
+    _decide_what_is_trained(loaded)
     train.begin(loaded, "sft")
     data = train.read(args, load_demonstrations, own.dataset, own.demonstrator)
     names_a_template = args.chat_template_path is not None or own.chat_template_fallback is not None
+    # messages need a chat template; if the config names none, a tokenizer without one is refused
     needs_own_template = data.conversational and not names_a_template
-    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)  # refuses one without
+    tokenizer = load_tokenizer(loaded.model, args, needs_own_template)
     if data.conversational:
         if tokenizer.chat_template is None and own.chat_template_fallback is not None:
-            donor = _with_template(tokenizer, own.chat_template_fallback, "chat_template_fallback")
-            tokenizer.chat_template = donor.chat_template
-        # SFTTrainer takes over the template of chat_template_path; it is checked here, before
-        templated = _with_template(tokenizer, args.chat_template_path)
+            fallback = own.chat_template_fallback
+            other = _tokenizer_with_template(tokenizer, fallback, "chat_template_fallback")
+            tokenizer.chat_template = other.chat_template
+        # SFTTrainer puts the template of chat_template_path into the tokenizer; it is checked now
+        templated = _tokenizer_with_template(tokenizer, args.chat_template_path)
         _check_template(templated, args)
         train.check_template(data, templated, args, own.dataset)
     trainer = train.build(loaded, trainer_class, data, tokenizer)
@@ -55,7 +58,7 @@ def print_counts(trainer: Any) -> None:
             print(f"{count} {side} rows lose their end to {within}", flush=True)
 
 
-def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
+def fix(loaded: Loaded[Any, Any], values: Mapping[str, Any], by: str) -> None:
     """Set fields of TRL that something else decides; refuse a config that says otherwise.
 
     Args:
@@ -70,8 +73,8 @@ def fix(loaded: Any, values: Mapping[str, Any], by: str) -> None:
         setattr(loaded.trl, key, value)
 
 
-def _check(loaded: Any) -> None:
-    """Let `dataset.turns` decide what is trained, and refuse what contradicts it."""
+def _decide_what_is_trained(loaded: Loaded[Any, Any]) -> None:
+    """Let `dataset.turns` decide what is trained, and refuse what contradicts it or is not read."""
     own, args = loaded.own, loaded.trl
     if None not in (args.chat_template_path, own.chat_template_fallback):
         raise InputError(
@@ -95,12 +98,15 @@ def _check(loaded: Any) -> None:
     fix(loaded, LOSSES[turns], by)
 
 
-def _with_template(tokenizer: Any, path: str | None, key: str = "chat_template_path") -> Any:
-    """Return a tokenizer with the chat template that a field names; without a path, its own.
+def _tokenizer_with_template(
+    tokenizer: Any, path: str | None, key: str = "chat_template_path"
+) -> Any:
+    """Return a tokenizer that has the chat template which a field of the config names.
 
     Args:
-        tokenizer: the model's.
-        path: a .jinja file, or a folder or hub model with a tokenizer, which is then returned.
+        tokenizer: the model's, which is not changed. With a .jinja file a copy of it is returned,
+            and without a path itself.
+        path: a .jinja file, or a folder or hub model, whose own tokenizer is then returned.
         key: the field, for errors.
     """
     from transformers import AutoTokenizer
