@@ -171,6 +171,7 @@ def test_what_a_stage_was_given(folder):
             "dpo",
             {"dataset": {"pairs": "on_policy", "scored_by": judge}},
         ),
+        "answers of chats.jsonl": ("sft", {"dataset": {"path": "chats.jsonl"}}),
         "labels of pairs.jsonl": ("dpo", {"dataset": {"path": "pairs.jsonl"}}),
     }
     for expected, (recipe, config) in cases.items():

@@ -20,7 +20,9 @@ from rlhf_trl.pipeline.results import (
     over_seeds,
     read_results,
     summary,
+    with_content,
 )
+from rlhf_trl.run.race import REWARDS
 from rlhf_trl.run.yaml_loader import dump_yaml
 
 QUESTIONS = 12  # answered side by side, drawn at random
@@ -111,6 +113,7 @@ def given(results: Results, stage: str) -> str:
     """Return what a stage learned from: who said which answers are good."""
     config = results.config(stage)
     data = config.get("dataset", {})
+    learns_answers = results.stages[stage]["recipe"] == "recipes/sft.py"
     sources = []
     for name in config.get("reward_funcs") or []:
         sources.append(f"right answers ({name})" if name == results.gold else f"reward {name}")
@@ -119,8 +122,8 @@ def given(results: Results, stage: str) -> str:
     if not sources and data.get("scored_by"):
         sources.append(f"pairs ranked by {_judge(results, data['scored_by'])}")
     elif not sources and data.get("path"):
-        sources.append(f"labels of {data['path']}")
-    elif not sources and results.stages[stage]["recipe"] == "recipes/sft.py":
+        sources.append(f"{'answers' if learns_answers else 'labels'} of {data['path']}")
+    elif not sources and learns_answers:
         sources.append(DEMONSTRATORS[config.get("demonstrator", "imperfect")])
     elif not sources:
         kind = data.get("pairs", "offline").replace("_", "-")
@@ -144,14 +147,11 @@ def _reward_models(results: Results) -> list[Line]:
         if stage["makes"] != "reward_model":
             continue
         summaries = [results.read_json(name, seed, "summary.json") for seed in results.seeds]
-        after = [one.get("after", {}) for one in summaries]
         line = {"reward model": results.title(name), "given": given(results, name)}
-        for key in dict.fromkeys(key for one in after for key in one):
-            heading = key.removeprefix("eval_").replace("_", " ")
-            line[heading] = over_seeds([one.get(key) for one in after])
+        for heading, key in REWARDS.items():
+            line[heading] = over_seeds([one.get("after", {}).get(key) for one in summaries])
         lines.append(line)
-    keys = dict.fromkeys(key for line in lines for key in line)
-    return [{key: line.get(key, "-") for key in keys} for line in lines]
+    return with_content(lines)
 
 
 def _curve(results: Results, stage: str) -> list[Line]:
