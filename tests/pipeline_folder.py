@@ -137,5 +137,5 @@ def make_folder(out, courses=None, seeds=3, gold="exact_match", text=None, check
                 for word, point in models.items():
                     draw = random.Random(f"{seed} {number}")  # the same luck for all models
                     line[word] = reply(point, draw, f"word {number}", text)
-                stream.write(json.dumps(line) + "\n")
+                stream.write(json.dumps(line, ensure_ascii=False) + "\n")
     return out

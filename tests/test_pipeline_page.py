@@ -12,7 +12,7 @@ import yaml
 from pipeline_folder import make_folder
 
 from rlhf_trl.errors import InputError
-from rlhf_trl.pipeline.page import given, sections_of, write_page
+from rlhf_trl.pipeline.page import learned_from, sections_of, write_page
 from rlhf_trl.pipeline.results import read_results, summary
 
 ROOT = Path(__file__).parent.parent
@@ -131,7 +131,7 @@ def test_sentences_and_tables_are_in_the_markdown_too(folder, page):
     text = (folder / "table.md").read_text()
     sentences = [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
     assert len(sentences) == 2 and all(sentence in page.text for sentence in sentences)
-    assert text.startswith("| model | given | gold, greedy | gold, sampled | proxy | KL |")
+    assert text.startswith("| model | learned from | gold, greedy | gold, sampled | proxy | KL |")
 
 
 def test_figures_are_drawn(folder):
@@ -149,7 +149,7 @@ def test_texts_stay_texts(tmp_path):
     assert "There is no gold score." in page.text
 
 
-def test_what_a_stage_was_given(folder):
+def test_what_a_stage_learned_from(folder):
     results = read_results(folder)
     path = folder / "sft" / "seed-0" / "config.yaml"
     before = path.read_text()
@@ -177,7 +177,7 @@ def test_what_a_stage_was_given(folder):
     for expected, (recipe, config) in cases.items():
         path.write_text(yaml.safe_dump(config))
         results.stages["sft"]["recipe"] = f"recipes/{recipe}.py"
-        assert given(results, "sft") == expected
+        assert learned_from(results, "sft") == expected
     path.write_text(before)
 
 

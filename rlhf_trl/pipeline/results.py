@@ -125,7 +125,7 @@ class Results:
             if (name, of_seed) == (stage, seed)
         }
         start = self.config(stage, seed).get("model_name_or_path", "")
-        if _place(start, self.stages)[0] == self.reference:
+        if place_of(start, self.stages)[0] == self.reference:
             points[0] = self.answers[self.reference, None, seed]
         return [Point(step, points[step]) for step in sorted(points)]
 
@@ -147,12 +147,12 @@ def read_results(folder: str | Path) -> Results:
     seeds = list(range(content["seeds"]))
     # the pipeline may leave open which model that is; the answers' own file names it
     numbers = _load(folder / "answers" / f"seed-{seeds[0]}.json", folder)
-    reference = _place(numbers["reference"], stages)[0]
+    reference = place_of(numbers["reference"], stages)[0]
     answers = {}
     for seed in seeds:
         lines = _load(folder / "answers" / f"seed-{seed}.jsonl", folder)
         for word in lines[0].keys() - {"prompt"}:
-            place = _place(word, stages)
+            place = place_of(word, stages)
             answers[*place, seed] = _answers([line[word] for line in lines], asked["gold"])
     ends = {stage for stage, step, _ in answers if step is None} | {reference}
     for stage, seed in product(sorted(ends), seeds):
@@ -169,7 +169,8 @@ def _load(path: Path, folder: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line]
+            # not `splitlines`, which ends lines at further characters, as a text may have them
+            return [json.loads(line) for line in text.split("\n") if line]
         return json.loads(text)
     except (OSError, ValueError) as error:
         raise InputError(
@@ -178,7 +179,7 @@ def _load(path: Path, folder: Path) -> Any:
         ) from error
 
 
-def _place(word: str, stages: dict[str, Any]) -> tuple[str, int | None]:
+def place_of(word: str, stages: dict[str, Any]) -> tuple[str, int | None]:
     """Return the stage and step of a model, `OUT/STAGE/seed-S` with `/checkpoint-N` or `/model`.
 
     Any other word stands for itself, and has no step.
