@@ -18,8 +18,8 @@ from rlhf_trl.pipeline.results import read_results, summary
 ROOT = Path(__file__).parent.parent
 HOSTILE = "</td></pre><script>alert(1)</script> <!-- <b>&lt; {{ name }} {% if %} ${1} \u2028 🙂"
 PREVIEW = {
-    "rm": {"rows": {"train": 250}, "chosen longer": 1 / 3},
-    "grpo": {"rows": {"train": 500}, "cut": [1, 2]},
+    "rm": {"train": {"rows": 250, "tokens": {"chosen": {"90%": 12.5}}}, "held_out": None},
+    "grpo": {"train": {"rows": 500}, "held_out": {"rows": 48}, "notes": ["a note"]},
 }
 
 
@@ -80,10 +80,11 @@ def test_the_preview_comes_first_and_the_summary_after_it(folder, page):
     assert headings[3:] == ["frontier", "distributions", "samples", "costs", "settings"]
     assert page.tables[0] == [
         ["", "rm", "grpo"],
-        ["rows.train", "250", "500"],
-        ["chosen longer", "0.3333", "-"],
-        ["cut.0", "-", "1"],
-        ["cut.1", "-", "2"],
+        ["train, rows", "250", "500"],
+        ["train, tokens, chosen, 90%", "12.5", "-"],
+        ["held out", "-", "-"],
+        ["held out, rows", "-", "48"],
+        ["notes, 1", "-", "a note"],
     ]
     for row, line in zip(page.tables[1][1:], summary(read_results(folder)), strict=True):
         assert [row[0], *row[2:]] == [cell.replace(" ± ", "\xa0±\xa0") for cell in line.values()]

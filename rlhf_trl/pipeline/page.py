@@ -260,14 +260,17 @@ def _preview(content: Any) -> list[Line]:
 
 
 def _flat(value: Any, place: str = "") -> dict[str, str]:
-    """Return the values of nested blocks and lists, as text, by their dotted places."""
+    """Return the values of nested blocks and lists, as text, by where they stand."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
-        items = enumerate(value)
+        items = enumerate(value, 1)
+    elif value is None:
+        return {place: "-"}
     else:
         return {place: f"{value:.4g}" if isinstance(value, float) else str(value)}
     flat: dict[str, str] = {}
     for key, item in items:
-        flat |= _flat(item, f"{place}.{key}" if place else str(key))
+        name = str(key).replace("_", " ")
+        flat |= _flat(item, f"{place}, {name}" if place else name)
     return flat
