@@ -65,7 +65,7 @@ def on_policy_note(loaded: Any) -> str | None:
     if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
         return None  # the weights change while a generation is in use
     name = loaded.row.algorithm
-    nearest = nearest_row(name, loaded.row.formulation)
+    nearest = nearest_row(name, loaded.row.formulation) if name else None
     if nearest is None or not nearest.inactive_at_ratio_1:
         return None
     reason = "one update per generation: every ratio is 1, so"
