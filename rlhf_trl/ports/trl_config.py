@@ -246,8 +246,8 @@ def _command(path: Any, values: Mapping[str, Any], command: str | None) -> str:
         return fitting[0]
     if fitting:
         ways = ", ".join(f"`trl {name}`" for name in fitting)
-        options = " or ".join(f"--command {name}" for name in fitting)
-        raise InputError(f"{path}: its fields fit {ways}; say which with {options}.")
+        choices = f"{', '.join(fitting[:-1])} or {fitting[-1]}"
+        raise InputError(f"{path}: its fields fit {ways}; say which with --command {choices}.")
     everywhere = set().union(*known.values())
     unknown = next((name for name in values if name not in everywhere), None)
     if unknown is None:
@@ -278,34 +278,35 @@ def _row(
     written = {name: value for name, value in values.items() if name not in left_out}
     try:
         check_stock_words(stock)
-        row = _nearest_row(stage, stock)
+        algorithm = _nearest_row(stage, stock)
+        row = formulation(algorithm, "trl")
         lines = _read(row, stock, written)
         row.parameters({n: line.value for n, line in lines.items() if line.value is not None})
-        return {**_fixed(row, stock, written), **lines}
+        return {**_named(algorithm, stock, written), **lines}
     except InputError as error:
         raise InputError(f"{path}: {str(error).removesuffix('.')}.") from error
 
 
-def _nearest_row(stage: Stage, stock: Any) -> Formulation:
+def _nearest_row(stage: Stage, stock: Any) -> str:
     """Return the row of a stage that fixes the fewest fields otherwise than a config of TRL's.
 
     Of several, it is one with the config's `loss_type`, else the first.
     """
 
-    def distance(row: Formulation) -> tuple[int, bool]:
-        apart = contradicted(row, vars(stock))
+    def distance(name: str) -> tuple[int, bool]:
+        apart = contradicted(formulation(name, "trl"), vars(stock))
         return len(apart), "loss_type" in apart
 
-    rows = [formulation(name, "trl") for name in names(stage.family, "trl")]
-    return min((row for row in rows if row.trainer == stage.stock), key=distance)
+    rows = names(stage.family, "trl")
+    return min((n for n in rows if formulation(n, "trl").trainer == stage.stock), key=distance)
 
 
-def _fixed(row: Formulation, stock: Any, values: Mapping[str, Any]) -> dict[str, Line]:
-    """Return the name of a row, and those of its settings that TRL's config writes or has otherwise.
+def _named(algorithm: str, stock: Any, values: Mapping[str, Any]) -> dict[str, Line]:
+    """Return the name of a row, and what TRL's config writes of the fields that the row fixes.
 
-    Where one is otherwise, all are returned: they tell the recipe that no other row is nearer.
+    Where it has one otherwise, all are returned: they tell the recipe that no other row is nearer.
     """
-    algorithm = row.label.split()[0]
+    row = formulation(algorithm, "trl")
     apart = contradicted(row, vars(stock))
     why, whose = "the row whose settings these are", "TRL's own loss; chapter: the book's equation"
     if apart:
