@@ -228,7 +228,9 @@ def test_the_comments_explain(book):
     )
     assert "learning_rate: 5.0e-06 # lr" in text
     assert "#   rollout_batch_size: TRL generates the whole buffer at once" in text
-    assert all(len(line) <= 100 for line in text.splitlines())
+    head, command, *lines = text.splitlines()  # a command stays one line, to be copied
+    assert command.startswith("# accelerate launch --quiet --config_file ")
+    assert all(len(line) <= 100 for line in [head, *lines])
     assert "off-policy" not in flat
     plain = translate(book(POLICY_GRADIENT, loss="rloo"))
     assert "those after the first are off-policy" in " ".join(plain.replace("#", "").split())

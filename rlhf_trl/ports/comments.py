@@ -41,7 +41,10 @@ def commented(body: str, comment: str) -> str:
 
 
 def launch_line(script: str, output: Any, processes: int = 1, on_cpu: bool = False) -> str:
-    """Return a comment with the command that runs a recipe with the translated config."""
+    """Return a comment with the command that runs a recipe with the translated config.
+
+    It is one line, however long, to be copied.
+    """
     if processes > 1:
         name = "cpu_2proc" if on_cpu else "ddp"
         options = f" --num_processes {processes}"
