@@ -168,6 +168,8 @@ def _with_trl(
     if hasattr(trl_class, "resolve"):  # a class of ours: what its algorithm makes of the fields
         try:
             row = trl_class.resolve(args)
+            if row.algorithm is None:
+                imported("rlhf_trl.run.stock_words.check_stock_words")(args)
         except algorithms.FieldError as error:
             config.fail((error.field,), error.message)
     checked = {**own_values, **trl_values, **model_values}

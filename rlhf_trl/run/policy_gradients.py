@@ -67,7 +67,8 @@ def on_policy_note(loaded: Loaded[Any, Any]) -> str | None:
     if args.gradient_accumulation_steps % batches:
         return None  # the weights change while a generation is in use
     name = loaded.row.algorithm
-    nearest = nearest_row(name, loaded.row.formulation)  # the row that differs from it least
+    # the row that differs from it least; a mixture of TRL's settings is none
+    nearest = nearest_row(name, loaded.row.formulation) if name else None
     if nearest is None or not nearest.inactive_at_ratio_1:
         return None
     reason = "one update per generation: every ratio is 1, so"

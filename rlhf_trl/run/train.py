@@ -19,7 +19,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from rlhf_trl import output
-from rlhf_trl.algorithms import ALGORITHMS
 from rlhf_trl.data.blocks import FileData
 from rlhf_trl.data.examples import Examples
 from rlhf_trl.errors import Diverged, InputError, naming
@@ -284,7 +283,7 @@ def check_model(loaded: Loaded[Any, Any]) -> None:
     args, model, row = loaded.trl, loaded.model, loaded.row
     if model.model_name_or_path == UNTRAINED:  # built here, always a float32 language model
         return
-    if row is None or ALGORITHMS[row.algorithm].family != "reward_model":
+    if row is None or row.row.family != "reward_model":
         from rlhf_trl.policies import check_language_model
 
         check_language_model(model, args)
