@@ -20,6 +20,7 @@ from rlhf_trl.pipeline.lineage import (
     LOST,
     PARTS,
     Run,
+    folders_in,
     is_run,
     leftovers,
     not_running,
@@ -72,6 +73,10 @@ def targets(root: Path, paths: Sequence[str]) -> list[Target]:
     wanted = [target for path, target in by_path.items() if not by_path.keys() & {*path.parents}]
     whole = [target.run for target in wanted if target.is_whole_run]
     others = [run for run in runs if run not in whole]
+    for folder in folders_in(root, set()) if wanted else ():
+        if not is_run(folder):
+            with not_running(folder):  # one that begins: what it is made from is not known yet
+                pass
     for target in wanted:
         with not_running(target.run.folder):
             _refuse_if_needed(target, [run for run in others if run is not target.run])
@@ -162,7 +167,13 @@ def delete(root: Path, paths: Sequence[str], confirmed: bool) -> dict[str, Any]:
             stack.enter_context(not_running(folder))
         for path in named:
             aside.append(_aside(path))
-            os.rename(path, aside[-1])
+            try:
+                os.rename(path, aside[-1])
+            except OSError as error:
+                raise InputError(
+                    f"{path} cannot be renamed ({error.strerror}), so it and what was to follow "
+                    "it are left as they were."
+                ) from error
     for path in aside:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
