@@ -364,5 +364,7 @@ def test_leftovers_are_named_and_hidden_names_are_not_taken_twice(delete, monkey
     )
     with pytest.raises(SystemExit, match="is no run's folder, nor in one"):
         delete(names[0])
-    delete("--yes")
+    size = sum(len(data) for name in names for data in content(name).values())
+    assert delete("--yes").endswith(f"deleted: {size / 1000:.1f} kB\n")
+    assert delete("--yes") == "nothing is left by a deletion that was ended\n"
     assert not any(map(os.path.exists, names)) and Path("outputs/dpo").exists()

@@ -73,10 +73,8 @@ def targets(root: Path, paths: Sequence[str]) -> list[Target]:
     wanted = [target for path, target in by_path.items() if not by_path.keys() & {*path.parents}]
     whole = [target.run for target in wanted if target.is_whole_run]
     others = [run for run in runs if run not in whole]
-    for folder in folders_in(root, set()) if wanted else ():
-        if not is_run(folder):
-            with not_running(folder):  # one that begins: what it is made from is not known yet
-                pass
+    if wanted:
+        _refuse_while_a_run_begins(root)
     for target in wanted:
         with not_running(target.run.folder):
             _refuse_if_needed(target, [run for run in others if run is not target.run])
@@ -122,6 +120,14 @@ def _target(root: Path, path: Path, runs: Sequence[Run]) -> Target:
 def _holds_model(folder: Path) -> bool:
     has_config = any((folder / name).is_file() for name in ("config.json", ADAPTER))
     return has_config and bool(weights_files(folder))
+
+
+def _refuse_while_a_run_begins(root: Path) -> None:
+    """Refuse while a process holds a folder without a config, which tells what it is made from."""
+    for folder in folders_in(root, set()):
+        if not is_run(folder):
+            with not_running(folder):
+                pass
 
 
 def _refuse_if_needed(target: Target, others: Sequence[Run]) -> None:
@@ -186,6 +192,8 @@ def delete(root: Path, paths: Sequence[str], confirmed: bool) -> dict[str, Any]:
 
 def report(content: dict[str, Any]) -> str:
     """Write what `delete` returns."""
+    if not content["paths"]:
+        return "nothing is left by a deletion that was ended"
     lines = [f"{readable(entry['bytes']):>9}  {entry['path']}" for entry in content["paths"]]
     total = readable(sum(entry["bytes"] for entry in content["paths"]))
     if content["deleted"]:
