@@ -250,7 +250,7 @@ def build_trainer(
 ) -> Any:
     """Build TRL's DistillationTrainer or SDPOTrainer for a window, its completions fixed.
 
-    `fields` are those of its config, which go before the window's; `arguments` are further ones of
+    `fields` are those of its config, which override the window's; `arguments` are further ones of
     the trainer. SDPOTrainer samples GROUP completions of each prompt by itself; for
     DistillationTrainer, which samples one, each prompt stands GROUP times in the data.
     """
@@ -268,12 +268,14 @@ def build_trainer(
         arguments.setdefault("reward_funcs", [policy.right, policy.has_format])
     else:
         examples = [example for example in examples for _ in range(GROUP)]
-        examples *= 2  # `models.at_scale` makes this one of two processes, which share the data
+        # `models.at_scale` makes this one of two processes, which share the data; alone, it reads
+        # the first half. SDPO is not measured at scale.
+        examples *= 2
         arguments.setdefault("teacher_model", _teacher_with_dropout())
     built = make_trainer(trainer, config, window | dict(fields), examples, **arguments)
     measure.check_generation(built)
-    # The recorded losses have one batch of distillation, `scored` in `policy.RARE`. No reward model
-    # scores here; so that tokens of a tool are recorded, too, that batch has them.
+    # No batch of distillation stands for tokens of a tool. Rewards are read by no loss here, so the
+    # batch whose rewards are those of a model gets such tokens in addition.
     has_tools = batch.rewards == "model"
     measure.fix_completions(built, policy.completion(batch.ragged), tools=has_tools)
     return built

@@ -729,7 +729,8 @@ class View:
         """
         row = side.row
         # Where rewards are in float32, advantages have to be rounded as TRL rounds them. The
-        # function computes in the precision of the log-probabilities, so these get the rewards'.
+        # function computes in the precision of the log-probabilities, so these get the rewards'. A
+        # copy, since the window's own tensor must not require gradients.
         logps = self.logps.to(self.rewards.dtype, copy=True).requires_grad_()
         leaves = [logps]
         inputs = {

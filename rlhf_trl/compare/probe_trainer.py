@@ -91,6 +91,7 @@ class Trained:
         if not self.online:
             leave_out("it has no groups and no ratio", shared.ORDER, shared.FLAT, shared.RATIO)
         elif row and (row.family == "distillation" or row.value_loss != "none"):
+            # both look at completions whose reward alone decides, on every token alike
             leave_out("a critic or a teacher judges each token", shared.FLAT, shared.ONCE)
         if base == "RewardTrainer":
             leave_out("it scores, and makes no text more or less likely", shared.ONCE)

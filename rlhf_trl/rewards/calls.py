@@ -106,6 +106,7 @@ class Calls:
         if self._watcher is None or self._watcher.poll() is not None:  # there is none, or no longer
             # without the user's settings and packages (-I, -S), so that it starts at once
             command = [sys.executable, "-I", "-S", watcher.__file__, str(self._process), self._path]
+            # the end of this pipe tells it that this process has ended
             self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
         return call
 

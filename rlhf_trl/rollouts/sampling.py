@@ -134,10 +134,12 @@ def _record_samples(
     samples = []
     for row, completions in zip(rows, answers, strict=True):
         for text, finished, ids in completions:
-            samples.append((row["prompt"], text, len(ids), finished, None))
+            advantage = None  # these are rolled out for no update
+            samples.append((row["prompt"], text, len(ids), finished, advantage))
     store = Store(folder, record, {}, right_answers)  # the facts of the run come when it trains
     is_right = {"exact_match": [outcome["label"] for outcome in outcomes]}
-    store.write(f"data-{side}", 0, (0, 0.0), samples, is_right, size=count)
+    step_and_epoch = (0, 0.0)  # before training
+    store.write(f"data-{side}", 0, step_and_epoch, samples, is_right, size=count)
     store.flush()
     store.close()
 

@@ -95,7 +95,7 @@ def serve(*models_and_options: Any, **options: Any) -> None:
     ) -> Iterator[list[Any]]:
         """Yield what the page then holds: an empty text box, the turns, each column's messages.
 
-        The arguments are the values of `inputs`, the columns' messages last.
+        The arguments are the values of what `_page` calls inputs, the columns' messages last.
         """
         chat.sampled = chat.sampled._replace(temperature=temperature)
         chat.system = system

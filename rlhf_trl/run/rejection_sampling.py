@@ -62,7 +62,8 @@ class Rollouts:
         """Return the numbers of a selection, given as pairs of a prompt's and its answer's place.
 
         Prompts are decidable that have right and wrong answers: there, a selection can be better
-        than chance, whose rate is the share of right answers.
+        than chance, whose rate is the share of right answers. The rates and coverages at the end
+        are of the scores over all answers, whichever were selected.
         """
         numbers: dict[str, Any] = {
             "answers": sum(map(len, self.answers)),

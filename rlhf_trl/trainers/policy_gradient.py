@@ -201,7 +201,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
     def _generation(self, inputs: list[dict[str, Any]]) -> Batch:
         """Generate and score with TRL; return its batch with the row's advantages, recorded."""
         output = super()._generate_and_score_completions(inputs)
-        self._scored = None  # the rollout's, which no loss reads
+        self._scored = None  # log-probabilities of scoring; `_compute_loss` keeps its own there
         training = self.model.training
         endings = self._endings()
         rewards = self._weighted(self._rewards_per_func)
@@ -212,7 +212,7 @@ class PolicyGradientTrainer(OnTRL, DynamicSampling, RewardedAnswers):
             if training and self.num_generations == 1:  # a group of one cannot have a spread
                 self._metrics["train"].pop("frac_reward_zero_std", None)
             if self.drops_groups and training:
-                self._drop_groups(output)
+                self._drop_groups(output)  # before the tokens of their prompts are counted
             output["prompt_tokens"] = self._prompt_tokens(output)
             output["advantages"] = self._advantages(output, rewards, training)
             self._show_advantages(output)
@@ -513,6 +513,7 @@ def _check(row: PolicyGradient, args: Any) -> None:
         )
     estimate = look_up(book.advantages, row.advantage)
     compares = "num_generations" in inspect.signature(estimate).parameters  # a prompt's completions
+    # Stock rows are TRL's: it trains on 2 or more of each prompt, and evaluates on 1 as well.
     if compares and args.num_generations_eval == 1 and row.label.endswith(("(chapter)", "(code)")):
         raise FieldError(
             "num_generations_eval",

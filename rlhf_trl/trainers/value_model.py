@@ -45,7 +45,7 @@ def load(source: str, policy: Any, tokenizer: Any, trust_remote_code: bool, **op
         )
     check_vocabulary(FIELD, source, config.get_text_config().vocab_size, policy, tokenizer, remote)
     config.num_labels = 1  # transformers makes two by default
-    config.pad_token_id = policy.config.get_text_config().pad_token_id
+    config.pad_token_id = policy.config.get_text_config().pad_token_id  # or a batch is refused
     # attention reads its dropout from the config; `disable_dropout_in_model` finds modules only
     for name, value in config.to_dict().items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
