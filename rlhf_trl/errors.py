@@ -75,6 +75,7 @@ def setting(
     factory: Any = MISSING,
     range: str | None = None,
     choices: Collection[Any] | Callable[[], Collection[Any]] | None = None,
+    block: str | None = None,
 ) -> Any:
     """Declare a field of a config, with what `--help` says of it.
 
@@ -84,8 +85,9 @@ def setting(
         factory: makes the default in its place, where that is a list, a mapping or a block.
         range: the one of the `RANGES` that its numbers are of.
         choices: the words it may be, or a function that returns them.
+        block: the path of the dataclass whose values it holds, imported only where it is written.
     """
-    limits = {"range": range, "choices": choices}
+    limits = {"range": range, "choices": choices, "block": block}
     metadata = {"help": help} | {key: value for key, value in limits.items() if value is not None}
     if factory is not MISSING:
         default = MISSING

@@ -19,6 +19,7 @@ LOCK = ".lock"  # names the process that writes to a folder
 # What a command that does several runs keeps in the folder of each, before anything else is there.
 ASKED, PRINTED, COST = "asked.json", "output.txt", "cost.json"
 RECORD = "rollouts.sqlite"  # of rollouts; resuming deletes what came after the checkpoint from it
+JUDGED = "judge.sqlite"  # what a judge has replied
 
 # What a run leaves at a step, up to its number, and what it leaves at its end.
 BY_STEP = "checkpoint- config-from-step- evaluations/step- samples/step- completions/completions_"
@@ -188,7 +189,8 @@ def _holds_files(folder: Path) -> bool:
 def _begun(folder: Path) -> bool:
     """Return whether a run has begun in a folder, even if it has not written its config yet."""
     # what a run keeps of its data before it writes config.yaml, and what a killed write leaves
-    kept = (".", "samples-", "answers", RECORD, "round-", "reward-batch-", ASKED, PRINTED, COST)
+    kept = (".", "samples-", "answers", RECORD, JUDGED, "round-", "reward-batch-")
+    kept += (ASKED, PRINTED, COST)
     early = all(path.name.startswith(kept) for path in folder.iterdir())
     return early or (folder / "config.yaml").exists()
 

@@ -1,16 +1,24 @@
-"""Reward functions of one's own, by their dotted paths."""
+"""Reward functions that few runs need: a judge, and those of one's own, by their dotted paths."""
 
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from rlhf_trl.errors import InputError, nearest
 from rlhf_trl.rewards.verifiers import RewardFunc
 
 
-def import_reward(name: str, built_in: Sequence[str]) -> RewardFunc:
-    """Import a reward function by its dotted path; the `built_in` names are for the error."""
+def import_reward(name: str, built_in: Sequence[str], judge: tuple[Any, str]) -> RewardFunc:
+    """Import a reward function by its dotted path; the `built_in` names are for the error.
+
+    `llm_judge` is made of `judge`, as `load_rewards` takes it.
+    """
+    if name == "llm_judge":
+        from rlhf_trl.rewards.llm_judge import llm_judge
+
+        return llm_judge(*judge)
     module, _, attribute = name.rpartition(".")
     if not module:
         raise InputError(

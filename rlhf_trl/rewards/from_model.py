@@ -1,7 +1,6 @@
 """A trained reward model as a reward function."""
 
 import json
-import re
 import string
 import unicodedata
 from collections.abc import Callable
@@ -13,10 +12,9 @@ from rlhf_trl.models import ADAPTER, loading
 from rlhf_trl.policies import check_adapter, fitting_adapter, whole_weights
 from rlhf_trl.reward_models.reader import Reader
 from rlhf_trl.rewards.checked import checked
+from rlhf_trl.rewards.thoughts import without_thoughts
 
 BATCH = 64  # texts scored at once
-# The second: a chat template may have opened the block at the end of the prompt.
-THOUGHTS = (r"(?s)<think>.*?(</think>\s*|\Z)", r"(?s)\A.*?</think>\s*")
 
 
 def load_reward_model(
@@ -67,19 +65,6 @@ def load_reward_model(
         return [reader.scores(text_logits)[name] for text_logits in logits]
 
     return checked(reward_model, "reward_model")
-
-
-def without_thoughts(completion: Any) -> Any:
-    """Return a completion, plain or one message, without its `<think>...</think>` blocks.
-
-    A block that was never closed reaches to the end, so that thoughts are never read as an answer.
-    """
-    if not isinstance(completion, str):
-        *before, last = completion
-        return [*before, {**last, "content": without_thoughts(last["content"])}]
-    for pattern in THOUGHTS:
-        completion = re.sub(pattern, "", completion)
-    return completion
 
 
 def _load(path: str, reader: Reader, args: Any) -> tuple[Any, Any]:

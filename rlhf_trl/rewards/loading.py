@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 
 def load_rewards(
-    names: Sequence[str], tasks: GymTasks | None, columns: Iterable[str] = ()
+    names: Sequence[str],
+    tasks: GymTasks | None,
+    columns: Iterable[str] = (),
+    judge: tuple[Any, str] = (None, ""),
 ) -> list[RewardFunc]:
     """Return the reward functions called `names`, as in `reward_funcs`, each `checked`.
 
     `tasks` are the gym's questions; without them the data are one's own and have these `columns`.
+    `judge` is the block of `llm_judge`, and the folder of the run.
     """
-    known = [*VERIFIERS, "format", "gym_score"]
+    known = [*VERIFIERS, "format", "gym_score", "llm_judge"]
     if not names:
         raise InputError(f"reward_funcs is empty; name at least one of {', '.join(known)}.")
     present = [c for c in (columns if tasks is None else tasks.train[0]) if c != "prompt"]
@@ -40,7 +44,7 @@ def load_rewards(
         if function is None:
             from rlhf_trl.rewards.by_path import import_reward
 
-            function = import_reward(name, known)
+            function = import_reward(name, known, judge)
         functions.append(checked(function, name))
     return functions
 

@@ -253,6 +253,8 @@ class CheckedConfig(Written):
         # fields with choices (such as `algorithm`) first: they decide what other fields may be
         for key in sorted(values, key=lambda key: "choices" not in known[key][1].metadata):
             value, (kind, field) = values[key], known[key]
+            if value is not None:
+                kind = imported(field.metadata.get("block", kind))
             checked[key] = self.check(value, kind, (*path, key))
             rules = {} if path else self.rules.get(key, {})  # TRL's fields are at the top level
             items = checked[key] if isinstance(checked[key], list) else [checked[key]]

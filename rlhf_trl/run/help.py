@@ -23,6 +23,7 @@ from rlhf_trl.run.config_types import (
     RENAMED,
     choices_of,
     fields_of,
+    imported,
     members_of,
     shape_of,
     show,
@@ -165,6 +166,7 @@ def _recipe_fields(cls: type, block: str = "") -> Helps:
     helps: Helps = {}
     for name, (kind, field) in fields_of(cls).items():
         key = block + name
+        kind = imported(field.metadata.get("block", kind))
         words = allowed(field.metadata) or _kinds(kind)
         meaning = field.metadata.get("help", "")
         helps[key] = FieldHelp("|".join(words), _short(_default_of(field)), meaning)

@@ -88,7 +88,8 @@ def load_reward_functions(own: Any, args: Any, data: Examples, tokenizer: Any) -
         return []
     rewards = []
     if own.reward_funcs or not own.reward_model:  # without either, `load_rewards` raises
-        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+        judge = own.llm_judge, args.output_dir
+        rewards += load_rewards(own.reward_funcs, data.tasks, data.train.column_names, judge)
         check_right_answers(own.reward_funcs, data.train, data.held_out)
         if not own.reward_model:  # it rewards every row
             check_all_rewarded(own.reward_funcs, data.train)
@@ -125,7 +126,9 @@ def _check_names(names: list[str]) -> None:
 
 
 def check_reward_model(own: Any) -> None:
-    """Refuse what only a reward model would read, where there is none."""
+    """Refuse what only a reward model or a judge would read, where there is none."""
+    if own.llm_judge and "llm_judge" not in own.reward_funcs:
+        raise InputError("llm_judge is written but not used; add llm_judge to reward_funcs.")
     for key in ("reward_aggregate", "reward_model_strips_think"):
         value = getattr(own, key)
         if value and not own.reward_model:

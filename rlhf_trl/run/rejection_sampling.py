@@ -225,7 +225,7 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
     only selects otherwise finds them.
     """
     own, args, model = loaded.own, loaded.trl, loaded.model
-    functions = _checked_functions(own, data)
+    functions = _checked_functions(own, data, args.output_dir)
     rows, count = data.train, own.num_generations
     sampling = Sampling(own.temperature, own.top_p, own.top_k, own.min_p)
 
@@ -263,11 +263,15 @@ def roll_out(loaded: Loaded[Any, Any], data: Examples, tokenizer: Any) -> tuple[
     return Rollouts(rows, answers, rewards, labels), correctness
 
 
-def _checked_functions(own: Any, data: Examples) -> list[Any]:
-    """Return the reward functions of a config, which have read the right answers of all rows."""
+def _checked_functions(own: Any, data: Examples, folder: str) -> list[Any]:
+    """Return the reward functions of a config, which have read the right answers of all rows.
+
+    A judge's replies are kept in the `folder`.
+    """
     if own.reward_model and not own.reward_funcs:
         return []
-    functions = load_rewards(own.reward_funcs, data.tasks, data.train.column_names)
+    judge = own.llm_judge, folder
+    functions = load_rewards(own.reward_funcs, data.tasks, data.train.column_names, judge)
     check_right_answers(own.reward_funcs, data.train, data.held_out)
     if not own.reward_model:  # it would reward every row
         check_all_rewarded(own.reward_funcs, data.train)

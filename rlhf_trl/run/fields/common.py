@@ -10,6 +10,7 @@ from rlhf_trl.run.stages import STAGES
 
 EXPLAINED = "`rlhf-trl algorithms` explains each"
 WHOSE_EQUATION = "chapter, code or trl: whose equation"
+LLM_JUDGE = "rlhf_trl.rewards.judge.LLMJudge"
 
 
 def algorithm_of(stage: str, default: str) -> Any:

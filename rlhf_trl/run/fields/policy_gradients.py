@@ -1,10 +1,11 @@
 """The fields of recipes that answer prompts and learn from rewards."""
 
 from dataclasses import MISSING, dataclass
+from typing import Any
 
 from rlhf_trl.data.blocks import PromptData, Samples
 from rlhf_trl.errors import setting
-from rlhf_trl.run.fields.common import Run, algorithm_of
+from rlhf_trl.run.fields.common import LLM_JUDGE, Run, algorithm_of
 
 
 @dataclass(kw_only=True)
@@ -18,6 +19,7 @@ class PolicyGradientRun(Run):
     reward_model: str | None = setting("folder or hub name: one more reward")
     reward_aggregate: str | None = setting("of its tokens: mean, last, min or product")
     reward_model_strips_think: bool = setting("it reads answers without <think>...</think>", False)
+    llm_judge: dict[str, Any] | None = setting("who grades: of llm_judge", block=LLM_JUDGE)
     reward_timeout: float = setting("seconds for one call; 0: no limit", 300.0, range="0 or more")
     samples: Samples = setting("panels of answers", factory=Samples)
 

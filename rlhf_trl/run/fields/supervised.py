@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rlhf_trl.data.blocks import DemonstrationData, PromptData, Samples
 from rlhf_trl.errors import setting
-from rlhf_trl.run.fields.common import AnyRun
+from rlhf_trl.run.fields.common import LLM_JUDGE, AnyRun
 
 
 @dataclass(kw_only=True)
@@ -43,6 +43,7 @@ class RejectionSamplingRun(AnyRun):
     reward_model: str | None = setting("folder or hub name: one more reward")
     reward_aggregate: str | None = setting("of its tokens: mean, last, min or product")
     reward_model_strips_think: bool = setting("it reads answers without <think>...</think>", False)
+    llm_judge: dict[str, Any] | None = setting("who grades: of llm_judge", block=LLM_JUDGE)
     reward_timeout: float = setting("seconds for one call; 0: no limit", 300.0, range="0 or more")
     correctness: str | None = setting("reward that tells right answers, to report")
     answers: str | None = setting("folder to keep them in; null: output_dir")
