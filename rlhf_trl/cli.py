@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _add_best_of_n,
         _add_pipeline,
         _add_evaluate,
+        _add_judge,
         _add_chat,
         _add_merge,
         _add_translate,
@@ -190,6 +191,38 @@ def _add_evaluate(commands: _Commands) -> None:
     option("--markdown", metavar="FILE", help="write the table and some answers there, too")
     option("--json", action="store_true", help="the same for programs")
     _add_model_options(option)
+
+
+def _add_judge(commands: _Commands) -> None:
+    """Add `rlhf-trl judge` with its options."""
+    option = commands.add(
+        "judge",
+        _judge,
+        "win rate of each model of a file of answers over the first one, by an LLM",
+        epilog="An interrupted command goes on where it stopped: replies are kept in judge.sqlite.",
+    )
+    option("answers", metavar="ANSWERS", help="what `rlhf-trl evaluate --answers` has written")
+    option("--base_url", metavar="URL", help="of an OpenAI API, as in http://127.0.0.1:8000/v1")
+    option("--model", metavar="NAME", help="the judge, as the server calls it")
+    option(
+        "--by",
+        metavar="SCORE_OR_RUN",
+        help="in place of a judge: a score of the file, such as exact_match, or a reward model's run "
+        "that `evaluate --reward_model` was given",
+    )
+    option("--models", nargs="+", default=[], help="these only, the first one first (all)")
+    option("--samples", type=int, default=1, help="answers to each prompt; 0: the greedy one (1)")
+    option("--rubric", metavar="FILE", help="text with {prompt}, {answer_a} and {answer_b}")
+    option("--max_requests", type=int, default=1000, metavar="N", help="send no more (1000)")
+    option("--parallel", type=int, default=8, metavar="N", help="requests at a time (8)")
+    option(
+        "--api_key_env",
+        metavar="NAME",
+        default="OPENAI_API_KEY",
+        help="environment variable that holds the key (%(default)s)",
+    )
+    option("--request", metavar="JSON", help="its other fields: temperature 0, max_tokens 1024")
+    option("--output", metavar="PATH", help="of .jsonl and .md files (outputs/verdicts-N)")
 
 
 def _add_chat(commands: _Commands) -> None:
@@ -416,6 +449,31 @@ def _evaluate(args: argparse.Namespace) -> None:
             markdown=args.markdown,
         )
     print(text)
+
+
+def _judge(args: argparse.Namespace) -> None:
+    """Print the table of win rates; too many lost pairs are an error."""
+    from rlhf_trl.evaluation.pairwise import win_rates
+    from rlhf_trl.output import numbered
+    from rlhf_trl.rewards.judge import LLMJudge
+    from rlhf_trl.run.yaml_loader import read_word
+
+    who = None
+    if args.by is None:
+        if not (args.base_url and args.model):
+            raise InputError("judge needs --base_url and --model, or --by.")
+        names = ("base_url", "model", "rubric", "parallel", "api_key_env")
+        fields = {name: getattr(args, name) for name in names} | {"cap": args.max_requests}
+        if args.request is not None:
+            fields["request"] = read_word(args.request)
+        who = LLMJudge(**fields)
+    number = max(numbered(Path("outputs"), "verdicts-"), default=0) + 1
+    output = args.output or f"outputs/verdicts-{number}"
+    with redirect_stdout(sys.stderr):  # stdout is for the table alone
+        text, fault = win_rates(args.answers, output, who, args.by, args.models, args.samples)
+    print(text)
+    if fault:
+        raise InputError(fault)
 
 
 def _chat(args: argparse.Namespace) -> None:

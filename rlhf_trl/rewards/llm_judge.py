@@ -26,7 +26,7 @@ def llm_judge(block: Mapping[str, Any] | None, folder: str) -> RewardFunc:
     """Return the reward of a judge: its grades from 0, the worst, to 1, the best of the scale.
 
     A grade that cannot be read counts as the worst; more than 5 % of them end the run. So does a
-    question without a reply: the replies that came are kept, and the run resumed pays for none again.
+    question without a reply: those that came are kept, and a resumed run pays for none again.
 
     Args:
         block: the values of `llm_judge:`; None is refused.
@@ -57,8 +57,8 @@ def llm_judge(block: Mapping[str, Any] | None, folder: str) -> RewardFunc:
         for reply in await judge.ask(questions):
             if reply.text is None:
                 raise InputError(
-                    f"llm_judge: {who.base_url} left a request without a reply ({reply.fault}); once "
-                    "it replies, --resume_from_checkpoint auto goes on and sends nothing twice."
+                    f"llm_judge: {who.base_url} did not reply ({reply.fault}); once it does, "
+                    "--resume_from_checkpoint auto goes on and sends nothing twice."
                 )
             grade = last_in_brackets(reply, GRADE)
             if grade is not None and worst <= float(grade) <= best:
@@ -70,8 +70,8 @@ def llm_judge(block: Mapping[str, Any] | None, folder: str) -> RewardFunc:
         if count >= FEW and len(unread) > MOST * count:
             raise InputError(
                 f"llm_judge: {len(unread)} of {count} replies hold no grade from {worst:g} to "
-                f"{best:g}, such as {unread[0][-80:]!r}; take a better judge, a rubric that asks for "
-                "a grade in double square brackets, or more max_tokens in llm_judge.request."
+                f"{best:g}, such as {unread[0][-80:]!r}; take a better judge, a rubric that asks "
+                "for a grade in double square brackets, or more max_tokens in llm_judge.request."
             )
         log_metric("llm_judge/unreadable", len(unread) / count)
         return rewards

@@ -1,0 +1,326 @@
+"""Win rates of models over the first one, answer by answer: by a judge or by a score.
+
+A judge sees each two answers in both orders. A pair is worth 1 to the model whose answer wins in
+both, 3/4 where it wins in one and ties in the other, and 1/2 where the orders contradict each
+other. Equal answers tie unseen. A pair that lacks a verdict counts nowhere.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from rlhf_trl.errors import InputError, nearest
+from rlhf_trl.evaluation import tables
+from rlhf_trl.output import JUDGED, write_lines, write_whole
+from rlhf_trl.rewards.judge import (
+    VERDICT,
+    Judge,
+    LLMJudge,
+    Reply,
+    conversation_text,
+    last_in_brackets,
+    question,
+    read_rubric,
+)
+
+MOST_LOST = 0.05  # share of the judged pairs that may lack a verdict
+MOST_INCONSISTENT = 0.2  # share of the judged pairs that may be decided by their order
+FEW = 20  # fewer longer, or fewer shorter answers do not tell what length does
+# what each verdict is worth to the model: where its answer is B, and where it is A
+WORTH = {"a": (0.0, 1.0), "b": (1.0, 0.0), "tie": (0.5, 0.5)}
+LEGEND = (
+    "A win counts 1, a tie and an inconsistent pair 1/2; in brackets: the 95 % interval, by "
+    "bootstrap over prompts."
+)
+OF_JUDGES = (
+    "Length-controlled: what a logistic regression on the difference of lengths expects of answers "
+    "of equal length. Inconsistent: pairs of which the answer that stands first, or second, wins both "
+    "times. Equal: answers that tie unseen. Lost: pairs with a request that failed or a reply "
+    "without a verdict; they count nowhere. A / B / tie: all verdicts, by position."
+)
+
+
+@dataclass
+class Pair:
+    """An answer of the first model and one of another to the same prompt."""
+
+    prompt: Any
+    model: str  # the other
+    sample: int  # number of both answers
+    answers: tuple[str, str]  # the first model's comes first
+    scores: tuple[float | None, float | None] = (None, None)  # of the file, where they decide
+    replies: list[Reply] = field(default_factory=list)  # with the first model's as A, and as B
+    verdicts: list[str | None] = field(default_factory=list)  # of these
+    worth: float | None = None  # to the other model; None: lost
+
+    @property
+    def differs(self) -> bool:
+        """Whether somebody has to say which answer is better."""
+        return self.answers[0] != self.answers[1]
+
+    @property
+    def is_inconsistent(self) -> bool:
+        """Whether the answer that stands first, or second, wins in both orders."""
+        return self.verdicts in (["a", "a"], ["b", "b"])
+
+
+def win_rates(
+    path: str,
+    output: str,
+    who: LLMJudge | None,
+    by: str | None = None,
+    models: Sequence[str] = (),
+    samples: int = 1,
+) -> tuple[str, str | None]:
+    """Compare answers of models with those of the first one; write verdicts and a table.
+
+    Args:
+        path: of the file of answers that `rlhf-trl evaluate` has written.
+        output: what is written, without its suffixes: `.jsonl` has each pair, `.md` the table. A
+            judge's replies are kept beside them.
+        who: the judge, which gets at most as many requests as its `cap` says.
+        by: what decides in place of a judge: a score of the file, or a reward model that it names.
+        models: which ones, the first one first; empty: all of the file.
+        samples: how many sampled answers to each prompt are judged; 0: the greedy one.
+
+    Returns:
+        The table with its legend; and what makes it worthless, or None.
+    """
+    for suffix in (".jsonl", ".md"):
+        if Path(output + suffix).exists():
+            raise InputError(f"--output: {output}{suffix} exists; name other files.")
+    lines = _read(path)
+    first, *others = _chosen(path, [name for name in lines[0] if name != "prompt"], models)
+    score = None if by is None else _score_of(lines[0][first]["scores"], by)
+    pairs = [pair for line in lines for pair in _pairs(line, first, others, samples, score)]
+    if score is None:
+        decided = f"judged by {who.model} at {who.base_url}"
+        _judge(pairs, who, Path(output).with_name(JUDGED))
+    else:
+        kind = "a reward model's score" if score.startswith("scored_by_") else "a score"
+        decided = f"by {score}, {kind}, not by a judge"
+        _compare_scores(pairs)
+    answers = f"{samples} sampled answer(s)" if samples else "the greedy answer"
+    heading = f"Win rate over {first}, {decided}; {answers} to each prompt of {path}"
+    table, notes = [], [LEGEND if score else f"{LEGEND} {OF_JUDGES}"]
+    for model in others:
+        own_pairs = [pair for pair in pairs if pair.model == model]
+        table.append({"model": model, **_cells(own_pairs)})
+        notes += _warnings(model, own_pairs)
+    write_lines(f"{output}.jsonl", map(asdict, pairs), ensure_ascii=False)
+    page = [f"# {heading}", tables.markdown(table), *notes]
+    write_whole(f"{output}.md", "\n\n".join(page) + "\n")
+    files = f"all verdicts are in {output}.jsonl, this table in {output}.md"
+    return "\n\n".join([heading, tables.text(table), *notes, files]), _fault(pairs)
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    """Return the lines of a file of answers."""
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            models = [name for name in line if name != "prompt"]
+            whole = all({"greedy", "samples", "scores"} <= line[name].keys() for name in models)
+            if not (models and whole and "prompt" in line and models == [*lines[0]][1:]):
+                raise ValueError("a line lacks prompt, models, or their answers")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); name a file.") from error
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{path} is no file of answers ({error}); let rlhf-trl evaluate --answers write one."
+        ) from error
+    if not lines:
+        raise InputError(f"{path} is empty; let rlhf-trl evaluate --answers write one.")
+    return lines
+
+
+def _chosen(path: str, names: Sequence[str], models: Sequence[str]) -> Sequence[str]:
+    """Return the `models` to compare, by default all of the `names` in the file at `path`."""
+    for model in models:
+        if model not in names:
+            known = ", ".join(names)
+            raise InputError(
+                f"--models: {path} lacks {model}{nearest(model, names)}; it has {known}."
+            )
+    chosen = [*dict.fromkeys(models or names)]
+    if len(chosen) < 2:
+        raise InputError(
+            f"there is one model only, {chosen[0]}; a win rate takes two, of one file."
+        )
+    return chosen
+
+
+def _score_of(scores: Mapping[str, Any], by: str) -> str:
+    """Return the score that `by` names: itself, or that of the reward model in a folder."""
+    folders = Path(by).parts
+    for name in scores:
+        if name == by or name.removeprefix("scored_by_") in folders:
+            return name
+    raise InputError(
+        f"--by: the answers have no score {by}{nearest(by, scores)}, but {', '.join(scores)}; rlhf-trl "
+        "evaluate --reward_model RUN adds a reward model's."
+    )
+
+
+def _pairs(
+    line: Mapping[str, Any], first: str, others: Sequence[str], samples: int, score: str | None
+) -> list[Pair]:
+    """Return the pairs of a line of the file, with the `score` of each answer, if there is one."""
+    count = min(len(line[model]["samples"]) for model in (first, *others))
+    if not 0 <= samples <= count:
+        raise InputError(
+            f"--samples is {samples}; write 0 (the greedy answer) to {count}, or let rlhf-trl evaluate "
+            "--samples make more."
+        )
+    pairs = []
+    for model in others:
+        for number in range(samples or 1):
+            answers, scores = [], []
+            for entry in (line[first], line[model]):
+                answer = entry["samples"][number] if samples else entry
+                answers.append(answer["text"] if samples else answer["greedy"])
+                scores.append(answer["scores"].get(score))
+            pairs.append(Pair(line["prompt"], model, number, tuple(answers), tuple(scores)))
+    return pairs
+
+
+def _compare_scores(pairs: Sequence[Pair]) -> None:
+    """Let the higher score win."""
+    for pair in pairs:
+        first, second = pair.scores
+        if first is not None and second is not None:
+            pair.worth = 0.5 + 0.5 * ((second > first) - (second < first))
+
+
+def _judge(pairs: Sequence[Pair], who: LLMJudge, kept: Path) -> None:
+    """Let a judge compare the pairs, in both orders; print what that takes before it begins."""
+    needed = ["prompt", "answer_a", "answer_b"]
+    rubric = read_rubric(who.rubric, "pair_rubric.txt", needed, "--rubric")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    # a reply without a verdict is not kept: the same command asks once more
+    judge = Judge(who, kept, keeps=lambda reply: last_in_brackets(reply, VERDICT))
+    judged = [pair for pair in pairs if pair.differs]
+    questions = []
+    for pair in judged:
+        for answers in (pair.answers, pair.answers[::-1]):
+            texts = [conversation_text(pair.prompt), *answers]
+            questions.append(question(rubric, dict(zip(needed, texts, strict=True))))
+    unasked = judge.unasked(questions)
+    tokens = sum(map(len, unasked)) // 4  # a token has four characters, roughly
+    print(f"{len(unasked):,} requests to {who.base_url}, of about {tokens:,} tokens in all")
+    if len(unasked) > who.cap:
+        raise InputError(
+            f"--max_requests is {who.cap}, and {len(unasked)} would be sent; raise it, or compare "
+            "fewer --models or --samples."
+        )
+    with tqdm(total=len(unasked), disable=None) as bar:  # shown on a terminal only
+        replies = asyncio.run(judge.ask(questions, bar.update))
+    print(f"{judge.requests:,} requests sent, with those that were sent again")
+    for number, pair in enumerate(judged):
+        pair.replies = replies[2 * number : 2 * number + 2]
+        pair.verdicts = [last_in_brackets(reply, VERDICT) for reply in pair.replies]
+        if None not in pair.verdicts:
+            pair.worth = sum(WORTH[verdict][n] for n, verdict in enumerate(pair.verdicts)) / 2
+    for pair in pairs:
+        if not pair.differs:
+            pair.worth = 0.5
+
+
+def _cells(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Return a model's cells of the table; those of judges only where a judge has judged."""
+    usable = [pair for pair in pairs if pair.worth is not None]
+    inconsistent = sum(pair.is_inconsistent for pair in usable)
+    cells = {
+        "win rate": "-",
+        "wins": f"{sum(pair.worth > 0.5 for pair in usable)}",
+        "ties": f"{sum(pair.worth == 0.5 for pair in usable) - inconsistent}",
+        "losses": f"{sum(pair.worth < 0.5 for pair in usable)}",
+        "lost": f"{len(pairs) - len(usable)}",
+    }
+    if usable:
+        rate, low, high = rate_and_interval(usable)
+        cells["win rate"] = f"{rate:.3f} ({low:.3f} to {high:.3f})"
+    verdicts = Counter(verdict for pair in pairs for verdict in pair.verdicts)
+    if verdicts:
+        controlled = length_controlled(usable)
+        cells |= {
+            "inconsistent": f"{inconsistent}",
+            "equal": f"{sum(not pair.differs for pair in pairs)}",
+            "length-controlled": "-" if controlled is None else f"{controlled:.3f}",
+            "A / B / tie": " / ".join(f"{verdicts[verdict]}" for verdict in WORTH),
+        }
+    return cells
+
+
+def _warnings(model: str, pairs: Sequence[Pair]) -> list[str]:
+    """Return what a model's win rate lacks to be usable."""
+    judged = [pair for pair in pairs if pair.differs and pair.worth is not None]
+    count = sum(pair.is_inconsistent for pair in judged)
+    if count <= MOST_INCONSISTENT * len(judged):
+        return []
+    return [
+        f"{model}: not usable. {count} of {len(judged)} judged pairs ({count / len(judged):.0%}) are "
+        "inconsistent, which draws the win rate towards 1/2."
+    ]
+
+
+def _fault(pairs: Sequence[Pair]) -> str | None:
+    """Return the sentence about too many lost pairs, or None."""
+    judged = sum(pair.differs for pair in pairs)
+    lost = [pair for pair in pairs if pair.worth is None]
+    if len(lost) <= MOST_LOST * judged:
+        return None
+    reasons = []
+    for pair in lost:
+        for reply, verdict in zip(pair.replies, pair.verdicts, strict=True):
+            if verdict is None:
+                reasons.append(reply.fault or f"no verdict in {reply.text[-80:]!r}")
+    reason, count = Counter(reasons or ["no score"]).most_common(1)[0]
+    return (
+        f"{len(lost)} of {judged} pairs of different answers are lost, more than {MOST_LOST:.0%}, most "
+        f"often by {reason} ({count} times); the same command asks for these once more."
+    )
+
+
+def rate_and_interval(pairs: Sequence[Pair]) -> tuple[float, float, float]:
+    """Return the win rate of pairs with its 95 % interval, by bootstrap over prompts."""
+    by_prompt: dict[str, list[float]] = {}
+    for pair in pairs:
+        by_prompt.setdefault(json.dumps(pair.prompt), []).append(pair.worth)
+    sums = np.array([sum(worths) for worths in by_prompt.values()])
+    counts = np.array([len(worths) for worths in by_prompt.values()])
+    draws = np.random.default_rng(0).integers(len(sums), size=(2000, len(sums)))
+    rates = sums[draws].sum(axis=1) / counts[draws].sum(axis=1)
+    low, high = np.quantile(rates, [0.025, 0.975])
+    return float(sums.sum() / counts.sum()), float(low), float(high)
+
+
+def length_controlled(pairs: Sequence[Pair]) -> float | None:
+    """Return the win rate to expect of answers of equal length, in the manner of AlpacaEval 2.
+
+    That is s(a) in the logistic regression s(a + b tanh(d / sd(d))) of what judged pairs are worth
+    on d, by how many characters the model's answer is longer; equal answers tie. None with fewer
+    than 20 longer or fewer than 20 shorter answers.
+    """
+    judged = [pair for pair in pairs if pair.differs]
+    longer = np.array([len(pair.answers[1]) - len(pair.answers[0]) for pair in judged])
+    if min((longer > 0).sum(), (longer < 0).sum()) < FEW:
+        return None
+    worths = np.array([pair.worth for pair in judged])
+    inputs = np.stack([np.ones(len(judged)), np.tanh(longer / longer.std())])
+    weights = np.zeros(2)
+    ridge = np.diag([1e-6, 1e-2])  # keeps b finite where length alone decides
+    for _ in range(50):  # steps of Newton's method, of limited length
+        expected = 1 / (1 + np.exp(-weights @ inputs))
+        gradient = inputs @ (worths - expected) - ridge @ weights
+        curvature = (inputs * expected * (1 - expected)) @ inputs.T + ridge
+        weights += np.clip(np.linalg.solve(curvature, gradient), -2, 2)
+    rate = 1 / (1 + np.exp(-weights[0]))
+    return float((rate * len(judged) + 0.5 * (len(pairs) - len(judged))) / len(pairs))
