@@ -207,8 +207,8 @@ def _add_judge(commands: _Commands) -> None:
     option(
         "--by",
         metavar="SCORE_OR_RUN",
-        help="in place of a judge: a score of the file, such as exact_match, or a reward model's run "
-        "that `evaluate --reward_model` was given",
+        help="in place of a judge: a score of the file, such as exact_match, or the reward model "
+        "that `evaluate` was given",
     )
     option("--models", nargs="+", default=[], help="these only, the first one first (all)")
     option("--samples", type=int, default=1, help="answers to each prompt; 0: the greedy one (1)")

@@ -41,8 +41,8 @@ LEGEND = (
 )
 OF_JUDGES = (
     "Length-controlled: what a logistic regression on the difference of lengths expects of answers "
-    "of equal length. Inconsistent: pairs of which the answer that stands first, or second, wins both "
-    "times. Equal: answers that tie unseen. Lost: pairs with a request that failed or a reply "
+    "of equal length. Inconsistent: pairs of which the answer that stands first, or second, wins "
+    "both times. Equal: answers that tie unseen. Lost: pairs with a request that failed or a reply "
     "without a verdict; they count nowhere. A / B / tie: all verdicts, by position."
 )
 
@@ -164,8 +164,8 @@ def _score_of(scores: Mapping[str, Any], by: str) -> str:
         if name == by or name.removeprefix("scored_by_") in folders:
             return name
     raise InputError(
-        f"--by: the answers have no score {by}{nearest(by, scores)}, but {', '.join(scores)}; rlhf-trl "
-        "evaluate --reward_model RUN adds a reward model's."
+        f"--by: the answers have no score {by}{nearest(by, scores)}, but {', '.join(scores)}; "
+        "rlhf-trl evaluate --reward_model RUN adds a reward model's."
     )
 
 
@@ -176,8 +176,8 @@ def _pairs(
     count = min(len(line[model]["samples"]) for model in (first, *others))
     if not 0 <= samples <= count:
         raise InputError(
-            f"--samples is {samples}; write 0 (the greedy answer) to {count}, or let rlhf-trl evaluate "
-            "--samples make more."
+            f"--samples is {samples}; write 0 (the greedy answer) to {count}, or let rlhf-trl "
+            "evaluate --samples make more."
         )
     pairs = []
     for model in others:
@@ -266,8 +266,8 @@ def _warnings(model: str, pairs: Sequence[Pair]) -> list[str]:
     if count <= MOST_INCONSISTENT * len(judged):
         return []
     return [
-        f"{model}: not usable. {count} of {len(judged)} judged pairs ({count / len(judged):.0%}) are "
-        "inconsistent, which draws the win rate towards 1/2."
+        f"{model}: not usable. {count} of {len(judged)} judged pairs ({count / len(judged):.0%}) "
+        "are inconsistent, which draws the win rate towards 1/2."
     ]
 
 
@@ -284,8 +284,8 @@ def _fault(pairs: Sequence[Pair]) -> str | None:
                 reasons.append(reply.fault or f"no verdict in {reply.text[-80:]!r}")
     reason, count = Counter(reasons or ["no score"]).most_common(1)[0]
     return (
-        f"{len(lost)} of {judged} pairs of different answers are lost, more than {MOST_LOST:.0%}, most "
-        f"often by {reason} ({count} times); the same command asks for these once more."
+        f"{len(lost)} of {judged} pairs of different answers are lost, more than {MOST_LOST:.0%}, "
+        f"most often by {reason} ({count} times); the same command asks for these once more."
     )
 
 
