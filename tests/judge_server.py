@@ -4,7 +4,6 @@ import json
 import random
 import re
 import threading
-import time
 from contextlib import contextmanager
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +22,11 @@ def by_gold(shown):
 
 
 class JudgeServer(ThreadingHTTPServer):
-    """Serves POST /v1/chat/completions; `fault` may answer a request itself, or return a reply."""
+    """Serves POST /v1/chat/completions.
+
+    `fault` gets the handler of a request, its question and what it shows. It returns a reply of its
+    own, None (the `verdict` decides), or False, where it has answered the request itself or not.
+    """
 
     daemon_threads = True
 
@@ -50,6 +53,7 @@ class JudgeServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and body in one packet: two would wait for each other
 
     def do_POST(self):
         server = self.server
@@ -57,14 +61,13 @@ class Handler(BaseHTTPRequestHandler):
         question = body["messages"][0]["content"]
         with server.lock:
             server.bodies.append(body)
-            server.headers.append(dict(self.headers))
+            server.headers.append(self.headers)
             server.times[question] = server.times.get(question, 0) + 1
         shown = {name: text for name, _, text in re.findall(SHOWN, question)}
         reply = server.fault(self, question, shown) if server.fault else None
-        if reply is None and not self.close_connection:
-            verdict = server.verdict(shown)
-            reply = f"<think>[[A]]? [[B]]? [[tie]]?</think>\nBecause.\n[[{verdict}]]"
-        if reply is not None:
+        if reply is None:
+            reply = f"<think>[[A]]? [[B]]? [[tie]]?</think>\nBecause.\n[[{server.verdict(shown)}]]"
+        if reply is not False:
             self.reply(reply)
 
     def reply(self, text, finish_reason="stop"):

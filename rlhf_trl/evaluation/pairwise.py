@@ -126,10 +126,10 @@ def _read(path: str) -> list[dict[str, Any]]:
     try:
         lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
         for line in lines:
-            models = [name for name in line if name != "prompt"]
-            whole = all({"greedy", "samples", "scores"} <= line[name].keys() for name in models)
-            if not (models and whole and "prompt" in line and models == [*lines[0]][1:]):
-                raise ValueError("a line lacks prompt, models, or their answers")
+            answers = [entry for name, entry in line.items() if name != "prompt"]
+            whole = all({"greedy", "samples", "scores"} <= entry.keys() for entry in answers)
+            if not (answers and whole and "prompt" in line and line.keys() == lines[0].keys()):
+                raise ValueError("a line lacks a prompt, or a model or its answers")
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); name a file.") from error
     except (ValueError, AttributeError, TypeError) as error:

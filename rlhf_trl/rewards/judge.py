@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from rlhf_trl.errors import InputError, reason_in_short, setting
 from rlhf_trl.rewards.thoughts import without_thoughts
+from rlhf_trl.rollouts.store import connect
 
 RETRIES = 8  # of a request; openai waits for up to 8 seconds before each, or as the server says
 TIMEOUT = 120.0  # seconds for a reply
@@ -98,7 +99,7 @@ class Judge:
         self._failures = 0  # in a row
         try:
             # coroutines may run in another thread, but never two at a time
-            self._database = sqlite3.connect(path, timeout=60, check_same_thread=False)
+            self._database = connect(Path(path), check_same_thread=False)
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT, fault TEXT)"
             )

@@ -184,13 +184,8 @@ class Store:
             connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, which a resumed run goes on with, and write the facts and answers.
-
-        WAL lets readers in while a run writes, but needs memory that network mounts do not share.
-        """
-        connection = sqlite3.connect(self.path, timeout=60)
-        journal = "DELETE" if _file_system(self.path).startswith(REMOTE) else "WAL"
-        connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
+        """Open the file, which a resumed run goes on with, and write the facts and answers."""
+        connection = connect(self.path)
         with connection:
             connection.executescript(SCHEMA)
             _write_facts(connection, self._facts)
@@ -224,6 +219,17 @@ class Store:
             if self._interval:
                 kept = f"1 in {self._interval} generations of training"
             print(f"{self.path} has reached {self._config.cap} GB: it keeps {kept}", flush=True)
+
+
+def connect(path: Path, **options: Any) -> sqlite3.Connection:
+    """Open a database of short transactions; the options are those of sqlite3.
+
+    WAL lets readers in while one writes, but needs memory that network mounts do not share.
+    """
+    connection = sqlite3.connect(path, timeout=60, **options)
+    journal = "DELETE" if _file_system(path).startswith(REMOTE) else "WAL"
+    connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
+    return connection
 
 
 def _file_system(path: Path) -> str:
