@@ -1,5 +1,6 @@
 """`rlhf-trl judge` against servers on loopback, which judge by gold and have one fault each."""
 
+import contextlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from rlhf_trl.evaluation import pairwise
 from rlhf_trl.evaluation.pairwise import Pair, length_controlled
 from rlhf_trl.rewards import judge
 from rlhf_trl.rewards.judge import VERDICT, LLMJudge, Reply, last_in_brackets, question
+from rlhf_trl.tiny import checkpoint_path
 
 KEY = "sk-a-key-that-no-file-may-hold"
 RATE = r"(\d\.\d{3}) \((\d\.\d{3}) to (\d\.\d{3})\)"
@@ -377,6 +380,10 @@ def test_greedy_answers_are_all_equal_here(capsys):
         (["--base_url", "https://host/v1", "--model", "m"], "OPENAI_API_KEY is not set; export"),
         (["--base_url", "https://host/v1", "--model", "m", "--api_key_env", "sk-1"],
          "api_key_env names no environment variable"),
+        (["--base_url", "https://h/v1", "--model", "m", "--parallel", "0"],
+         "parallel is 0; write 1 or more"),
+        (["--base_url", "https://h/v1", "--model", "m", "--request", "warm"],
+         "request is 'warm'; write a mapping"),
         (["--by", "exact"], "the answers have no score exact (did you mean 'exact_match'?)"),
         (["--by", "exact_match", "--models", "start"], "there is one model only, start"),
         (["--by", "exact_match", "--models", "start", "gpro"], "lacks gpro (did you mean 'grpo'?)"),
@@ -470,3 +477,33 @@ def test_a_file_that_is_no_database_is_left_alone(capsys):
         code, _, _ = judged(capsys, server)
     assert "outputs/judge.sqlite cannot keep replies" in code
     assert Path("outputs/judge.sqlite").read_text().startswith("mine")
+
+
+@pytest.mark.promise
+@pytest.mark.skipif(not find_spec("fastapi"), reason="needs pip install transformers[serving]")
+def test_the_embedded_model_over_the_wire_ends_in_an_error(capsys):
+    """`transformers serve` on loopback: the wire, and a judge that cannot judge."""
+    write_answers(16)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", checkpoint_path()]
+    server = subprocess.Popen([*map(str, command), "--device", "cpu", "--port", str(port)])
+    try:
+        for _ in range(300):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.5)
+        words = ["--base_url", f"http://127.0.0.1:{port}/v1", "--model", str(checkpoint_path())]
+        request = '{"temperature": 0, "max_tokens": 64}'
+        with pytest.raises(SystemExit) as end:
+            cli.main(["judge", "answers.jsonl", *words, "--request", request])
+    finally:
+        server.terminate()
+        server.wait()
+    pairs = [pair for pair in rows() if pair["answers"][0] != pair["answers"][1]]
+    replies = [reply["text"] for pair in pairs for reply in pair["replies"]]
+    assert all(replies)  # each request has its reply
+    share = f"{len(pairs)} of {len(pairs)} pairs of different answers are lost"
+    assert end.value.code.startswith(f"error: {share}")
+    assert "| - |" in Path("outputs/verdicts-1.md").read_text()

@@ -10,14 +10,14 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, fields
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlhf_trl.errors import InputError, reason_in_short, setting
+from rlhf_trl.errors import InputError, instead, reason_in_short, setting
 from rlhf_trl.rewards.thoughts import without_thoughts
 from rlhf_trl.rollouts.store import connect
 
@@ -48,6 +48,11 @@ class LLMJudge:
     )
 
     def __post_init__(self) -> None:
+        for entry in fields(self):
+            if wanted := instead(getattr(self, entry.name), entry.metadata):
+                raise InputError(f"{entry.name} is {getattr(self, entry.name)}; write {wanted}.")
+        if not isinstance(self.request, dict):
+            raise InputError(f"request is {self.request!r}; write a mapping, as in {{top_p: 1}}.")
         address = urlsplit(self.base_url)
         secrets = address.username or address.password or address.query or address.fragment
         if address.scheme not in ("http", "https") or not address.hostname or secrets:
