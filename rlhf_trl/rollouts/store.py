@@ -5,6 +5,7 @@ import json
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from hashlib import blake2b
@@ -228,7 +229,17 @@ def connect(path: Path, **options: Any) -> sqlite3.Connection:
     """
     connection = sqlite3.connect(path, timeout=60, **options)
     journal = "DELETE" if _file_system(path).startswith(REMOTE) else "WAL"
-    connection.executescript(f"PRAGMA journal_mode = {journal}; PRAGMA synchronous = NORMAL")
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode = {journal}")
+            break
+        except sqlite3.OperationalError as error:
+            # changing the journal does not wait for another process that does so, too
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    connection.execute("PRAGMA synchronous = NORMAL")
     return connection
 
 
