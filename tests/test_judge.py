@@ -229,8 +229,8 @@ def test_the_length_controlled_rate_is_the_rate_where_length_does_nothing():
     for number in range(2000):
         texts = "a" * draw.randint(1, 80), "b" * draw.randint(20, 100)
         worth = float(draw.random() < 0.7)
-        pairs.append(Pair(str(number), "m", 0, texts, worth=worth))
-    equal = [Pair(str(number), "m", 0, ("a", "a"), worth=0.5) for number in range(2000)]
+        pairs.append(Pair(str(number), "f", "m", 0, texts, worth=worth))
+    equal = [Pair(str(number), "f", "m", 0, ("a", "a"), worth=0.5) for number in range(2000)]
     assert length_controlled(pairs) == pytest.approx(0.7, abs=0.03)
     assert length_controlled(pairs + equal) == pytest.approx(0.6, abs=0.015)
     assert length_controlled(pairs[:30]) is None  # too few shorter ones

@@ -52,6 +52,7 @@ class Pair:
     """An answer of the first model and one of another to the same prompt."""
 
     prompt: Any
+    first: str  # the first model
     model: str  # the other
     sample: int  # number of both answers
     answers: tuple[str, str]  # the first model's comes first
@@ -107,7 +108,7 @@ def win_rates(
         kind = "a reward model's score" if score.startswith("scored_by_") else "a score"
         decided = f"by {score}, {kind}, not by a judge"
         _compare_scores(pairs)
-    answers = f"{samples} sampled answer(s)" if samples else "the greedy answer"
+    answers = f"sampled answers, {samples}" if samples else "the greedy answer"
     heading = f"Win rate over {first}, {decided}; {answers} to each prompt of {path}"
     table, notes = [], [LEGEND if score else f"{LEGEND} {OF_JUDGES}"]
     for model in others:
@@ -187,7 +188,7 @@ def _pairs(
                 answer = entry["samples"][number] if samples else entry
                 answers.append(answer["text"] if samples else answer["greedy"])
                 scores.append(answer["scores"].get(score))
-            pairs.append(Pair(line["prompt"], model, number, tuple(answers), tuple(scores)))
+            pairs.append(Pair(line["prompt"], first, model, number, tuple(answers), tuple(scores)))
     return pairs
 
 
@@ -222,7 +223,7 @@ def _judge(pairs: Sequence[Pair], who: LLMJudge, kept: Path) -> None:
         )
     with tqdm(total=len(unasked), disable=None) as bar:  # shown on a terminal only
         replies = asyncio.run(judge.ask(questions, bar.update))
-    print(f"{judge.requests:,} requests sent, with those that were sent again")
+    print(f"{judge.requests:,} requests were sent, some of them again where the first failed")
     for number, pair in enumerate(judged):
         pair.replies = replies[2 * number : 2 * number + 2]
         pair.verdicts = [last_in_brackets(reply, VERDICT) for reply in pair.replies]
