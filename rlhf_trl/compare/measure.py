@@ -361,15 +361,15 @@ def accumulate(trainer: Any, source: Iterator[Any], count: int = 0) -> tuple[Mea
 
     args, model = trainer.args, trainer.model
     count = count or args.gradient_accumulation_steps
-    window, items = trainer.get_batch_samples(source, count, args.device)
+    window, num_items_in_batch = trainer.get_batch_samples(source, count, args.device)
     trainer.current_gradient_accumulation_steps = len(window)
     trainer.compute_loss = remember
     model.zero_grad()
     try:
-        loss = sum(float(trainer.training_step(model, batch, items)) for batch in window)
+        losses = [trainer.training_step(model, batch, num_items_in_batch) for batch in window]
     finally:
         del trainer.compute_loss  # this uncovers the class's method again
-    measured = Measured(loss, flat_gradient(model))
+    measured = Measured(sum(map(float, losses)), flat_gradient(model))
     model.zero_grad()
     return measured, prepared
 

@@ -517,6 +517,7 @@ class PolicyWindow:
         if self.batch.reward is not None:  # for rows about rounding to float32, as TRL rounds
             rewards = torch.full_like(rewards, self.batch.reward, dtype=torch.float32)
         right_rewards, format_rewards = self._scored
+        _, generation_tokens = self._prepared
         return View(
             window=self,
             batch=self.batch,
@@ -528,7 +529,7 @@ class PolicyWindow:
             mask=(self.ids["completion_mask"] * self.ids.get("tool_mask", 1)).double(),
             rewards=rewards,
             binary_rewards=right_rewards * (format_rewards == 1),
-            generation_tokens=self._prepared[1],
+            generation_tokens=generation_tokens,
         )
 
     def _policy_logps(
