@@ -13,6 +13,7 @@ from rlhf_trl.pipeline import command
 from rlhf_trl.pipeline.command import pipeline
 from rlhf_trl.pipeline.plan import read_plan
 from rlhf_trl.run.config import read_config
+from rlhf_trl.run.options import read_options
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "configs" / "tiny"
@@ -100,7 +101,7 @@ def test_mistakes_in_the_yaml_are_one_sentence(tmp_path, monkeypatch, changed, s
 @pytest.fixture
 def trained(tmp_path, monkeypatch, stand_in):
     """Let a pipeline's runs, its evaluation and its page be stand-ins; return what they were."""
-    calls = {"answers": [], "pages": []}
+    calls = {"answers": [], "pages": [], "previews": []}
 
     def leave(folder, options):
         config = read_config(options["--config"])
@@ -114,12 +115,17 @@ def trained(tmp_path, monkeypatch, stand_in):
         Path(answers).write_text("{}\n")
         return json.dumps({"models": {model: {} for model in models}})
 
+    def preview(config, words):
+        calls["previews"].append((config, read_options(words)))
+        return {"rows": 3}
+
     def write_page(folder):
         calls["pages"].append(folder)
         return folder / "page.html"
 
     calls["runs"] = stand_in(leave)
     monkeypatch.setattr(command, "evaluate", evaluate)
+    monkeypatch.setattr(command, "preview", preview)
     monkeypatch.setattr(command, "write_page", write_page)
     monkeypatch.chdir(tmp_path)
     return calls
@@ -147,6 +153,21 @@ def test_stages_are_trained_in_order_with_each_seed_and_then_answer(tmp_path, tr
     pipeline(written(tmp_path), 2)
     assert len(trained["runs"]) == 6 and len(trained["answers"]) == 2
     assert len(trained["pages"]) == 2
+
+
+def test_the_data_of_the_first_stage_with_pairs_are_counted(tmp_path, trained):
+    out = tmp_path / "out"
+    stages = {"grpo": {"config": f"{TINY}/grpo.yaml"}, "dpo": STAGES["dpo"]}
+    answers = {"gold": "exact_match"}
+    pipeline(written(tmp_path, stages=stages, answers=answers), words=["--dataset.seed", "3"])
+    config, options = trained["previews"][0]
+    assert config == f"{out}/configs/dpo.yaml" and options["beta"] == 1.0
+    assert options["dataset"]["seed"] == 3
+    assert json.loads((out / "preview.json").read_text()) == {"dpo": {"rows": 3}}
+    alone = {"other": {"config": f"{TINY}/grpo.yaml"}}
+    path = written(tmp_path, stages=alone, answers=answers)
+    pipeline(path, output_dir=str(tmp_path / "alone"))
+    assert trained["previews"][1][0] == f"{tmp_path}/alone/configs/other.yaml"
 
 
 def test_a_model_that_was_trained_anew_answers_anew(tmp_path, trained):

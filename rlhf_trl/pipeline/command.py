@@ -14,6 +14,7 @@ from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.evaluate import evaluate
 from rlhf_trl.run.jobs import Job, do_all
 from rlhf_trl.run.options import join_options
+from rlhf_trl.run.preview import preview
 
 
 def pipeline(
@@ -52,6 +53,7 @@ def pipeline(
     for planned, job in zip(plan.stages.values(), to_do, strict=False):
         planned.stage.load([*job.words])  # refuses a wrong setting before hours of training
     do_all(to_do, jobs, accelerate)
+    _write_preview(plan, words)
     reference = plan.answers.reference or _start_of(plan)
     write_json(plan.folder / "pipeline.json", plan.describe(seeds, reference))
     for seed in range(seeds):
@@ -77,6 +79,22 @@ def _job(plan: Plan, name: str, seed: int, more: Sequence[str]) -> Job:
     words = join_options(own, more, inputs)
     reads = [_run_of(plan, model, seed) for models in planned.inputs.values() for model in models]
     return Job(_run_of(plan, name, seed), planned.stage.script, words, reads, kind=name)
+
+
+def _write_preview(plan: Plan, more: Sequence[str]) -> None:
+    """Write what the first stage that learns from pairs was trained on, else the first stage.
+
+    `preview.json` has the numbers of `rlhf-trl preview --json` by the name of the stage. They are
+    counted when all is trained, since a stage may have the tokenizer of the one it starts from.
+    """
+    of_pairs = [
+        name
+        for name, planned in plan.stages.items()
+        if planned.stage.name == "reward" or planned.stage.family == "direct_alignment"
+    ]
+    name = [*of_pairs, *plan.stages][0]
+    numbers = preview(str(_config_of(plan, name)), _job(plan, name, 0, more).words)
+    write_json(plan.folder / "preview.json", {name: numbers})
 
 
 def _start_of(plan: Plan) -> str:
