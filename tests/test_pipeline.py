@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from own_model import transcripts, write_lines
 
 from rlhf_trl.cli import main
 from rlhf_trl.errors import InputError
@@ -235,3 +236,40 @@ def test_two_pipelines_do_not_share_a_folder(tmp_path, trained):
             pipeline(written(tmp_path))
         other.stdin.close()
     assert not trained["runs"]
+
+
+@pytest.mark.promise
+@pytest.mark.slow
+def test_the_demo_of_pairs_runs_whole_on_a_folder_of_transcripts(
+    tmp_path, monkeypatch, own_model, capfd
+):
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = transcripts()
+    write_lines(data / "train.jsonl", rows)  # the demo takes the first ten
+    write_lines(data / "test.jsonl", rows[-20:])
+    monkeypatch.chdir(ROOT)
+    out = tmp_path / "out"
+    options = ["--model_name_or_path", str(own_model), "--dataset.path", str(data)]
+    options += ["--dtype", "float32", "--bf16", "false", "--use_cpu"]
+    main(["pipeline", "configs/pipeline/demo.yaml", "--output_dir", str(out), *options])
+    assert "6 models answer" in capfd.readouterr().out
+    assert {"page.html", "table.md", "frontier.png"} <= {path.name for path in out.iterdir()}
+
+    stages = json.loads((out / "pipeline.json").read_text())["stages"]
+    assert [*stages] == ["reward", "sft", "rejection_sampling", "dpo", "ppo", "grpo"]
+    for name in stages:
+        summary = json.loads((out / name / "seed-0" / "summary.json").read_text())
+        assert (summary["steps"], summary["held_out"]) == (2, 4)
+    preview = json.loads((out / "preview.json").read_text())["reward"]
+    left_out = preview["left_out"]["the prompt is in no slice to train on"]
+    assert preview["train"]["rows"] + left_out == 10 and 0 < left_out < 10
+    assert preview["overlap"] == 0 and preview["held_out"]["rows"] == 4
+    # all answered what is held out, the last questions of transcripts that are not trained on
+    lines = (out / "answers" / "seed-0.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    asked = {line["prompt"][-1]["content"] for line in answers}
+    last = [row["chosen"].rpartition("Human: ")[2].partition("\n")[0] for row in rows]
+    assert len(asked) == 4 and asked <= {*last[-20:]}
+    runs = {f"{out}/{name}/seed-0" for name in stages if name != "reward"}
+    assert all(line.keys() == {"prompt", str(own_model), *runs} for line in answers)
