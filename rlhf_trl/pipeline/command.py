@@ -52,9 +52,10 @@ def pipeline(
     for planned, job in zip(plan.stages.values(), to_do, strict=False):
         planned.stage.load([*job.words])  # refuses a wrong setting before hours of training
     do_all(to_do, jobs, accelerate)
-    write_json(plan.folder / "pipeline.json", plan.describe(seeds))
+    reference = plan.answers.reference or _start_of(plan)
+    write_json(plan.folder / "pipeline.json", plan.describe(seeds, reference))
     for seed in range(seeds):
-        _answer(plan, seed)
+        _answer(plan, seed, reference)
     return write_page(plan.folder)
 
 
@@ -78,6 +79,12 @@ def _job(plan: Plan, name: str, seed: int, more: Sequence[str]) -> Job:
     return Job(_run_of(plan, name, seed), planned.stage.script, words, reads, kind=name)
 
 
+def _start_of(plan: Plan) -> str:
+    """Return the model from which the policy started that answers at the prompts of its run."""
+    config = _run_of(plan, plan.answers.prompts_of, 0) / "config.yaml"
+    return read_config(config)["model_name_or_path"]
+
+
 def _models(plan: Plan, seed: int, reference: str) -> list[str]:
     """Return the models that answer: the reference, and of each policy its checkpoints and end."""
     models = [reference]
@@ -93,14 +100,13 @@ def _models(plan: Plan, seed: int, reference: str) -> list[str]:
     return models
 
 
-def _answer(plan: Plan, seed: int) -> None:
+def _answer(plan: Plan, seed: int, reference: str) -> None:
     """Let the models of a seed answer, unless they have; write `answers/seed-S.jsonl` and `.json`.
 
     The JSON is written last. It says which models answered, by the hashes of their weights.
     """
     answers = plan.answers
     config = _run_of(plan, answers.prompts_of, seed) / "config.yaml"
-    reference = answers.reference or read_config(config)["model_name_or_path"]
     models = _models(plan, seed, reference)
     judge = str(_run_of(plan, answers.proxy, seed)) if answers.proxy else None
     runs = [_run_of(plan, name, seed) for name in plan.stages]

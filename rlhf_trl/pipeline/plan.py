@@ -63,8 +63,8 @@ class Plan:
     stages: dict[str, PlannedStage]
     answers: Answers
 
-    def describe(self, seeds: int) -> dict[str, Any]:
-        """Return what the page reads of it."""
+    def describe(self, seeds: int, reference: str) -> dict[str, Any]:
+        """Return what the page reads of it; the KL of answers is to the model `reference`."""
         stages = {
             name: {
                 "title": planned.title,
@@ -76,7 +76,7 @@ class Plan:
             }
             for name, planned in self.stages.items()
         }
-        answers = asdict(self.answers)
+        answers = {**asdict(self.answers), "reference": reference}
         return {"pipeline": self.file, "seeds": seeds, "stages": stages, "answers": answers}
 
 
