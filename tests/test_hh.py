@@ -62,3 +62,28 @@ def test_a_demonstration_is_the_chosen_answer():
     assert [len(prompt) for prompt in data.train["prompt"]] == [1, 1, 3, 1, 1, 1, 3, 1, 1, 1]
     mapped = AnswersToLearn(path=str(PAIRS), reader="hh", columns={"completion": "rejected"})
     assert load_demonstrations(mapped, "right").train[4]["completion"][0]["content"] == "Banana."
+
+
+@pytest.mark.promise
+def test_ten_pairs_train_a_reward_model_and_the_policies_of_a_pipeline(own_model, run, tmp_path):
+    judge = tmp_path / "reward"
+    small = ("--bf16", "false", "--max_steps", 2, "--save_strategy", "no", "--logging_steps", 1)
+    learned = {  # recipe, its further options
+        "reward": (),
+        "sft": (),
+        "dpo": (),
+        "ppo": ("--max_completion_length", 8),
+        "grpo": ("--max_completion_length", 8),
+        "rejection_sampling": ("--max_completion_length", 8, "--num_generations", 4),
+    }
+    for recipe, more in learned.items():
+        part = ":50%" if recipe == "reward" else "50%:"
+        if recipe in ("ppo", "grpo", "rejection_sampling"):
+            more = (*more, "--reward_funcs", "[]", "--reward_model", str(judge))
+        if recipe in ("ppo", "grpo"):
+            more = (*more, "--num_generations", 2, "--per_device_train_batch_size", 2)
+        given = (*words(own_model, slice=part), *small, *more)
+        config = ROOT / "configs" / "own" / recipe
+        folder, out = run(recipe, config, *given, folder=tmp_path / recipe)
+        summary = json.loads((folder / "summary.json").read_text())
+        assert (summary["steps"], summary["held_out"]) == (2, 2), out

@@ -54,27 +54,27 @@ def test_pairs_of_which_some_repeat_and_some_are_equal(tmp_path):
     assert (told["recipe"], told["algorithm"]) == ("dpo", "dpo (chapter)")
 
 
+LONG_PAIRS = [  # limit 10; tokens of prompt + longer answer
+    pair("abcd", "x" * 7, "y"),  # 4 + 8
+    pair("abcdef", "x", "yyyy"),  # 6 + 5
+    pair("ab", "x" * 12, "y"),  # 2 + 13: the answer alone is too long
+    pair("a" * 12, "x", "y"),  # 12 + 2: the prompt alone is
+    pair("abcdefgh", "xxxx", "xxyy"),  # 8 + 5; the first two letters of both answers are equal
+    pair("abcd", "x", "y"),  # 4 + 2
+]
+
+
 @pytest.mark.parametrize(
     ("rule", "counts"),
     [
-        # 4 + 8 and 6 + 5 are over 10; of the third, no prompt would be left, of the fourth, no end
-        ("cut_prompt", {"cut": 2, "dropped": 1}),
-        ("cut_completion", {"cut": 2, "dropped": 1, "identical": 1}),
-        ("drop", {"dropped": 4}),
+        ("cut_prompt", {"cut": 4, "dropped": 1}),
+        ("cut_completion", {"cut": 3, "dropped": 1, "identical": 1}),
+        ("drop", {"dropped": 5}),
     ],
 )
 def test_pairs_that_a_limit_cuts_or_drops(tmp_path, rule, counts):
-    rows = [
-        pair("abcd", "x" * 7, "y"),
-        pair("abcdef", "x", "yyyy"),
-        pair("ab", "x" * 12, "y"),  # 13 of the answer alone
-        pair("a" * 12, "x", "y"),  # the prompt alone is too long
-        pair("abcd", "x", "y"),
-    ]
-    if rule == "cut_completion":  # a pair that differs behind the limit only
-        rows.append(pair("abcdefgh", "xxxx", "xxyy"))
-        counts = {**counts, "cut": 3}
-    told = numbers(tmp_path, "dpo", rows, "--max_length", "10", "--overlong", rule)
+    told = numbers(tmp_path, "dpo", LONG_PAIRS, "--max_length", "10", "--overlong", rule)
+    assert told["limit"] == f"max_length 10, overlong: {rule}"
     fates = {name: told["train"].get(name) for name in ("cut", "dropped", "identical")}
     assert {name: count for name, count in fates.items() if count} == counts
 
