@@ -61,20 +61,6 @@ def pipeline(
     return write_page(plan.folder)
 
 
-def _write_preview(plan: Plan, jobs: Sequence[Job]) -> None:
-    """Write what each stage was trained on, with which the page begins; the first jobs have it.
-
-    It is written after training: a stage may start from the model of another.
-    """
-    file = plan.folder / "preview.json"
-    if file.is_file():
-        return
-    stages = zip(plan.stages, jobs, strict=False)  # further jobs differ in the seed
-    write_json(
-        file, {name: preview(str(_config_of(plan, name)), job.words) for name, job in stages}
-    )
-
-
 def _config_of(plan: Plan, name: str) -> Path:
     return plan.folder / "configs" / f"{name}.yaml"
 
