@@ -224,7 +224,7 @@ def test_two_pipelines_do_not_share_a_folder(tmp_path, trained):
 # --- what the project promises
 
 SHORT = [
-    *("--max_steps", "6", "--save_steps", "2", "--eval_steps", "3", "--dataset.size", "100"),
+    *("--max_steps", "6", "--save_steps", "2", "--eval_steps", "3", "--dataset.size", "140"),
     *("--dataset.eval_size", "16"),
 ]
 
@@ -233,7 +233,11 @@ def started(out):
     """Start the tiny pipeline in a process of its own."""
     path = str(ROOT / "configs" / "pipeline" / "tiny.yaml")
     words = ["pipeline", path, "--output_dir", str(out), *SHORT]
-    return psutil.Popen([sys.executable, "-m", "rlhf_trl.cli", *words], cwd=ROOT)
+    command = [sys.executable, "-m", "rlhf_trl.cli", *words]
+    # what runs in the background of a shell ignores SIGINT, and so would its children
+    return psutil.Popen(
+        command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
 
 
 def until(condition, process, seconds=300):
