@@ -95,6 +95,7 @@ def make_model(folder):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    special.append("<|endoftext|>")  # transformers would add it, and the model lack its row
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=special,

@@ -296,7 +296,8 @@ _JUDGED = {"prompt": MESSAGES, "completion": MESSAGES, "label": "bool"}
 _TRACES = {"prompt": "string", "completions": ["string"], "labels": ["int64"]}
 _WHOLE = {"prompt": MESSAGES, "completion": MESSAGES, "messages": MESSAGES}
 READERS: dict[str, tuple[Reader, ...]] = {
-    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, _PAIRS),),
+    # prompt/completion: the chosen answer
+    "hh": (Reader(hh, ("chosen", "rejected"), PAIR, (*_PAIRS, "prompt/completion")),),
     "book_pairs": (Reader(book_pairs, ("prompt", "chosen", "rejected"), PAIR, _PAIRS),),
     # prompt/completion with columns: {completion: solution}
     "gsm8k": (Reader(gsm8k, ("question", "answer"), _ANSWERS, ("prompts", "prompt/completion")),),

@@ -14,6 +14,7 @@ from rlhf_trl.run.config_files import read_config
 from rlhf_trl.run.evaluate import evaluate
 from rlhf_trl.run.jobs import Job, do_all
 from rlhf_trl.run.options import join_options
+from rlhf_trl.run.preview import preview
 
 
 def pipeline(
@@ -58,6 +59,20 @@ def pipeline(
     for seed in range(seeds):
         _answer(plan, seed, reference)
     return write_page(plan.folder)
+
+
+def _write_preview(plan: Plan, jobs: Sequence[Job]) -> None:
+    """Write what each stage was trained on, with which the page begins; the first jobs have it.
+
+    It is written after training: a stage may start from the model of another.
+    """
+    file = plan.folder / "preview.json"
+    if file.is_file():
+        return
+    stages = zip(plan.stages, jobs, strict=False)  # further jobs differ in the seed
+    write_json(
+        file, {name: preview(str(_config_of(plan, name)), job.words) for name, job in stages}
+    )
 
 
 def _config_of(plan: Plan, name: str) -> Path:
